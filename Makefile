@@ -1,0 +1,64 @@
+# Everything runs inside .venv, which `make setup` builds (and every other target builds first if it is missing or stale).
+#   make demo    compile three models, print eager / Inductor / burnish side by side
+#   make test    lint, type-check and run every test
+#   make quick   the tests that take seconds
+#   make bench   the tables of the README, written to benchmarks/results/
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+# The first Python on the PATH that is new enough; `make PYTHON=/path/to/python3.12 …` overrides it.
+PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11,$(if $(shell $(p) -c 'import sys; sys.version_info >= (3, 11) and print("ok")' 2>/dev/null),$(p))))
+# Extra pip arguments, e.g. PIP_ARGS="--index-url …" for a mirror or a CPU-only torch.
+PIP_ARGS ?=
+# Test files or folders, and further pytest arguments.
+TESTS ?= tests
+PYTEST_ARGS ?=
+# pytest workers. Each runs with one thread (see tests/conftest.py), so workers = cores keeps the machine busy, not oversubscribed.
+WORKERS ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.setup-done
+
+.PHONY: help setup demo test quick bench readme lint clean
+help:
+	@sed -n 's/^#   //p' Makefile
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@if [ -z "$(PYTHON)" ]; then \
+	  echo "burnish needs Python 3.11 or newer and found none on the PATH; try: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)" >&2; exit 1; fi
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "burnish needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Try: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@echo "setup: building $(VENV) with $$($(PYTHON) --version) (torch is a large download the first time)"
+	@$(PYTHON) -m venv $(VENV) || { \
+	  echo "$(PYTHON) cannot make a virtual environment; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[hf,test,dev]'
+	@touch $(STAMP)
+	@$(BIN)/python -c 'import torch, sys; print(f"setup: Python {sys.version.split()[0]}, torch {torch.__version__}")'
+
+demo: setup
+	@$(BIN)/python -m burnish demo
+
+test: lint
+	$(BIN)/python -m pytest -n $(WORKERS) $(TESTS) $(PYTEST_ARGS)
+
+quick: setup
+	$(BIN)/python -m pytest tests/tiny -m "not slow" $(PYTEST_ARGS)
+
+bench: setup
+	$(BIN)/python -m benchmarks.core
+	$(BIN)/python -m benchmarks.readme
+
+readme: setup
+	$(BIN)/python -m benchmarks.readme
+
+lint: setup
+	$(BIN)/ruff check burnish benchmarks tests
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find burnish benchmarks tests -name __pycache__ -type d -prune -exec rm -rf {} +

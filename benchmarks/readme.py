@@ -1,0 +1,111 @@
+"""`python -m benchmarks.readme`: write the README's numbers from the committed results, so that they cannot differ.
+
+`--check` writes nothing and fails when the README is not what the results say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from burnish.measure import duration
+from burnish.workloads import WORKLOADS
+
+README = Path(__file__).parent.parent / "README.md"
+RESULTS = Path(__file__).parent / "results"
+BEGIN, END = "<!-- numbers: written by `make readme` -->", "<!-- end of numbers -->"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.readme", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="only say whether the README is up to date")
+    arguments = parser.parse_args()
+    text = README.read_text()
+    fresh = with_numbers(text, [json.loads(path.read_text()) for path in sorted(RESULTS.glob("core-*.json"))])
+    if arguments.check:
+        if fresh != text:
+            print("README.md does not match benchmarks/results; run: make readme", file=sys.stderr)
+        return int(fresh != text)
+    README.write_text(fresh)
+    return 0
+
+
+def with_numbers(text: str, results: list[dict[str, Any]]) -> str:
+    head, begin, rest = text.partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"the README has lost its markers {BEGIN} … {END}")
+    body = "\n".join(section(result) for result in results) or "Not measured yet.\n"
+    return f"{head}{begin}\n{body}{end}{tail}"
+
+
+def section(result: dict[str, Any]) -> str:
+    machine, rows = result["machine"], result["rows"]
+    names = [name for name in WORKLOADS if name in rows] + [name for name in rows if name not in WORKLOADS]
+    ordered = {name: rows[name] for name in names}
+    return "\n".join(
+        [
+            f"**{machine['cpu']}, {machine['cores']} cores, {machine['system']}** ({_provenance(ordered)})",
+            "",
+            *_table(
+                ["workload", "eager p50", "Inductor p50", "burnish p50", "vs eager", "vs Inductor", "error / eager's"],
+                [_speed_row(name, row) for name, row in ordered.items()],
+            ),
+            "",
+            *_table(
+                ["workload", "Inductor cold", "burnish cold", "ratio", "memory: eager", "Inductor", "burnish"],
+                [_cost_row(name, row) for name, row in ordered.items()],
+            ),
+            "",
+        ]
+    )
+
+
+def _provenance(rows: dict[str, Any]) -> str:
+    """What the rows have in common; rows of several commits or days show all of them."""
+    found = []
+    for label, field in (("", "measured"), ("commit ", "commit"), ("torch ", "torch"), ("threads ", "threads")):
+        values = list(dict.fromkeys(str(row[field]) for row in rows.values()))
+        found.append(label + " / ".join(values))
+    return ", ".join(found)
+
+
+def _speed_row(name: str, row: dict[str, Any]) -> list[str]:
+    engines = row["engines"]
+    times = [duration(one["timing"]["p50"]) if (one := engines[engine])["timing"] else "failed" for engine in engines]
+    ratios = [_ratio(row["speedup"].get(other)) for other in ("eager", "inductor")]
+    ours, eager = engines["burnish"]["error"], engines["eager"]["error"]
+    return [name, *times, *ratios, f"{ours / eager:.2f}" if ours is not None and eager else "–"]
+
+
+def _ratio(ratio: dict[str, Any] | None) -> str:
+    if ratio is None:
+        return "–"
+    return f"{ratio['value']:.2f} ×" + (f" ({ratio['low']:.2f}–{ratio['high']:.2f})" if ratio["noisy"] else "")
+
+
+def _cost_row(name: str, row: dict[str, Any]) -> list[str]:
+    inductor, ours = (row["cold_seconds"][engine] for engine in ("inductor", "burnish"))
+    colds = [f"{cold['p50']:.1f} s" if cold else "failed" for cold in (inductor, ours)]
+    ratio = f"1/{inductor['p50'] / ours['p50']:.1f}" if inductor and ours else "–"
+    memory = [_memory(row["memory"].get(engine)) for engine in ("eager", "inductor", "burnish")]
+    return [name, *colds, ratio, *memory]
+
+
+def _memory(found: dict[str, int] | None) -> str:
+    if found is None:
+        return "–"
+    held = f" + {found['held'] / 2**20:.1f} held" if found["held"] >= 2**16 else ""
+    return f"{found['call'] / 2**20:.1f} MiB{held}"
+
+
+def _table(headings: list[str], rows: list[list[str]]) -> list[str]:
+    rule = ["---", *["---:"] * (len(headings) - 1)]
+    return ["| " + " | ".join(cells) + " |" for cells in (headings, rule, *rows)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,27 @@
+"""burnish: a compiler for PyTorch models. `model = burnish.compile(model)`."""
+
+from importlib import metadata as _metadata
+
+from burnish import errors
+from burnish.api import compile, disable, reset, stats
+from burnish.options import Options
+from burnish.stats import Stats
+
+__version__ = "0.1.0"
+__all__ = ["Options", "Stats", "__version__", "compile", "disable", "errors", "reset", "stats"]
+
+
+def _register_backend() -> None:
+    """Let `torch.compile(model, backend="burnish")` find us. Where the package is installed torch finds the entry
+    point by itself, and nothing needs importing now."""
+    try:
+        _metadata.distribution("burnish")
+    except _metadata.PackageNotFoundError:
+        from torch._dynamo import register_backend
+
+        from burnish.capture.dynamo import burnish_backend
+
+        register_backend(burnish_backend, name="burnish")
+
+
+_register_backend()

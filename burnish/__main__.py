@@ -1,0 +1,8 @@
+"""`python -m burnish`, the same as the `burnish` command."""
+
+import sys
+
+from burnish.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

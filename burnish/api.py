@@ -1,0 +1,158 @@
+"""`burnish.compile` and what goes with it: torch.compile's arguments, and objects that stay what they were."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, overload
+
+import torch
+
+from burnish.errors import NotCompilable, NotCompiled, UnknownBackend
+from burnish.handle import Handle, Settings, reset_all
+from burnish.identity import compiled_module, disabled_module, handle_of_module
+from burnish.options import Options, nearest
+from burnish.stats import Stats
+
+Model = TypeVar("Model", bound=Callable[..., Any])
+
+
+@overload
+def compile(
+    model: Model,
+    *,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    backend: str | Callable[..., Any] | None = None,
+    mode: str | None = None,
+    options: Mapping[str, object] | Options | None = None,
+    disable: bool = False,
+    name: str | None = None,
+) -> Model: ...
+
+
+@overload
+def compile(
+    model: None = None,
+    *,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    backend: str | Callable[..., Any] | None = None,
+    mode: str | None = None,
+    options: Mapping[str, object] | Options | None = None,
+    disable: bool = False,
+    name: str | None = None,
+) -> Callable[[Model], Model]: ...
+
+
+def compile(
+    model: Any = None,
+    *,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    backend: str | Callable[..., Any] | None = None,
+    mode: str | None = None,
+    options: Mapping[str, object] | Options | None = None,
+    disable: bool = False,
+    name: str | None = None,
+) -> Any:
+    """Compile a module or a function; the arguments are those of `torch.compile`.
+
+    Without `model` it is a decorator. `fullgraph=True` makes a graph break an error that names its line.
+    `dynamic=True` compiles once for all sizes, `False` once for each, `None` goes from the second to the first when
+    a size changes. `backend` is None or "burnish" for our own compiler, or any backend that torch.compile takes.
+    `mode` is one of burnish.options.MODES, `options` a dict of burnish.options.OPTION_NAMES (or an Options), and the
+    two exclude each other. `disable=True` runs eager. `name` is what statistics and warnings call it.
+
+    A module comes back as an object of its own class over the same parameters, buffers and hooks; `.eager` (and
+    `.burnish.eager`, on functions too) is the original. Compiling a compiled object replaces its settings.
+    """
+    settings = Settings(fullgraph, dynamic, backend, mode, options, disable, name)
+    settings.resolved()  # a mistake in the arguments is raised here, not at the first call
+    _check_backend(backend)
+    return functools.partial(_compile, settings) if model is None else _compile(settings, model)
+
+
+def _compile(settings: Settings, model: Any) -> Any:
+    if isinstance(model, (staticmethod, classmethod)):
+        return type(model)(_compile(settings, model.__func__))
+    model = _original(model)
+    if isinstance(model, (torch.jit.ScriptModule, type)) or not callable(model):
+        raise NotCompilable(model)
+    if isinstance(model, torch.nn.Module):
+        return compiled_module(model, settings)
+    return _compiled_function(model, settings)
+
+
+def _original(model: Any) -> Any:
+    """What was compiled before is compiled afresh, not wrapped again."""
+    handle = _handle(model)
+    if handle is not None:
+        return handle.eager
+    if isinstance(model, torch.nn.Module):
+        return getattr(model, "_orig_mod", model)  # torch.compile(module)
+    return getattr(model, "_torchdynamo_orig_callable", model)  # torch.compile(function)
+
+
+def _check_backend(backend: object) -> None:
+    if backend in (None, "burnish", "inductor", "eager") or callable(backend):
+        return
+    known = sorted({"burnish", *torch._dynamo.list_backends(exclude_tags=())})
+    if backend not in known:
+        raise UnknownBackend(str(backend), nearest(str(backend), known), known)
+
+
+def _compiled_function(function: Callable[..., Any], settings: Settings) -> Callable[..., Any]:
+    handle = Handle(function, settings)
+    entrance, is_traced = handle.entrance, torch.compiler.is_dynamo_compiling
+
+    @functools.wraps(function)
+    def compiled(*args: Any, **kwargs: Any) -> Any:
+        if is_traced():  # called by something larger that is being compiled
+            return function(*args, **kwargs)
+        return entrance.call(*args, **kwargs)
+
+    compiled.burnish = handle  # type: ignore[attr-defined]
+    return compiled
+
+
+def _handle(target: object) -> Handle | None:
+    if isinstance(target, torch.nn.Module):
+        return handle_of_module(target)
+    if isinstance(target, (types.MethodType, staticmethod, classmethod)):
+        target = target.__func__
+    handle = getattr(target, "burnish", None)
+    return handle if isinstance(handle, Handle) else None
+
+
+def stats(target: object = None) -> Stats:
+    """What compiling `target` did so far; without one, all of `torch.compile(..., backend="burnish")` together."""
+    if target is None:
+        from burnish.capture.dynamo import torch_compile_stats
+
+        return torch_compile_stats()
+    handle = _handle(target)
+    if handle is None:
+        raise NotCompiled(target)
+    return handle.stats()
+
+
+def disable(target: Any = None, *, reason: str | None = None) -> Any:
+    """Keep a function or a module out of every graph: what is around it is compiled, it runs in eager.
+
+    A decorator, with or without arguments; on a module it gives back an object of its class over the same state."""
+    if target is None:
+        return functools.partial(disable, reason=reason)
+    target = _original(target)
+    if isinstance(target, torch.nn.Module):
+        return disabled_module(target)
+    if not callable(target):
+        raise NotCompilable(target)
+    return torch._dynamo.disable(target, reason=reason)
+
+
+def reset() -> None:
+    """Forget everything compiled in this process, as after a restart: every object compiles again at its next call.
+    What is on disk stays."""
+    reset_all()

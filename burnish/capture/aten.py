@@ -1,0 +1,292 @@
+"""The captured FX graph of ATen calls → our Graph.
+
+Every call is lowered by name; one that has no lowering, or whose lowering does not agree with what eager says about
+shape and type, becomes an Extern node: an ATen call inside the program, never a failure.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._higher_order_ops.effects import with_effects
+from torch.fx import GraphModule
+from torch.fx import Node as FxNode
+
+from burnish.capture.symbols import Symbols
+from burnish.errors import CompileError
+from burnish.ir.dtypes import from_torch
+from burnish.ir.expr import Dim, Expr
+from burnish.ir.graph import Constant, Extern, Full, Graph, Input, Node, Ref, TensorType, View
+from burnish.lower import LOWERINGS
+from burnish.lower.builder import Builder, NotLowered
+
+_TOKENS = frozenset(
+    getattr(torch.ops.prims, name).default for name in ("_make_token", "_sink_tokens") if hasattr(torch.ops.prims, name)
+)
+
+
+@dataclass
+class Captured:
+    """A graph with what only the capture knows: how sizes are bound and which results are really an input's storage."""
+
+    graph: Graph
+    symbols: Symbols
+    aliases: dict[int, tuple[int, tuple[Dim, ...], tuple[Dim, ...], Dim]] = field(default_factory=dict)
+    externs: list[tuple[str, str]] = field(default_factory=list)  # (op, why it was not lowered)
+
+
+def import_graph(gm: GraphModule) -> Captured:
+    return _Importer(gm).run()
+
+
+class _Importer:
+    def __init__(self, gm: GraphModule) -> None:
+        self.gm = gm
+        self.graph = Graph()
+        self.builder = Builder(self.graph)
+        self.captured = Captured(self.graph, Symbols())
+        self.values: dict[FxNode, Any] = {}
+
+    def run(self) -> Captured:
+        for fx_node in self.gm.graph.nodes:
+            handler: Callable[[FxNode], None] = getattr(self, f"_{fx_node.op}")
+            handler(fx_node)
+        self.graph.eliminate_dead()
+        return self.captured
+
+    # --- one method per FX opcode -------------------------------------------------------------------------------
+
+    def _placeholder(self, fx_node: FxNode) -> None:
+        position = len(self.graph.inputs)
+        val = fx_node.meta.get("val")
+        value: Node | Expr | int | None = None
+        if isinstance(val, torch.Tensor):
+            _require_plain(val)
+            strides = tuple(self.captured.symbols.dim(s) for s in val.stride())
+            node = self.graph.add(Input(position, strides), (), self._type(val), str(fx_node.name))
+            node.layout = strides
+            self.captured.symbols.bind_tensor(position, node.shape, strides)
+            value = node
+        elif isinstance(val, torch.SymInt | int) and not isinstance(val, bool):
+            value = self.captured.symbols.dim(val)
+            self.captured.symbols.bind_scalar(position, value)
+        elif val is not None and not isinstance(val, torch.Tensor | float | bool):
+            raise CompileError("capture", f"argument {fx_node.name} is a {type(val).__name__}")
+        self.values[fx_node] = value if value is not None else val
+        self.graph.inputs.append(value)
+
+    def _get_attr(self, fx_node: FxNode) -> None:
+        held: Any = self.gm
+        for part in str(fx_node.target).split("."):
+            held = getattr(held, part)
+        if not isinstance(held, torch.Tensor):
+            raise CompileError("capture", f"{fx_node.target} is a {type(held).__name__}, an op with a graph of its own")
+        _require_plain(held)
+        dtype = from_torch(held.dtype)
+        if held.dim() == 0 and dtype is not None and type(held) is torch.Tensor:
+            self.values[fx_node] = self.graph.add(Full(held.item()), (), TensorType(dtype, ()))
+            return
+        node = self.graph.add(Constant(held, tuple(held.stride())), (), TensorType(dtype, tuple(held.shape)))
+        self.values[fx_node] = node
+
+    def _call_function(self, fx_node: FxNode) -> None:
+        val = fx_node.meta.get("val")
+        if fx_node.target is operator.getitem:
+            source = self.values[fx_node.args[0]]  # type: ignore[index]
+            self.values[fx_node] = source[fx_node.args[1]]
+        elif isinstance(val, torch.SymInt | int) and not isinstance(val, bool):
+            self.values[fx_node] = self.captured.symbols.dim(val)
+        elif fx_node.target in _TOKENS:
+            self.values[fx_node] = None
+        elif fx_node.target is with_effects:
+            self.values[fx_node] = self._ordered_effect(fx_node, val)
+        elif isinstance(fx_node.target, torch._ops.OpOverload):
+            self.values[fx_node] = self._call_op(fx_node, fx_node.target, val)
+        elif val is None and not fx_node.users:
+            self.values[fx_node] = None  # an assertion about sizes: the guards already hold
+        else:
+            raise CompileError("capture", f"{fx_node.target} is no ATen operation")
+
+    def _output(self, fx_node: FxNode) -> None:
+        results: Sequence[Any] = fx_node.args[0]  # type: ignore[assignment]
+        storages = {_storage(p): i for i, p in enumerate(_placeholders(self.gm)) if _storage(p) is not None}
+        for k, arg in enumerate(results):
+            value = self._value(arg)
+            self.graph.outputs.append(value)
+            val = arg.meta.get("val") if isinstance(arg, FxNode) else None
+            if isinstance(value, Node) and isinstance(val, torch.Tensor):
+                key = _storage(arg)
+                if key is not None and storages.get(key) is not None and _same_kind(val, storages[key], self.gm):
+                    dims = self.captured.symbols.dim
+                    self.captured.aliases[k] = (
+                        storages[key],
+                        tuple(map(dims, val.shape)),
+                        tuple(map(dims, val.stride())),
+                        dims(val.storage_offset()),
+                    )
+                else:
+                    self.captured.graph.output_layouts[k] = tuple(map(self.captured.symbols.dim, val.stride()))
+
+    # --- calls --------------------------------------------------------------------------------------------------
+
+    def _call_op(self, fx_node: FxNode, target: torch._ops.OpOverload, val: Any) -> Any:
+        name = f"{target.namespace}::{target._schema.name.split('::')[1]}.{target._overloadname}"
+        if (
+            name == "aten::copy_.default"
+            and isinstance(fx_node.args[0], FxNode)
+            and fx_node.args[0].op == "placeholder"
+        ):
+            return self._mutation(fx_node)
+        if target._schema.is_mutable:
+            raise CompileError("capture", f"{name} changes its argument in place")
+        args = [self._value(a) for a in fx_node.args]
+        kwargs = {k: self._value(a) for k, a in fx_node.kwargs.items()}
+        vals = val if isinstance(val, tuple | list) else (val,)
+        for v in vals:
+            if isinstance(v, torch.Tensor):
+                _require_plain(v)
+        self.builder.out = tuple(self._type(v) for v in vals if isinstance(v, torch.Tensor))
+        self.builder.origin = name
+        lower = LOWERINGS.get(name)
+        reason = "no lowering"
+        if lower is not None:
+            try:
+                return self._lowered(lower, args, kwargs, val)
+            except NotLowered as why:
+                reason = str(why)
+            except (TypeError, ValueError, AssertionError, IndexError, KeyError, AttributeError) as why:
+                reason = f"{type(why).__name__}: {why}"
+        self.captured.externs.append((name, reason))
+        return self._extern(target, args, kwargs, val, name)
+
+    def _ordered_effect(self, fx_node: FxNode, val: Any) -> Any:
+        """An op that must run for its effect (a check that raises); its place in the list keeps the order."""
+        _, target, *rest = fx_node.args
+        args = [self._value(a) for a in rest]
+        kwargs = {k: self._value(a) for k, a in fx_node.kwargs.items()}
+        results = list(val)[1:]
+        self.captured.externs.append((str(target), "it has effects"))
+        shown = results if len(results) != 1 else results[0]
+        made = self._extern(target, args, kwargs, shown if results else [], str(target), effect=True)
+        return [None, *(made if isinstance(made, list) else [made])]
+
+    def _mutation(self, fx_node: FxNode) -> Any:
+        target, value = self._value(fx_node.args[0]), self._value(fx_node.args[1])
+        self.builder.origin = "aten::copy_"
+        value = self.builder.expand(self.builder.cast(value, target.dtype), target.shape)
+        self.graph.mutations.append((target, value))
+        return value
+
+    def _lowered(self, lower: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], val: Any) -> Any:
+        for a in _nodes_in((args, kwargs)):
+            if a.type.dtype is None:
+                raise NotLowered("a type no kernel computes in")
+        if any(t.dtype is None for t in self.builder.out):
+            raise NotLowered("a type no kernel computes in")
+        result = lower(self.builder, *args, **kwargs)
+        many = isinstance(val, tuple | list)
+        pairs = list(zip(result, val, strict=True)) if many else [(result, val)]
+        for node, fake in pairs:
+            if node is None or not isinstance(fake, torch.Tensor):
+                continue
+            if node.type != self._type(fake):
+                raise NotLowered(f"lowering gives {node.type}, eager {self._type(fake)}")
+            self._hint_layout(node, fake)
+        return result
+
+    def _hint_layout(self, node: Node, fake: torch.Tensor) -> None:
+        if node.layout is None and not isinstance(node.op, View | Input | Full):
+            node.layout = tuple(self.captured.symbols.dim(s) for s in fake.stride())
+
+    def _extern(
+        self, target: Any, args: list[Any], kwargs: dict[str, Any], val: Any, name: str, effect: bool = False
+    ) -> Any:
+        inputs: list[Node] = []
+
+        def template(value: Any) -> Any:
+            if isinstance(value, Node):
+                if value not in inputs:
+                    inputs.append(value)
+                return Ref(inputs.index(value))
+            if isinstance(value, list | tuple):
+                return tuple(template(v) for v in value) if isinstance(value, tuple) else [template(v) for v in value]
+            return value
+
+        held_args = tuple(template(a) for a in args)
+        held_kwargs = tuple((k, template(v)) for k, v in kwargs.items())
+        many = isinstance(val, tuple | list)
+        vals = list(val) if many else [val]
+        tensors = [v for v in vals if isinstance(v, torch.Tensor)]
+        if len(tensors) != sum(v is not None for v in vals):
+            raise CompileError("capture", f"{name} returns something that is no tensor")
+        strides = tuple(tuple(map(self.captured.symbols.dim, v.stride())) for v in tensors)
+        op = Extern(
+            target,
+            held_args,
+            held_kwargs,
+            strides,
+            name,
+            positions=tuple(i for i, v in enumerate(vals) if v is not None),
+            many=many,
+        )
+        node = self.graph.add(op, inputs, [self._type(v) for v in tensors], name)
+        if effect or torch.Tag.nondeterministic_seeded in target.tags:
+            self.graph.effects.append(node)  # a draw nobody reads still advances the generator
+        picks = iter(range(len(tensors)))
+        results = [None if v is None else self._picked(node, next(picks), v) for v in vals]
+        return results if many else results[0]
+
+    def _picked(self, node: Node, position: int, fake: torch.Tensor) -> Node:
+        picked = self.builder.pick(node, position)
+        picked.layout = tuple(map(self.captured.symbols.dim, fake.stride()))
+        return picked
+
+    # --- values -------------------------------------------------------------------------------------------------
+
+    def _value(self, arg: Any) -> Any:
+        if isinstance(arg, FxNode):
+            return self.values[arg]
+        if isinstance(arg, tuple | list):
+            return type(arg)(self._value(a) for a in arg) if isinstance(arg, tuple) else [self._value(a) for a in arg]
+        if isinstance(arg, torch.SymInt):
+            return self.captured.symbols.dim(arg)
+        return arg
+
+    def _type(self, val: torch.Tensor) -> TensorType:
+        return TensorType(from_torch(val.dtype), tuple(self.captured.symbols.dim(s) for s in val.shape))
+
+
+def _require_plain(val: torch.Tensor) -> None:
+    if val.layout is not torch.strided or val.device.type != "cpu":
+        raise CompileError("capture", f"a {val.layout} tensor on {val.device} has no code generator here")
+
+
+def _placeholders(gm: GraphModule) -> list[FxNode]:
+    return [n for n in gm.graph.nodes if n.op == "placeholder"]
+
+
+def _storage(fx_node: Any) -> int | None:
+    val = fx_node.meta.get("val") if isinstance(fx_node, FxNode) else None
+    if not isinstance(val, torch.Tensor) or val.layout is not torch.strided:
+        return None
+    return int(val.untyped_storage()._cdata)
+
+
+def _same_kind(val: torch.Tensor, position: int, gm: GraphModule) -> bool:
+    """A view of another type (complex as real) is no strided window of the argument."""
+    base = _placeholders(gm)[position].meta["val"]
+    return bool(val.dtype == base.dtype and not val.is_conj() and not val.is_neg())
+
+
+def _nodes_in(value: Any) -> list[Node]:
+    if isinstance(value, Node):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return [n for v in value for n in _nodes_in(v)]
+    return []

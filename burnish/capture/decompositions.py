@@ -1,0 +1,55 @@
+"""Which ATen composites torch takes apart before we see them: those we have no lowering for.
+
+Tracing a decomposition costs Python time per op in AOTAutograd, and ours are cheaper and keep what a pass can
+recognise, so an op we lower is never decomposed; nor is one that draws random numbers (the draw must stay eager's),
+nor attention (its decomposition is unfused).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._decomp import core_aten_decompositions
+from torch._decomp import decomposition_table as every_decomposition
+
+from burnish.lower import lowered_names
+
+# Composites outside the core table whose pieces we compute well.
+_ALSO = frozenset(
+    """
+    native_group_norm_backward nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward hardswish
+    hardswish_backward hardsigmoid hardsigmoid_backward hardtanh_backward leaky_relu_backward elu_backward softplus
+    softplus_backward mish mish_backward log_sigmoid_forward log_sigmoid_backward addcmul addcdiv lerp
+    smooth_l1_loss smooth_l1_loss_backward mse_loss mse_loss_backward huber_loss huber_loss_backward
+    binary_cross_entropy binary_cross_entropy_backward upsample_nearest2d_backward glu glu_backward
+    _fused_rms_norm_backward slice_backward select_backward _prelu_kernel _prelu_kernel_backward
+    """.split()
+)
+_NEVER = frozenset(
+    """
+    native_dropout dropout bernoulli rand randn randint rand_like randn_like randint_like randperm multinomial normal
+    uniform exponential geometric cauchy log_normal random rrelu_with_noise rrelu_with_noise_functional
+    _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward
+    scaled_dot_product_attention _scaled_dot_product_attention_math convolution _convolution
+    """.split()
+)
+
+
+@functools.lru_cache(maxsize=1)
+def decomposition_table() -> dict[Any, Callable[..., Any]]:
+    lowered = lowered_names()
+    table = dict(core_aten_decompositions())
+    for op, fn in every_decomposition.items():
+        if isinstance(op, torch._ops.OpOverload) and op.namespace == "aten" and op._schema.name.split("::")[1] in _ALSO:
+            table[op] = fn
+    return {op: fn for op, fn in table.items() if not _keep_whole(op, lowered)}
+
+
+def _keep_whole(op: Any, lowered: frozenset[str]) -> bool:
+    if not isinstance(op, torch._ops.OpOverload):
+        return False
+    name = op._schema.name.split("::")[1]
+    return name in _NEVER or f"{op.namespace}::{name}.{op._overloadname}" in lowered

@@ -1,0 +1,140 @@
+"""What TorchDynamo did with a frame, in the user's terms: graph breaks, recompiles and failures, with file and line.
+
+Dynamo keeps these records for the whole process. A `Watch` brackets one frame's compilation, under Dynamo's compile
+lock, and hands what was added to the log of the object that was compiling.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from traceback import FrameSummary
+from typing import Any
+
+import torch
+from torch._dynamo import exc as dynamo_errors
+from torch._dynamo.utils import get_compilation_metrics, graph_break_reasons
+
+from burnish.errors import CompileError, FallbackWarning, GraphBreakError
+from burnish.stats import CompileLog, GraphBreak, Recompile, failure_reason
+
+_CAPTURE = Path(__file__).parent
+_NOT_THE_USERS = (str(Path(torch.__file__).parent) + os.sep, str(_CAPTURE) + os.sep, str(_CAPTURE.parent / "api.py"))
+
+_WAYS_OUT = {
+    "dynamo": "keep that part out with burnish.disable, or report the model",
+    "recompile limit": "pass dynamic=True, or pad inputs to a few sizes",
+}
+_WAY_OUT = "set BURNISH_DUMP=DIR to see how far each stage got, and report it"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a target is written. Its name stands for the frame that burnish puts around it."""
+
+    file: str
+    line: int
+    name: str
+
+
+def serve_eager(log: CompileLog, stage: str, error: BaseException) -> None:
+    """Count one failure and, the first time it happens to this object, warn: stage, reason, way out."""
+    way_out = _WAYS_OUT.get(stage, _WAY_OUT)
+    if isinstance(error, CompileError):
+        stage, way_out = error.stage, error.way_out or way_out
+    if log.fallback(stage, error):
+        what = log.name or "this graph"
+        warnings.warn(
+            f"burnish: {what} runs in eager because stage '{stage}' failed: {failure_reason(error)}. "
+            f"Results are right, the speed is eager's. Way out: {way_out}.",
+            FallbackWarning,
+            stacklevel=2,
+        )
+
+
+class Watch:
+    """Open when a frame starts compiling, `report` when it is done."""
+
+    def __init__(self) -> None:
+        self._breaks = len(graph_break_reasons)
+        metrics = get_compilation_metrics()
+        self._last_metric = metrics[-1] if metrics else None
+
+    def report(self, log: CompileLog, place: Place) -> None:
+        for broken in graph_break_reasons[self._breaks :]:
+            file, line = user_line(broken.user_stack) or (place.file, place.line)
+            log.graph_break(GraphBreak(file, line, _short(broken.reason)))
+        for metric in self._new_metrics():
+            if metric.recompile_reason:
+                log.recompile(_recompile(metric, place))
+            if metric.fail_type and "Unsupported" in metric.fail_type:
+                log.graph_break(_skipped_frame(metric, place))
+
+    def _new_metrics(self) -> list[Any]:
+        new: list[Any] = []
+        for metric in reversed(get_compilation_metrics()):
+            if metric is self._last_metric:
+                break
+            new.append(metric)
+        return new[::-1]
+
+
+def _recompile(metric: Any, place: Place) -> Recompile:
+    reason = str(metric.recompile_reason).strip()
+    reason = reason.split(": ", 1)[-1] if reason[:1].isdigit() else reason  # "0/0: " is Dynamo's own numbering
+    if _is_the_users(metric.co_filename):
+        return Recompile(metric.co_filename, metric.co_firstlineno, _plain_name(metric.co_name, place), reason)
+    return Recompile(place.file, place.line, place.name, reason)
+
+
+def _skipped_frame(metric: Any, place: Place) -> GraphBreak:
+    file, line = metric.fail_user_frame_filename, metric.fail_user_frame_lineno
+    if not _is_the_users(file):
+        file, line = place.file, place.line
+    return GraphBreak(file, line or 0, _short(str(metric.fail_reason)) + " (its whole function runs in eager)")
+
+
+def _plain_name(name: str, place: Place) -> str:
+    return place.name if name.startswith(place.name + "__") else name
+
+
+def user_line(stack: Iterable[FrameSummary] | None) -> tuple[str, int] | None:
+    """The innermost line that is neither torch's nor ours."""
+    for frame in reversed(list(stack or ())):
+        if _is_the_users(frame.filename):
+            return frame.filename, frame.lineno or 0
+    return None
+
+
+def _is_the_users(file: str | None) -> bool:
+    return bool(file) and not str(file).startswith((*_NOT_THE_USERS, "<"))
+
+
+def _short(text: str) -> str:
+    """Dynamo's paragraphs (what, explanation, hints, links) as one line."""
+    lines = [line.strip() for line in text.strip().splitlines()]
+    what = lines[0] if lines else text
+    explanation = next((line.removeprefix("Explanation: ") for line in lines if line.startswith("Explanation: ")), "")
+    return f"{what}: {explanation}".rstrip(":. ") if explanation else what.rstrip(". ")
+
+
+def graph_break_error(error: BaseException, place: Place) -> GraphBreakError:
+    """A typed error with the user's line, for what Dynamo raises on a graph break under fullgraph=True."""
+    text = str(getattr(error, "msg", None) or error)
+    file, line = user_line(getattr(error, "real_stack", None)) or (place.file, place.line)
+    hints = [part.strip() for part in text.splitlines() if part.strip().startswith("Hint: ")]
+    hint = hints[0].removeprefix("Hint: ").rstrip(". ") if hints else ""
+    return GraphBreakError(file, line, _short(text), hint)
+
+
+GRAPH_BREAKS = (
+    dynamo_errors.Unsupported,
+    dynamo_errors.UserError,
+    dynamo_errors.UncapturedHigherOrderOpError,
+)
+
+# Exceptions by which Dynamo talks to itself: not failures, and never to be caught on their way.
+CONTROL_FLOW = (dynamo_errors.RestartAnalysis, dynamo_errors.SkipFrame)

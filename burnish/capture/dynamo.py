@@ -1,0 +1,223 @@
+"""Backends for TorchDynamo: take the graph it captured through AOTAutograd and hand each part to our pipeline.
+
+    Dynamo graph ── AOTAutograd ──► inference graph, or forward and backward graphs ── pipeline ──► boxed programs
+
+A stage that fails never reaches the user: the Dynamo graph, which is eager's own ops, is served instead, counted,
+and warned about once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import fx
+from torch._functorch.aot_autograd import aot_module_simplified
+from torch._guards import TracingContext
+from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
+
+from burnish.capture.diagnosis import CONTROL_FLOW, serve_eager
+from burnish.capture.partition import partition
+from burnish.options import Options
+from burnish.stats import CompileLog, Stats
+
+Kind = Literal["forward", "backward", "inference"]
+Program = Callable[[list[Any]], Sequence[Any]]  # boxed: takes its arguments in one list, which it may empty
+Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+
+
+class GraphCompiler(Protocol):
+    """What AOTAutograd calls with each graph it made (the parameter names are its own)."""
+
+    def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Program: ...
+
+
+class _Abandoned(Exception):
+    """Leaves AOTAutograd when a graph's pipeline failed, which is recorded already: eager takes over."""
+
+
+def make_backend(options: Options, log: CompileLog) -> Backend:
+    """A Dynamo backend of its own for one compiled object: its settings, its log."""
+
+    def burnish_graph(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        log.captured()
+        try:
+            with log.stage("aot"):
+                return _Capture(options, log).compile(graph, example_inputs)
+        except CONTROL_FLOW:
+            raise
+        except _Abandoned:
+            pass
+        except Exception as error:
+            serve_eager(log, "aot", error)
+        return eager_graph(graph)
+
+    return burnish_graph
+
+
+class _Capture:
+    """One Dynamo graph on its way through AOTAutograd."""
+
+    def __init__(self, options: Options, log: CompileLog) -> None:
+        self.options = options
+        self.log = log
+        self.direct: Program | None = None  # set when nothing of AOTAutograd is needed at run time
+
+    def compile(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        whole: Callable[..., Any] = aot_module_simplified(
+            graph,
+            example_inputs,
+            fw_compiler=self._compiler("forward"),
+            bw_compiler=self._compiler("backward"),
+            inference_compiler=self._inference_compiler(graph, example_inputs),
+            partition_fn=partition,
+            decompositions=_decompositions(),
+            keep_inference_input_mutations=True,
+        )
+        return whole if self.direct is None else _unboxed(self.direct)
+
+    def _compiler(self, kind: Kind) -> GraphCompiler:
+        def compile_training(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Program:
+            return self._program(kind, gm, example_inputs)
+
+        return compile_training
+
+    def _inference_compiler(self, dynamo_graph: fx.GraphModule, dynamo_inputs: Sequence[Any]) -> GraphCompiler:
+        plain = _runs_in_a_plain_state(dynamo_inputs)  # asked here: AOTAutograd changes the state while it traces
+
+        def compile_inference(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Program:
+            program = self._program("inference", gm, example_inputs)
+            if plain and _needs_no_wrapper(dynamo_graph, dynamo_inputs, example_inputs):
+                self.direct = program
+            return program
+
+        return compile_inference
+
+    def _program(self, kind: Kind, graph: fx.GraphModule, inputs: Sequence[Any]) -> Program:
+        static = frozenset() if kind == "backward" else _static_inputs()
+        try:
+            from burnish.pipeline import compile_graph
+
+            with _disable_current_modes():  # so that a pass may make real tensors: a fake mode is active here
+                program = compile_graph(
+                    graph, inputs, kind=kind, options=self.options, log=self.log, static_inputs=static
+                )
+        except CONTROL_FLOW:
+            raise
+        except Exception as error:
+            serve_eager(self.log, "pipeline", error)
+            if kind != "backward":
+                raise _Abandoned from error
+            return _boxed(eager_graph(graph))  # its forward may be running already, and saved tensors for it
+        self.log.compiled(kind)
+        return _marked(program)
+
+
+def _decompositions() -> dict[Any, Callable[..., Any]]:
+    from burnish.capture.decompositions import decomposition_table
+
+    return decomposition_table()
+
+
+def _static_inputs() -> frozenset[int]:
+    """Positions of parameters and buffers: tensors that are the same ones, at the same address, in most calls."""
+    context = TracingContext.try_get()
+    metadata = context.fw_metadata if context else None
+    return frozenset(metadata.static_input_indices or ()) if metadata else frozenset()
+
+
+def _needs_no_wrapper(dynamo_graph: fx.GraphModule, dynamo_inputs: Sequence[Any], inputs: Sequence[Any]) -> bool:
+    """Whether AOTAutograd's run-time wrapper around an inference program would do nothing but cost 2 us a call.
+
+    It is there for results and inputs that alias, for mutation seen outside the graph and for effects; each
+    condition rules one of them out, and Dynamo's guards keep it ruled out in later calls."""
+    context = TracingContext.try_get()
+    metadata = context.fw_metadata if context else None
+    if metadata is None or len(dynamo_inputs) != len(inputs) or next(dynamo_graph.parameters(), None) is not None:
+        return False
+    if metadata.num_outputs_aliased or metadata.num_intermediate_bases or metadata.tokens:
+        return False
+    if metadata.num_mutated_inp_runtime_indices or metadata.is_rng_op_functionalized:
+        return False
+    return not any(info.mutates_data or info.mutates_metadata for info in metadata.input_info)
+
+
+def _runs_in_a_plain_state(inputs: Sequence[Any]) -> bool:
+    """Whether the state of the thread at the graph's entry would change what a program's ATen calls do."""
+    tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+    if any(is_traceable_wrapper_subclass(tensor) for tensor in tensors) or torch._C._is_any_autocast_enabled():
+        return False
+    return not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in tensors)
+
+
+def _unboxed(program: Program) -> Callable[..., Sequence[Any]]:
+    def run(*args: Any) -> Sequence[Any]:
+        return program(list(args))
+
+    return run
+
+
+def _boxed(function: Callable[..., Any]) -> Program:
+    def run(args: list[Any]) -> Sequence[Any]:
+        inputs = tuple(args)
+        args.clear()
+        result: Sequence[Any] = function(*inputs)
+        return result
+
+    return _marked(run)
+
+
+def _marked(program: Program) -> Program:
+    """AOTAutograd calls what carries this mark with one list, and anything else with separate arguments."""
+    try:
+        program._boxed_call = True  # type: ignore[attr-defined]
+        return program
+    except AttributeError:  # an object without room for it
+
+        def run(args: list[Any]) -> Sequence[Any]:
+            return program(args)
+
+        run._boxed_call = True  # type: ignore[attr-defined]
+        return run
+
+
+def eager_graph(graph: fx.GraphModule) -> Callable[..., Any]:
+    """The graph's own ops, one by one. Should one raise, the thread's dispatch state (autocast, functorch layers)
+    goes back to what it was: a captured graph enters such contexts with plain calls, not with `with`."""
+
+    def run(*args: Any) -> Any:
+        depth = torch._C._functorch.get_dynamic_layer_stack_depth()
+        included = torch._C._dispatch_tls_local_include_set()
+        excluded = torch._C._dispatch_tls_local_exclude_set()
+        with torch._C._ForceDispatchKeyGuard(included, excluded):
+            try:
+                return graph(*args)
+            except BaseException:
+                torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+                raise
+
+    return run
+
+
+# -- torch.compile(model, backend="burnish") --------------------------------------------------------------------
+
+_torch_compile_log = CompileLog(name='torch.compile(backend="burnish")')
+
+
+def burnish_backend(
+    graph: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, object] | None = None,
+) -> Callable[..., Any]:
+    """The entry point that torch finds by name; `mode` and `options` are the ones given to torch.compile."""
+    settings = Options.from_arguments(mode=mode, options=options)
+    _torch_compile_log.dump_dir = settings.dump_dir
+    return make_backend(settings, _torch_compile_log)(graph, example_inputs)
+
+
+def torch_compile_stats() -> Stats:
+    """Everything compiled through `torch.compile(..., backend="burnish")` in this process, together."""
+    return _torch_compile_log.snapshot()

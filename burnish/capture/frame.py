@@ -1,0 +1,230 @@
+"""The way of a call into TorchDynamo, with as little host work as possible.
+
+`torch.compile` gives back a wrapper that prepares for every circumstance on every call: about 8 us of the 16 that a
+compiled call of a tiny module costs. An `Entrance` finds out with four cheap checks that none of them is at hand,
+installs Dynamo's frame callback and calls. In any other circumstance it goes through torch's own wrapper.
+
+Each entrance owns the code object it calls, so that Dynamo's caches, its recompile limit and its memory of sizes
+seen are the object's own, and its callback, in which everything that only compiling needs is done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import itertools
+import threading
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch._dynamo.config as dynamo_config
+from torch._C._dynamo import eval_frame as native
+from torch._dynamo import convert_frame, eval_frame, mutation_guard, trace_rules
+from torch._dynamo import exc as dynamo_errors
+from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
+from torch.fx._symbolic_trace import is_fx_symbolic_tracing
+
+from burnish.capture.diagnosis import GRAPH_BREAKS, Place, Watch, graph_break_error, serve_eager
+from burnish.capture.dynamo import make_backend
+from burnish.capture.hooks import Hooks
+from burnish.errors import CompileError
+from burnish.options import Options
+from burnish.stats import CompileLog
+
+_serial = itertools.count(1)
+_ORDINARY_STANCE = eval_frame._stance  # what torch.compiler.set_stance replaces, and puts back
+_BAD_INPUT_LIMIT = 8  # attempts at a frame that fails in the same way, before giving up on more
+
+
+class Entrance:
+    """One callable, compiled. `call` is what to call; `restart` forgets all that was compiled.
+
+    `foreign` is for other compilers: arguments for torch.compile, which then does the work."""
+
+    def __init__(
+        self,
+        target: Callable[..., Any],
+        options: Options,
+        log: CompileLog,
+        foreign: dict[str, Any] | None = None,
+    ) -> None:
+        self.target = target
+        self.options = options
+        self.log = log
+        self.foreign = foreign
+        self.place = place_of(target)
+        self.call: Callable[..., Any] = target
+        self._lock = threading.RLock()
+        self.restart()
+
+    def restart(self) -> None:
+        with self._lock:
+            self.call = self._open()
+
+    def _open(self) -> Callable[..., Any]:
+        frame = own_frame(self.target)
+        hooks = Hooks(self.target) if isinstance(self.target, torch.nn.Module) else None
+        if self.foreign is not None:
+            if self.foreign.get("disable"):
+                return self.target
+            return self._through_torch(torch.compile(frame, **self.foreign), hooks)
+        backend = make_backend(self.options, self.log)
+        context = torch._dynamo.optimize(backend=backend, nopython=self.options.fullgraph)
+        inner = getattr(context, "callback", None)
+        if inner is None:  # Dynamo is switched off for this process
+            return self.target
+        callback = context.callback = FrameCompiler(inner, self.options, self.log, self.place)  # type: ignore
+        return self._direct(frame, callback, context(frame), hooks)
+
+    def _direct(
+        self, frame: Callable[..., Any], callback: FrameCompiler, general: Callable[..., Any], hooks: Hooks | None
+    ) -> Callable[..., Any]:
+        # Every name the call reads is a local of this function: it has a few us in all.
+        set_callback, dispatch_modes = native.set_eval_frame, torch._C._len_torch_dispatch_stack
+        stances, ordinary, target = eval_frame, _ORDINARY_STANCE, self.target
+        fx_tracing, jit_tracing = is_fx_symbolic_tracing, torch._C._is_tracing
+        as_error = GRAPH_BREAKS if self.options.fullgraph else ()
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if hooks is not None and hooks.changed():
+                return self._call_afresh(call, args, kwargs)
+            if fx_tracing() or jit_tracing():  # somebody takes the model down: as it was written
+                return target(*args, **kwargs)
+            if stances._stance is not ordinary or dispatch_modes():
+                return general(*args, **kwargs)
+            prior = set_callback(callback)
+            try:
+                return frame(*args, **kwargs)
+            except as_error as error:
+                raise graph_break_error(error, self.place) from error.with_traceback(None)
+            finally:
+                set_callback(prior)
+
+        return call
+
+    def _through_torch(self, compiled: Callable[..., Any], hooks: Hooks | None) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if hooks is not None and hooks.changed():
+                return self._call_afresh(call, args, kwargs)
+            try:
+                return compiled(*args, **kwargs)
+            except GRAPH_BREAKS as error:  # under fullgraph=True
+                raise graph_break_error(error, self.place) from error.with_traceback(None)
+
+        return call
+
+    def _call_afresh(self, stale: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with self._lock:
+            if self.call is stale:  # the first thread to notice
+                self.restart()
+        return self.call(*args, **kwargs)
+
+
+class FrameCompiler:
+    """Dynamo's callback for one entrance: called for a frame that has no compiled code for its inputs yet."""
+
+    def __init__(
+        self, inner: Callable[..., ConvertFrameReturn], options: Options, log: CompileLog, place: Place
+    ) -> None:
+        self._torchdynamo_orig_backend = inner  # the chain by which Dynamo finds whose code an entry in its cache is
+        self.__name__ = getattr(inner, "__name__", "burnish")
+        self._inner = inner
+        self._backend = eval_frame.innermost_backend(inner)
+        self._log = log
+        self._place = place
+        self._fullgraph = options.fullgraph
+        self._dynamic = options.dynamic
+        self._failures: dict[str, int] = {}
+
+    def __call__(self, frame: Any, cache_entry: Any, frame_state: Any) -> ConvertFrameReturn:
+        with convert_frame.compile_lock, self._settings(frame.f_code):
+            mutation_guard.install_generation_tagging_init()
+            watch = Watch()
+            try:
+                with self._log.stage("dynamo"):
+                    result = self._inner(frame, cache_entry, frame_state)
+            except GRAPH_BREAKS:
+                raise  # fullgraph=True, and the caller's to translate
+            except dynamo_errors.ResumePrologueTracingError:
+                raise  # half a function has run: there is no eager to go back to
+            except Exception as error:
+                return self._give_up(error)
+            finally:
+                watch.report(self._log, self._place)
+        if result.frame_exec_strategy.cur_action == FrameAction.RUN_ONLY:
+            serve_eager(self._log, "recompile limit", _limit_reached(frame.f_code.co_name))
+        return result
+
+    @contextlib.contextmanager
+    def _settings(self, code: types.CodeType) -> Iterator[None]:
+        # Other compiled objects' entries on shared code (a graph break puts a class's forward there) are not ours.
+        others = sum(entry.backend is not self._backend for entry in native._debug_get_cache_entry_list(code))
+        shapes = eval_frame.set_enable_dynamic(self._dynamic) if self._dynamic is not None else contextlib.nullcontext()
+        with shapes, dynamo_config.patch(recompile_limit=dynamo_config.recompile_limit + others):
+            yield
+
+    def _give_up(self, error: Exception) -> ConvertFrameReturn:
+        """Run this frame in eager: it gives the result, or raises what the user's mistake raises in eager."""
+        if isinstance(error, dynamo_errors.FailOnRecompileLimitHit):
+            serve_eager(self._log, "recompile limit", _limit_reached(self._place.name))
+            return ConvertFrameReturn(FrameExecStrategy(FrameAction.RUN_ONLY, FrameAction.RUN_ONLY))
+        serve_eager(self._log, "dynamo", error)
+        # Inputs that do not fit the model fail in tracing, too: the next inputs may fit. What keeps failing stops
+        # being tried, but what is compiled already stays in use.
+        tries = self._failures[str(error)] = self._failures.get(str(error), 0) + 1
+        given_up = not isinstance(error, dynamo_errors.TorchRuntimeError) or tries >= _BAD_INPUT_LIMIT
+        action = FrameAction.RUN_ONLY if given_up else FrameAction.SKIP
+        return ConvertFrameReturn(FrameExecStrategy(action, FrameAction.DEFAULT), apply_to_code=given_up)
+
+
+def _limit_reached(function: str) -> CompileError:
+    limit = dynamo_config.recompile_limit
+    return CompileError("recompile limit", f"{function} was compiled {limit} times; new inputs run in eager")
+
+
+# -- the code object that is called ------------------------------------------------------------------------------
+
+
+def own_frame(target: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that does what `target` does, on a code object that nobody else has."""
+    if _is_traceable_function(target):
+        return _renamed(_copied(target))
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return target(*args, **kwargs)
+
+    call.__name__ = type(target).__name__ if isinstance(target, torch.nn.Module) else _name_of(target)
+    return _renamed(call)
+
+
+def _is_traceable_function(target: Callable[..., Any]) -> bool:
+    return isinstance(target, types.FunctionType) and not trace_rules.check(target)
+
+
+def _copied(function: Any) -> types.FunctionType:
+    copy = types.FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+def _renamed(function: Any) -> Callable[..., Any]:
+    # The name is part of the key under which Dynamo remembers the sizes it saw (file, line, name).
+    function.__code__ = function.__code__.replace(co_name=f"{function.__name__}__{next(_serial)}")
+    return function
+
+
+def _name_of(target: Callable[..., Any]) -> str:
+    return getattr(target, "__name__", type(target).__name__)
+
+
+def place_of(target: Callable[..., Any]) -> Place:
+    """Where the user wrote it: a module's forward, or the function."""
+    written = type(target).forward if isinstance(target, torch.nn.Module) else inspect.unwrap(target)
+    written = getattr(written, "__func__", written)
+    code = getattr(written, "__code__", None)
+    name = type(target).__name__ if isinstance(target, torch.nn.Module) else _name_of(target)
+    return Place(code.co_filename, code.co_firstlineno, name) if code else Place("<unknown>", 0, name)

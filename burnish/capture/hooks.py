@@ -1,0 +1,49 @@
+"""Hooks that come and go after a module was compiled.
+
+Dynamo traces a module's hooks into the graph but does not watch them: guards on every hook dictionary would cost
+BERT 120 us a call. Registering any hook advances one counter of torch's; only then, or while some hook is there
+and could be removed, are the dictionaries looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.nn.modules import module as module_globals
+from torch.utils.hooks import RemovableHandle
+
+_OF_MODULE = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_OF_ALL_MODULES = tuple("_global" + name for name in _OF_MODULE)
+
+
+class Hooks:
+    """The hooks that a module tree had when it was compiled."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
+        self._looked_at = RemovableHandle.next_id
+        self._ids = self._present()
+        self._held = [(hooks, len(hooks)) for hooks in self._dictionaries() if hooks]
+
+    def changed(self) -> bool:
+        """Asked on every call: without hooks, and with none registered anywhere since the last look, it is one
+        comparison of integers."""
+        now = RemovableHandle.next_id
+        if self._held and any(len(hooks) != count for hooks, count in self._held):
+            return True  # one was removed
+        if now == self._looked_at:
+            return False
+        self._looked_at = now
+        return self._present() != self._ids
+
+    def _present(self) -> list[int]:
+        return [hook for hooks in self._dictionaries() for hook in hooks]
+
+    def _dictionaries(self) -> Iterator[dict[int, Any]]:
+        for name in _OF_ALL_MODULES:
+            yield getattr(module_globals, name)
+        for module in self._module.modules():
+            for name in _OF_MODULE:
+                yield getattr(module, name)

@@ -1,0 +1,84 @@
+"""Split the joint forward-and-backward graph that AOTAutograd traces into the two graphs we compile.
+
+The split itself is torch's min-cut. Its own common-subexpression pass is switched off and replaced, because that
+pass imports all of Inductor (most of a second) for one helper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch._functorch.config as functorch_config
+from torch import fx
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._ops import OpOverload
+
+
+def partition(joint: fx.GraphModule, joint_inputs: Sequence[Any], **arguments: Any) -> tuple[fx.GraphModule, ...]:
+    """A `partition_fn` for AOTAutograd; `arguments` are the ones it defines for such a function."""
+    merge_repeats(joint.graph)
+    joint.recompile()
+    with functorch_config.patch(cse=False):
+        return min_cut_rematerialization_partition(joint, joint_inputs, **arguments)
+
+
+def merge_repeats(graph: fx.Graph) -> int:
+    """Compute once what the graph computes twice. Returns how many nodes went."""
+    nodes = list(graph.nodes)
+    if any(_mutates(node) for node in nodes):
+        return 0  # two reads of one tensor may see different values
+    escaping = _escaping(graph)
+    first: dict[Any, fx.Node] = {}
+    merged = 0
+    for node in nodes:
+        if node.op != "call_function" or not _is_pure(node) or node in escaping:
+            continue
+        key = (node.target, _frozen(node.args), _frozen(node.kwargs))
+        try:
+            representative = first.setdefault(key, node)
+        except TypeError:  # an argument that does not hash
+            continue
+        if representative is not node:
+            node.replace_all_uses_with(representative)
+            graph.erase_node(node)
+            merged += 1
+    return merged
+
+
+def _mutates(node: fx.Node) -> bool:
+    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
+
+
+def _is_pure(node: fx.Node) -> bool:
+    target = node.target
+    if not isinstance(target, OpOverload) or "recompute" in node.meta:
+        return False  # a checkpointed node is repeated on purpose
+    if torch.Tag.nondeterministic_seeded in target.tags:
+        return False
+    return "empty" not in target._schema.name  # uninitialised memory is not a value
+
+
+def _escaping(graph: fx.Graph) -> set[fx.Node]:
+    """Nodes whose memory the caller gets: if merged, two results of a model would become one tensor."""
+    (output,) = graph.find_nodes(op="output")
+    pending = list(output.all_input_nodes)
+    escaping: set[fx.Node] = set()
+    while pending:
+        node = pending.pop()
+        if node in escaping:
+            continue
+        escaping.add(node)
+        target = node.target
+        if not isinstance(target, OpOverload) or any(argument.alias_info for argument in target._schema.arguments):
+            pending.extend(node.all_input_nodes)
+    return escaping
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_frozen, value))
+    if isinstance(value, dict):
+        return tuple((name, _frozen(item)) for name, item in value.items())
+    return type(value), value  # 1, 1.0 and True are equal but not the same argument

@@ -1,0 +1,81 @@
+"""torch's symbolic sizes (sympy) → our expressions, and where each symbol's value comes from at run time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sympy  # type: ignore[import-untyped]
+import torch
+
+from burnish.errors import CompileError
+from burnish.ir.expr import Dim, Expr, floordiv, maximum, minimum, mod, sym, symbols
+
+
+class Symbols:
+    def __init__(self) -> None:
+        self.sources: dict[str, tuple[int, str, int]] = {}  # name -> (argument, "value" | "size" | "stride", dimension)
+        self._memo: dict[Any, Dim] = {}
+        self._ranges: dict[Any, Any] = {}
+
+    def dim(self, value: int | torch.SymInt) -> Dim:
+        if isinstance(value, int):
+            return int(value)
+        node = value.node
+        expr = node.expr
+        if expr not in self._memo:
+            self._ranges = node.shape_env.var_to_range
+            self._memo[expr] = self._convert(expr)
+        return self._memo[expr]
+
+    def _convert(self, e: Any) -> Dim:
+        if isinstance(e, sympy.Integer):
+            return int(e)
+        if isinstance(e, sympy.Symbol):
+            low = self._ranges[e].lower if e in self._ranges else sympy.Integer(0)
+            return sym(str(e), max(int(low), 0) if low.is_finite else 0)
+        args = [self._convert(a) for a in e.args]
+        name = type(e).__name__
+        if isinstance(e, sympy.Add | sympy.Mul):
+            total: Dim = args[0]
+            for a in args[1:]:
+                total = total + a if isinstance(e, sympy.Add) else total * a
+            return total
+        if isinstance(e, sympy.Pow) and isinstance(args[1], int) and args[1] >= 0:
+            power: Dim = 1
+            for _ in range(args[1]):
+                power = power * args[0]
+            return power
+        if name in ("FloorDiv", "CleanDiv"):
+            return floordiv(args[0], args[1])
+        if name in ("Mod", "PythonMod"):
+            return mod(args[0], args[1])
+        if name == "ModularIndexing":
+            return mod(floordiv(args[0], args[1]), args[2])
+        if name in ("Max", "Min"):
+            best = args[0]
+            for a in args[1:]:
+                best = maximum(best, a) if name == "Max" else minimum(best, a)
+            return best
+        raise CompileError("capture", f"a size of the form {e}")
+
+    def bind_scalar(self, position: int, value: Dim) -> None:
+        name = _bare(value)
+        if name:
+            self.sources[name] = (position, "value", 0)
+
+    def bind_tensor(self, position: int, shape: tuple[Dim, ...], strides: tuple[Dim, ...]) -> None:
+        for kind, dims in (("size", shape), ("stride", strides)):
+            for d, value in enumerate(dims):
+                name = _bare(value)
+                if name:
+                    self.sources.setdefault(name, (position, kind, d))
+
+
+def _bare(value: Dim) -> str | None:
+    """The symbol's name where the expression is just that symbol."""
+    if isinstance(value, Expr) and len(value.terms) == 1:
+        ((mono, coef),) = value.terms.items()
+        names = list(symbols(value))
+        if coef == 1 and len(mono) == 1 and len(names) == 1:
+            return names[0].name
+    return None

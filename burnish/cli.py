@@ -1,0 +1,231 @@
+"""The `burnish` command."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from burnish.errors import BurnishError
+from burnish.options import Options
+from burnish.runtime.cache import Cache
+
+TARGET_HELP = (
+    "a built-in workload (`burnish workloads` lists them; NAME@tiny is its small variant), FILE.py:FUNCTION or "
+    "PACKAGE.MODULE:FUNCTION; the function takes no arguments and returns (model, example_inputs)"
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = build_parser().parse_args(argv)
+    run: Callable[[argparse.Namespace], int] = arguments.run
+    try:
+        return run(arguments)
+    except BurnishError as error:
+        print(f"burnish: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # `burnish cache ls | head`
+        sys.stderr.close()
+        return 0
+    except KeyboardInterrupt:
+        print("burnish: interrupted", file=sys.stderr)
+        return 130
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\nTry: {self.prog} --help\n")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="burnish", description="A compiler for PyTorch models, and the proof that it helped.")
+    parser.add_argument("--version", action="store_true", help="print the versions of burnish and torch")
+    parser.set_defaults(run=_run_bare, parser=parser)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    _add_demo(commands)
+    _add_explain(commands)
+    _add_cache(commands)
+    workloads = commands.add_parser("workloads", help="list the built-in workloads")
+    workloads.set_defaults(run=_run_workloads)
+    return parser
+
+
+Commands = argparse._SubParsersAction  # argparse gives its type no public name
+
+
+def _add_demo(commands: Commands[_Parser]) -> None:
+    parser = commands.add_parser(
+        "demo",
+        help="compile three models, print eager / Inductor / burnish side by side",
+        description="Compile models on the CPU with Inductor and with burnish, each cold in a fresh process, time both "
+        "against eager in turns, and compare all of them with float64. The default three take under four minutes on "
+        "two cores.",
+    )
+    parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"what to measure instead: {TARGET_HELP}")
+    parser.add_argument("--seconds", type=float, help="how long to time each target for (default 6)")
+    parser.set_defaults(run=_run_demo)
+
+
+def _add_explain(commands: Commands[_Parser]) -> None:
+    parser = commands.add_parser(
+        "explain",
+        help="compile a target and say what was done with it",
+        description="Compile TARGET, call it, and print what burnish did: graphs, kernels, calls left to ATen, graph "
+        "breaks, seconds per stage. With --dump, write every stage's output as a file.",
+    )
+    parser.add_argument("target", metavar="TARGET", help=TARGET_HELP)
+    parser.add_argument(
+        "--dump",
+        metavar="DIR",
+        type=Path,
+        help="write the graph after each pass, the schedule, the C source, the program and the stats with the seconds per stage to DIR",
+    )
+    parser.set_defaults(run=_run_explain)
+
+
+def _add_cache(commands: Commands[_Parser]) -> None:
+    parser = commands.add_parser(
+        "cache", help="look into the cache on disk, clear it, or ask why something was not in it"
+    )
+    parser.set_defaults(run=_run_bare, parser=parser)
+    actions = parser.add_subparsers(title="actions", metavar="ACTION")
+    ls = actions.add_parser("ls", help="list the entries, the most recently used first")
+    ls.add_argument("--long", action="store_true", help="with every factor of each entry's key")
+    ls.set_defaults(run=_run_cache_ls)
+    clear = actions.add_parser("clear", help="remove every entry")
+    clear.set_defaults(run=_run_cache_clear)
+    why = actions.add_parser(
+        "why",
+        help="compile a target and list, for each miss, every factor that changed",
+        description="Compile TARGET as a program would and print what the cache answered. For each miss the nearest "
+        "stored entry is named factor by factor, stored against current. What was missing is stored by this.",
+    )
+    why.add_argument("target", metavar="TARGET", help=TARGET_HELP)
+    why.set_defaults(run=_run_cache_why)
+
+
+# -- the commands. What is heavy to import is imported here: `burnish --help` must be instant. --------------------
+
+
+def _run_bare(arguments: argparse.Namespace) -> int:
+    if getattr(arguments, "version", False):
+        import torch
+
+        import burnish
+
+        print(f"burnish {burnish.__version__} (torch {torch.__version__}, Python {sys.version.split()[0]})")
+        return 0
+    arguments.parser.print_help()
+    return 2
+
+
+def _run_demo(arguments: argparse.Namespace) -> int:
+    from burnish.demo import DEFAULT_TARGETS, TIMING_SECONDS, run_demo
+
+    return run_demo(arguments.targets or DEFAULT_TARGETS, arguments.seconds or TIMING_SECONDS)
+
+
+def _run_workloads(arguments: argparse.Namespace) -> int:
+    from burnish.workloads import WORKLOADS
+
+    for workload in WORKLOADS.values():
+        needs = f" (needs 'burnish[{workload.extra}]')" if workload.extra else ""
+        print(f"{workload.name:14} {workload.kind:10} {workload.description}{needs}")
+    return 0
+
+
+def _run_explain(arguments: argparse.Namespace) -> int:
+    import burnish
+    from burnish.parity import float64_errors
+    from burnish.targets import load_target
+
+    target = load_target(arguments.target)
+    compiled = burnish.compile(target.model, options={"dump_dir": arguments.dump} if arguments.dump else None)
+    with target.grad_mode():
+        step = target.step(compiled)
+        seconds = [_timed(step) for _ in range(2)]
+    errors = float64_errors(target, {"burnish": compiled, "eager": target.model})
+    print(burnish.stats(compiled))
+    print(f"  first call    {seconds[0]:.3f} s, second {seconds[1] * 1e3:.3f} ms")
+    ours, eager = ("not measured" if error is None else f"{error:.1e}" for error in errors.values())
+    print(f"  error         {ours} against float64 (eager's: {eager})")
+    if arguments.dump:
+        arguments.dump.mkdir(parents=True, exist_ok=True)
+        (arguments.dump / "stats.txt").write_text(f"{burnish.stats(compiled)}\n")
+        _print_dump(arguments.dump)
+    else:
+        print("Add --dump DIR to see every stage as a file.")
+    return 0
+
+
+def _timed(step: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    step()
+    return time.perf_counter() - begin
+
+
+def _print_dump(folder: Path) -> None:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    print(f"Wrote to {folder}:")
+    for path in files:
+        print(f"  {path.stat().st_size:>10,}  {path.relative_to(folder)}")
+
+
+def _open_cache() -> Cache:
+    options = Options()
+    return Cache(options.cache_dir, options.cache_limit_bytes)
+
+
+def _run_cache_ls(arguments: argparse.Namespace) -> int:
+    cache = _open_cache()
+    entries = cache.entries()
+    now = time.time()
+    for entry in entries:
+        used = _age(now - entry.last_used)
+        print(f"{entry.digest[:12]}  {entry.kind:10} {_size(entry.size):>10}  {used:>6}  {entry.name}")
+        if arguments.long:
+            for factor, value in entry.factors:
+                print(f"    {factor:16} {value}")
+    total = sum(entry.size for entry in entries)
+    print(f"{len(entries)} entries, {_size(total)} of {_size(cache.limit_bytes)}, in {cache.root}")
+    return 0
+
+
+def _run_cache_clear(arguments: argparse.Namespace) -> int:
+    cache = _open_cache()
+    count, freed = cache.clear()
+    print(f"removed {count} entries, {_size(freed)}, from {cache.root}")
+    return 0
+
+
+def _run_cache_why(arguments: argparse.Namespace) -> int:
+    import burnish
+    from burnish.targets import load_target
+
+    target = load_target(arguments.target)
+    compiled = burnish.compile(target.model)
+    with target.grad_mode():
+        target.step(compiled)()
+    stats = burnish.stats(compiled)
+    print(f"{target.name}: {stats.cache_hits} hits, {stats.cache_misses} misses")
+    for reason in stats.cache_reasons:
+        print(f"  miss  {reason}")
+    return 0
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+def _age(seconds: float) -> str:
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"

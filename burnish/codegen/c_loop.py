@@ -1,0 +1,647 @@
+"""Loop → one C function.
+
+Three shapes of loop nest, chosen by which axis runs contiguously through memory:
+  map     no reduction; the contiguous axis is innermost and runs in vector lanes
+  rows    the contiguous axis is reduced: per row, one pass per dependent reduction, lanes along the row
+  columns the contiguous axis is kept: a strip of columns at a time, lanes across it, sums in arrays
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from burnish.codegen.c_scalar import (
+    MEMORY_TYPE,
+    VALUE_TYPE,
+    apply_text,
+    cast_text,
+    combine_text,
+    constant_text,
+    load_text,
+    reduction_identity,
+    store_text,
+)
+from burnish.ir.body import (
+    Apply,
+    Axis,
+    Checked,
+    Const,
+    Instr,
+    Load,
+    Loop,
+    Position,
+    Reduced,
+    Scanned,
+    Store,
+    instr_args,
+    instr_index,
+    make_axis,
+    remap,
+    value_refs,
+)
+from burnish.ir.dtypes import DType
+from burnish.ir.expr import Dim, Expr, coefficient, mentions, product, render, symbols
+from burnish.ir.scalar import SCALAR_OPS, TRANSCENDENTAL
+
+_STRIP = 64  # columns handled together
+_PARALLEL_WORK = 30_000  # scalar operations below which waking other threads costs more than it saves
+_SCRATCH_ROW = 8192  # longest row whose values are kept on the stack between passes
+_BLOCK = 1024  # a long float sum is a sum of block sums: as accurate as eager's cascade
+
+
+@dataclass
+class Signature:
+    """A kernel function's parameters, in order of first use; callers bind them by name."""
+
+    buffers: list[str] = field(default_factory=list)
+    sizes: list[str] = field(default_factory=list)
+    checks: bool = False
+
+
+@dataclass
+class CFunction:
+    text: str  # with `@` for the function's name, so equal kernels have equal text
+    signature: Signature
+
+
+def normalise(loop: Loop) -> Loop:
+    """Order axes for memory, then join neighbours that every access walks as one."""
+    axes = _memory_order(loop)
+    loop = replace(loop, axes=axes)
+    if any(isinstance(i, Scanned) for i in loop.body):
+        return loop
+    k = 0
+    while k + 1 < len(loop.axes):
+        merged = _merge_axes(loop, k)
+        if merged is None:
+            k += 1
+        else:
+            loop = merged
+    return loop
+
+
+def _memory_order(loop: Loop) -> tuple[Axis, ...]:
+    """Axes from the slowest to the fastest by the strides of what the loop touches most."""
+
+    def weight(axis: Axis) -> tuple[int, int]:
+        best = 0
+        for i in loop.body:
+            if isinstance(i, Store | Load):
+                c = coefficient(instr_index(i), axis.name)
+                size = 1 << 40 if isinstance(c, Expr) else abs(c) if c is not None else 1 << 20
+                scale = 4 if isinstance(i, Store) else 1
+                best += scale * (min(size, 1 << 20).bit_length())
+        return (-best, loop.axes.index(axis))
+
+    if any(isinstance(i, Scanned) for i in loop.body):
+        return (*loop.parallel, *loop.reduction)
+    return (*sorted(loop.parallel, key=weight), *sorted(loop.reduction, key=weight))
+
+
+def _merge_axes(loop: Loop, k: int) -> Loop | None:
+    outer, inner = loop.axes[k], loop.axes[k + 1]
+    if outer.reduce != inner.reduce:
+        return None
+    for i in loop.body:
+        indices = [instr_index(i)] + ([i.at] if isinstance(i, Reduced) else [])
+        for index in indices:
+            if not mentions(index, {outer.name, inner.name}):
+                continue
+            a, b = coefficient(index, outer.name), coefficient(index, inner.name)
+            if a is None or b is None or a != b * inner.size:
+                return None
+    joined = make_axis(inner.name, outer.size * inner.size, inner.reduce)
+    env: dict[str, Dim] = {outer.name: 0, inner.name: Expr({(joined.sym,): 1})}
+    identity = {n: n for n in range(len(loop.body))}
+    body = tuple(remap(i, identity, env) for i in loop.body)
+    return replace(loop, axes=(*loop.axes[:k], joined, *loop.axes[k + 2 :]), body=body)
+
+
+class LoopPrinter:
+    """Prints one loop. `bound` maps buffer names to C expressions given from outside (a contraction's tile)."""
+
+    def __init__(self, loop: Loop) -> None:
+        self.loop = loop
+        self.body = loop.body
+        self.signature = Signature()
+        self.lines: list[str] = []
+        self.indent = 1
+        self.axis_names: dict[str, str] = {}
+        self.lane_values: dict[int, str] = {}  # values held in arrays or under other names
+        self.buffer_types: dict[str, tuple[DType, bool]] = {}
+        for i in self.body:
+            if isinstance(i, Load | Store):
+                stored = isinstance(i, Store) or self.buffer_types.get(i.buffer, (DType.f32, False))[1]
+                self.buffer_types[i.buffer] = (i.dtype, stored)
+            if isinstance(i, Checked):
+                self.signature.checks = True
+
+    # --- names --------------------------------------------------------------------------------------------------
+
+    def buffer(self, name: str) -> str:
+        if name not in self.signature.buffers:
+            self.signature.buffers.append(name)
+        return f"p{self.signature.buffers.index(name)}"
+
+    def symbol(self, name: str) -> str:
+        if name.startswith("%"):
+            return self.ref(int(name[1:]))
+        if name in self.axis_names:
+            return self.axis_names[name]
+        if name not in self.signature.sizes:
+            self.signature.sizes.append(name)
+        return f"s{self.signature.sizes.index(name)}"
+
+    def index(self, index: Dim) -> str:
+        return render(index, self.symbol, python=False)
+
+    def ref(self, value: int) -> str:
+        return self.lane_values.get(value, f"v{value}")
+
+    def line(self, text: str) -> None:
+        self.lines.append("    " * self.indent + text if not text.startswith("#") else text)
+
+    def open(self, text: str) -> None:
+        self.line(text + " {")
+        self.indent += 1
+
+    def close(self) -> None:
+        self.indent -= 1
+        self.line("}")
+
+    # --- instructions -------------------------------------------------------------------------------------------
+
+    def dtype(self, value: int) -> DType:
+        return self.body[value].dtype
+
+    def expression(self, i: Instr) -> str:
+        match i:
+            case Load(buffer, index, dtype, guard, fill):
+                text = load_text(dtype, f"{self.buffer(buffer)}[{self.index(index)}]")
+                return text if guard is None else f"({self.ref(guard)} ? {text} : {constant_text(fill, dtype)})"
+            case Const(value, dtype, _):
+                return constant_text(value, dtype)
+            case Position(expr, _):
+                return f"(int64_t){self.index(expr)}"
+            case Checked(arg, size, _):
+                return f"bn_checked({self.ref(arg)}, {self.index(size)}, error)"
+            case Apply("cast", (arg,), dtype):
+                return cast_text(self.dtype(arg), dtype, self.ref(arg))
+            case Apply(fn, args, dtype):
+                operand = self.dtype(args[1] if fn == "where" else args[0])
+                return apply_text(fn, dtype, operand, [self.ref(a) for a in args])
+        raise AssertionError(f"{i} is not an expression")
+
+    def statement(self, n: int) -> None:
+        i = self.body[n]
+        if isinstance(i, Store):
+            place = f"{self.buffer(i.buffer)}[{self.index(i.index)}]"
+            value = self.ref(i.value)
+            if i.mode != "set":
+                value = combine_text(i.mode, i.dtype, load_text(i.dtype, place), value)
+            self.line(f"{place} = {store_text(i.dtype, value)};")
+        else:
+            self.line(f"{VALUE_TYPE[i.dtype]} v{n} = {self.expression(i)};")
+
+    # --- whole functions ----------------------------------------------------------------------------------------
+
+    def print(self) -> CFunction:
+        if any(isinstance(i, Scanned) for i in self.body):
+            self._scan_nest()
+        elif not self.loop.reduction:
+            self._map_nest()
+        elif self._column_axis() is not None:
+            _ColumnNest(self).print()
+        else:
+            _RowNest(self).print()
+        return CFunction(self.function_text(), self.signature)
+
+    def parameters(self) -> list[str]:
+        out = []
+        for k, name in enumerate(self.signature.buffers):
+            dtype, stored = self.buffer_types[name]
+            out.append(f"{'' if stored else 'const '}{MEMORY_TYPE[dtype]} *restrict p{k}")
+        out += [f"int64_t s{k}" for k in range(len(self.signature.sizes))]
+        return out + (["int64_t *error"] if self.signature.checks else [])
+
+    def function_text(self) -> str:
+        head = f"static BN_NOINLINE void @({', '.join(self.parameters()) or 'void'})"
+        return "\n".join([head, "{", *self.lines, "}"])
+
+    def name_axes(self, axes: Sequence[Axis]) -> None:
+        for a in axes:
+            self.axis_names[a.name] = f"x{len(self.axis_names)}"
+
+    def depths(self, order: Sequence[Axis]) -> list[int]:
+        """For each value, how many of the loops around it it needs: it is computed no deeper than that."""
+        level = {a.name: d + 1 for d, a in enumerate(order)}
+        out: list[int] = []
+        for i in self.body:
+            own = max((level.get(s.name, 0) for s in symbols(instr_index(i))), default=0)
+            out.append(max([own, *(out[a] for a in instr_args(i))]))
+        return out
+
+    def cost(self) -> int:
+        return sum(_cost(i) for i in self.body)
+
+    def work_condition(self, axes: Sequence[Axis]) -> str | None:
+        """`if` clause for going parallel; None when the loop is known to be too small, "" when known to be large."""
+        elements = product([a.size for a in axes])
+        per = max(self.cost(), 1)
+        if isinstance(elements, int):
+            return "" if elements * per >= _PARALLEL_WORK else None
+        return f" if({self.index(elements)} > {_PARALLEL_WORK // per})"
+
+    def _map_nest(self) -> None:
+        axes = self.loop.axes
+        self.name_axes(axes)
+        depth = self.depths(axes)
+        deepest = len(axes)
+        stores_at = [depth[n] if not isinstance(i, Store) else deepest for n, i in enumerate(self.body)]
+        condition = None if self.loop.sequential else self.work_condition(axes)
+        collapse = self._collapsible(axes, depth)
+        lanes = self._lanes_allowed(axes)
+        for d in range(deepest + 1):
+            for n in range(len(self.body)):
+                if stores_at[n] == d:
+                    self.statement(n)
+            if d == deepest:
+                break
+            innermost = d == deepest - 1
+            if d == 0 and condition is not None:
+                simd = " simd" if deepest == 1 and lanes else ""
+                self.line(_parallel_for(collapse, condition, simd))
+            elif innermost and lanes:
+                self.line("#pragma omp simd")
+            x = self.axis_names[axes[d].name]
+            self.open(f"for (int64_t {x} = 0; {x} < {self.index(axes[d].size)}; {x}++)")
+        for _ in axes:
+            self.close()
+
+    def _collapsible(self, axes: Sequence[Axis], depth: list[int]) -> int:
+        """Leading loops with nothing between them, the innermost left to the lanes."""
+        most = max(len(axes) - 1, 1)
+        between = [d for n, d in enumerate(depth) if not isinstance(self.body[n], Store)]
+        count = 1
+        while count < most and count not in between:
+            count += 1
+        return count
+
+    def _lanes_allowed(self, axes: Sequence[Axis]) -> bool:
+        if not self.loop.sequential:
+            return True
+        inner = axes[-1].name if axes else ""
+        for s in self.loop.stores:
+            c = coefficient(s.index, inner)
+            moving = any(
+                mentions(instr_index(self.body[v]), {inner}) or self._varies(v, inner) for v in value_refs(s.index)
+            )
+            if not c or moving:
+                return False
+        return True
+
+    def _varies(self, value: int, axis: str) -> bool:
+        i = self.body[value]
+        return mentions(instr_index(i), {axis}) or any(self._varies(a, axis) for a in instr_args(i))
+
+    def _scan_nest(self) -> None:
+        rows, (along,) = self.loop.parallel, self.loop.reduction
+        self.name_axes((*rows, along))
+        condition = self.work_condition(self.loop.axes)
+        if rows and condition is not None:
+            self.line(_parallel_for(len(rows), condition))
+        for a in rows:
+            x = self.axis_names[a.name]
+            self.open(f"for (int64_t {x} = 0; {x} < {self.index(a.size)}; {x}++)")
+        for n, i in enumerate(self.body):
+            if isinstance(i, Scanned):
+                # float sums run in double: a running total has no tree to keep its error down
+                kind = "double" if i.dtype is DType.f32 else VALUE_TYPE[i.dtype]
+                self.line(f"{kind} a{n} = {reduction_identity(i.kind, i.dtype)};")
+        x = self.axis_names[along.name]
+        self.open(f"for (int64_t {x} = 0; {x} < {self.index(along.size)}; {x}++)")
+        for n, i in enumerate(self.body):
+            if isinstance(i, Scanned):
+                self.line(f"a{n} = {combine_text(i.kind, i.dtype, f'a{n}', self.ref(i.arg))};")
+                self.line(f"{VALUE_TYPE[i.dtype]} v{n} = a{n};")
+            else:
+                self.statement(n)
+        self.close()
+        for _ in rows:
+            self.close()
+
+    def _column_axis(self) -> Axis | None:
+        """The kept axis that runs contiguously through more of the loads than any reduced one, if there is one."""
+        score: dict[str, int] = {a.name: 0 for a in self.loop.axes}
+        level = self.loop.element_level()
+        for n, i in enumerate(self.body):
+            if isinstance(i, Load | Store) and level[n]:
+                for a in self.loop.axes:
+                    if coefficient(i.index, a.name) == 1:
+                        score[a.name] += 1
+        kept = [a for a in self.loop.parallel if score[a.name] > 0]
+        reduced = max((score[a.name] for a in self.loop.reduction), default=0)
+        best = max(kept, key=lambda a: score[a.name], default=None)
+        return best if best is not None and score[best.name] > reduced else None
+
+
+class _Nest:
+    """What both reduction nests share: which values each pass needs."""
+
+    def __init__(self, printer: LoopPrinter) -> None:
+        self.p = printer
+        self.body = printer.body
+        self.level = printer.loop.element_level()
+        self.ready = self._ready_phases()
+        self.last = max(self.ready, default=0)
+
+    def _ready_phases(self) -> list[int]:
+        """The number of passes that must be over before a value can be computed."""
+        ready: list[int] = []
+        for i in self.body:
+            known = max((ready[a] for a in instr_args(i)), default=0)
+            ready.append(known + 1 if isinstance(i, Reduced) else known)
+        return ready
+
+    def reductions(self, phase: int) -> list[int]:
+        return [n for n, i in enumerate(self.body) if isinstance(i, Reduced) and self.ready[n] == phase + 1]
+
+    def element_stores(self, phase: int) -> list[int]:
+        return [n for n, i in enumerate(self.body) if isinstance(i, Store) and self.level[n] and self.ready[n] == phase]
+
+    def row_values(self, phase: int) -> list[int]:
+        return [
+            n for n, i in enumerate(self.body)
+            if not self.level[n] and not isinstance(i, Reduced) and self.ready[n] == phase
+        ]  # fmt: skip
+
+    def needed(self, roots: list[int], stop: set[int]) -> list[int]:
+        """Element-level values a pass computes for `roots`; those in `stop` are at hand already."""
+        seen: set[int] = set()
+        stack = list(roots)
+        while stack:
+            n = stack.pop()
+            if n in seen:
+                continue
+            seen.add(n)
+            if n not in stop or n in roots:
+                stack.extend(a for a in instr_args(self.body[n]) if self.level[a])
+        return sorted(seen)
+
+    def pass_roots(self, phase: int) -> list[int]:
+        args = [self.body[n].arg for n in self.reductions(phase)]  # type: ignore[union-attr]
+        return [a for a in args if self.level[a]] + self.element_stores(phase)
+
+    def full_cost(self, value: int) -> int:
+        return sum(_cost(self.body[n]) for n in self.needed([value], set()))
+
+
+class _RowNest(_Nest):
+    def print(self) -> None:
+        p, loop = self.p, self.p.loop
+        rows, along = loop.parallel, self._row_order()
+        p.name_axes((*rows, *along))
+        condition = p.work_condition(loop.axes)
+        if rows and condition is not None:
+            p.line(_parallel_for(len(rows), condition))
+        for a in rows:
+            x = p.axis_names[a.name]
+            p.open(f"for (int64_t {x} = 0; {x} < {p.index(a.size)}; {x}++)")
+        self.along = along
+        self.length = product([a.size for a in along])
+        scratch = self._scratch()
+        for n in scratch:
+            p.line(f"{VALUE_TYPE[self.body[n].dtype]} t{n}[{self.length}] BN_ALIGN;")
+        kept: set[int] = set()
+        for phase in range(self.last + 1):
+            for n in self.row_values(phase):
+                p.statement(n)
+            if self.reductions(phase) or self.element_stores(phase):
+                self._pass(phase, scratch, kept)
+        for _ in rows:
+            p.close()
+
+    def _row_order(self) -> tuple[Axis, ...]:
+        """Reduced axes with the contiguous one innermost."""
+
+        def contiguous(a: Axis) -> int:
+            return sum(1 for i in self.body if isinstance(i, Load | Store) and coefficient(i.index, a.name) == 1)
+
+        return tuple(sorted(self.p.loop.reduction, key=contiguous))
+
+    def _scratch(self) -> list[int]:
+        """Costly values that more than one pass reads, kept in an array along the row."""
+        if not isinstance(self.length, int) or self.length > _SCRATCH_ROW:
+            return []
+        count: dict[int, int] = {}
+        for phase in range(self.last + 1):
+            for n in self.needed(self.pass_roots(phase), set()):
+                count[n] = count.get(n, 0) + 1
+        costly = [
+            n
+            for n, c in count.items()
+            if c > 1 and not isinstance(self.body[n], Store) and self.full_cost(n) >= TRANSCENDENTAL
+        ]
+        used_by = {a for n, i in enumerate(self.body) if n not in costly for a in instr_args(i)}
+        return [n for n in sorted(costly) if n in used_by and isinstance(self.body[n], Apply)]
+
+    def _pass(self, phase: int, scratch: list[int], kept: set[int]) -> None:
+        p = self.p
+        reductions = self.reductions(phase)
+        for n in reductions:
+            _declare_accumulator(p, n)
+        values = self.needed(self.pass_roots(phase), kept)
+        linear: Dim = 0
+        for a in self.along:
+            linear = linear * a.size + Expr({(a.sym,): 1})
+        *outer, inner = self.along
+        for a in outer:
+            x = p.axis_names[a.name]
+            p.open(f"for (int64_t {x} = 0; {x} < {p.index(a.size)}; {x}++)")
+        blocked = self._blocked(reductions, inner)
+        start, stop = "0", p.index(inner.size)
+        if blocked:
+            p.open(f"for (int64_t block = 0; block < {stop}; block += {_BLOCK})")
+            p.line(f"int64_t stop = bn_min_i64(block + {_BLOCK}, {stop});")
+            start, stop = "block", "stop"
+            for n in blocked:
+                p.line(f"{VALUE_TYPE[self.body[n].dtype]} b{n} = 0;")
+        self._lanes(reductions, blocked, values)
+        x = p.axis_names[inner.name]
+        p.open(f"for (int64_t {x} = {start}; {x} < {stop}; {x}++)")
+        saved = {n: p.lane_values[n] for n in kept if n in p.lane_values}
+        for n in values:
+            if n in kept:
+                p.lane_values[n] = f"t{n}[{p.index(linear)}]"
+            elif n not in reductions:
+                p.statement(n)
+                if n in scratch:
+                    p.line(f"t{n}[{p.index(linear)}] = v{n};")
+        for n in reductions:
+            _accumulate(p, n, f"b{n}" if n in blocked else f"v{n}")
+        p.close()
+        for n in values:
+            if n in kept:
+                p.lane_values.pop(n, None)
+        p.lane_values.update(saved)
+        kept.update(n for n in values if n in scratch)
+        if blocked:
+            for n in blocked:
+                p.line(f"v{n} += b{n};")
+            p.close()
+        for _ in outer:
+            p.close()
+
+    def _blocked(self, reductions: list[int], inner: Axis) -> list[int]:
+        if isinstance(inner.size, int) and inner.size <= 2 * _BLOCK:
+            return []
+        return [n for n in reductions if self.body[n].kind == "sum" and self.body[n].dtype is DType.f32]  # type: ignore[union-attr]
+
+    def _lanes(self, reductions: list[int], blocked: list[int], values: list[int]) -> None:
+        if any(self.body[n].kind.startswith("arg") for n in reductions):  # type: ignore[union-attr]
+            return
+        if any(isinstance(self.body[n], Checked) for n in values):
+            return
+        clauses = "".join(_reduction_clause(self.body[n], f"b{n}" if n in blocked else f"v{n}") for n in reductions)
+        self.p.line(f"#pragma omp simd{clauses}")
+
+
+class _ColumnNest(_Nest):
+    def print(self) -> None:
+        p, loop = self.p, self.p.loop
+        lane = p._column_axis()
+        assert lane is not None
+        rows = tuple(a for a in loop.parallel if a is not lane)
+        p.name_axes((*rows, *loop.reduction))
+        condition = p.work_condition(loop.axes)
+        if condition is not None:
+            p.line(_parallel_for(len(rows) + 1, condition))
+        for a in rows:
+            x = p.axis_names[a.name]
+            p.open(f"for (int64_t {x} = 0; {x} < {p.index(a.size)}; {x}++)")
+        size = p.index(lane.size)
+        p.open(f"for (int64_t strip = 0; strip < {size}; strip += {_STRIP})")
+        p.line(f"int64_t width = bn_min_i64({_STRIP}, {size} - strip);")
+        p.axis_names[lane.name] = "(strip + l)"
+        crossing = self._crossing()
+        for n in crossing:
+            p.line(f"{VALUE_TYPE[self.body[n].dtype]} w{n}[{_STRIP}] BN_ALIGN;")
+        done: list[int] = []
+        for phase in range(self.last + 1):
+            self._row_stage(phase, crossing, done)
+            if self.reductions(phase) or self.element_stores(phase):
+                self._pass(phase)
+                for n in self.reductions(phase):
+                    p.lane_values[n] = f"w{n}[l]"
+        p.close()
+        for _ in rows:
+            p.close()
+
+    def _crossing(self) -> list[int]:
+        """Row-level values that must outlive the lane loop that makes them."""
+        used_late: set[int] = set()
+        for n, i in enumerate(self.body):
+            for a in instr_args(i):
+                if not self.level[a] and (self.level[n] or self.ready[n] > self.ready[a] or isinstance(i, Reduced)):
+                    used_late.add(a)
+        made = {n for n, i in enumerate(self.body) if isinstance(i, Reduced)}
+        return sorted(made | {a for a in used_late if not isinstance(self.body[a], Const)})
+
+    def _row_stage(self, phase: int, crossing: list[int], done: list[int]) -> None:
+        p = self.p
+        values = self.row_values(phase)
+        if not values:
+            return
+        p.line(
+            "#pragma omp simd"
+            if not any(isinstance(self.body[n], Checked) for n in values)
+            else "// positions are checked one by one"
+        )
+        p.open("for (int64_t l = 0; l < width; l++)")
+        for n in values:
+            p.statement(n)
+            if n in crossing:
+                p.line(f"w{n}[l] = v{n};")
+        p.close()
+        for n in values:
+            if n in crossing:
+                p.lane_values[n] = f"w{n}[l]"
+            elif isinstance(self.body[n], Const):
+                p.lane_values[n] = constant_text(self.body[n].value, self.body[n].dtype)  # type: ignore[union-attr]
+
+    def _pass(self, phase: int) -> None:
+        p = self.p
+        reductions = self.reductions(phase)
+        for n in reductions:
+            i = self.body[n]
+            assert isinstance(i, Reduced)
+            start = reduction_identity(
+                i.kind.removeprefix("arg"), self.body[i.arg].dtype if i.kind.startswith("arg") else i.dtype
+            )
+            if i.kind.startswith("arg"):
+                p.line(f"{VALUE_TYPE[self.body[i.arg].dtype]} m{n}[{_STRIP}] BN_ALIGN;")
+                p.line(f"for (int64_t l = 0; l < width; l++) {{ m{n}[l] = {start}; w{n}[l] = 0; }}")
+            else:
+                p.line(f"for (int64_t l = 0; l < width; l++) w{n}[l] = {start};")
+        for a in p.loop.reduction:
+            x = p.axis_names[a.name]
+            p.open(f"for (int64_t {x} = 0; {x} < {p.index(a.size)}; {x}++)")
+        values = self.needed(self.pass_roots(phase), set())
+        checked = any(isinstance(self.body[n], Checked) for n in values)
+        if not checked:
+            p.line("#pragma omp simd")
+        p.open("for (int64_t l = 0; l < width; l++)")
+        for n in values:
+            p.statement(n)
+        for n in reductions:
+            _accumulate(p, n, f"w{n}[l]", best=f"m{n}[l]")
+        p.close()
+        for _ in p.loop.reduction:
+            p.close()
+
+
+def _parallel_for(loops: int, condition: str, simd: str = "") -> str:
+    collapse = f" collapse({loops})" if loops > 1 else ""
+    return f"#pragma omp parallel for{simd}{collapse} schedule(static){condition}"
+
+
+def _declare_accumulator(p: LoopPrinter, n: int) -> None:
+    i = p.body[n]
+    assert isinstance(i, Reduced)
+    if i.kind.startswith("arg"):
+        held = p.dtype(i.arg)
+        p.line(f"{VALUE_TYPE[held]} m{n} = {reduction_identity(i.kind, held)};")
+        p.line(f"int64_t v{n} = 0;")
+    else:
+        p.line(f"{VALUE_TYPE[i.dtype]} v{n} = {reduction_identity(i.kind, i.dtype)};")
+
+
+def _accumulate(p: LoopPrinter, n: int, acc: str, best: str | None = None) -> None:
+    i = p.body[n]
+    assert isinstance(i, Reduced)
+    value = p.ref(i.arg)
+    if not i.kind.startswith("arg"):
+        p.line(f"{acc} = {combine_text(i.kind, i.dtype, acc, value)};")
+        return
+    m = best or f"m{n}"
+    sign = ">" if i.kind == "argmax" else "<"
+    beats = f"{value} {sign} {m}"
+    if p.dtype(i.arg).is_float:  # the first NaN wins and stays
+        beats = f"({m} == {m}) && ({beats} || {value} != {value})"
+    p.line(f"if ({beats}) {{ {m} = {value}; {acc} = {p.index(i.at)}; }}")
+
+
+def _reduction_clause(i: Instr, name: str) -> str:
+    assert isinstance(i, Reduced)
+    op = {"sum": "+", "prod": "*", "any": "|", "all": "&"}.get(i.kind)
+    if op is None:
+        suffix = i.dtype.compute.value
+        op = f"bn_{i.kind}_{suffix}"
+    return f" reduction({op}:{name})"
+
+
+def _cost(i: Instr) -> int:
+    if isinstance(i, Apply):
+        return SCALAR_OPS[i.fn].cost
+    return 1 if isinstance(i, Load | Store | Reduced) else 0

@@ -1,0 +1,183 @@
+"""One class per failure. A message says what happened, where in the user's code if known, and the way out."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from pathlib import Path
+
+
+class BurnishError(RuntimeError):
+    """The base of everything burnish raises, so that one `except` clause can tell our failures from the model's."""
+
+
+class FallbackWarning(UserWarning):
+    """Something could not be compiled and eager serves it: right results, no speed-up."""
+
+
+# -- mistakes in a call to burnish: raised at once ---------------------------------------------------------------
+
+
+class UsageError(BurnishError, ValueError):
+    """An argument is not what it should be. (torch.compile raises RuntimeError for these: so is this one.)"""
+
+
+def _did_you_mean(guess: str | None, valid: Sequence[str]) -> str:
+    hint = f"Did you mean {guess!r}? " if guess else ""
+    return f"{hint}Valid: {', '.join(valid)}."
+
+
+class ModeWithOptions(UsageError):
+    def __init__(self) -> None:
+        super().__init__("mode= and options= cannot be given together: a mode is a set of options. Pass one of them.")
+
+
+class UnknownMode(UsageError):
+    def __init__(self, mode: str, guess: str | None, valid: Sequence[str]) -> None:
+        super().__init__(f"unknown mode {mode!r}. {_did_you_mean(guess, valid)}")
+        self.guess = guess
+
+
+class UnknownOption(UsageError):
+    def __init__(self, option: str, guess: str | None, valid: Sequence[str]) -> None:
+        super().__init__(f"unknown option {option!r}. {_did_you_mean(guess, valid)}")
+        self.guess = guess
+
+
+class UnknownBackend(UsageError):
+    def __init__(self, backend: str, guess: str | None, valid: Sequence[str]) -> None:
+        super().__init__(f"unknown backend {backend!r}. {_did_you_mean(guess, valid)}")
+        self.guess = guess
+
+
+class BadOptionValue(UsageError):
+    def __init__(self, name: str, value: object, expected: str) -> None:
+        super().__init__(f"{name}={value!r} is not valid: it must be {expected}.")
+
+
+class NotCompilable(UsageError, TypeError):
+    def __init__(self, what: object) -> None:
+        super().__init__(
+            f"burnish.compile takes a function or a torch.nn.Module, not {type(what).__name__}. "
+            "Pass the object whose call does the work, or use it as a decorator: @burnish.compile."
+        )
+
+
+class NotCompiled(UsageError, TypeError):
+    def __init__(self, what: object) -> None:
+        super().__init__(f"this {type(what).__name__} was not compiled by burnish: pass what burnish.compile returned.")
+
+
+class CannotPickle(BurnishError, pickle.PicklingError):
+    def __init__(self, what: str, reason: BaseException) -> None:
+        super().__init__(
+            f"compiled {what} pickles as its eager original plus its settings, and the original does not pickle: "
+            f"{reason}. Save its state_dict() instead, and call burnish.compile on a freshly built model after loading."
+        )
+
+
+# -- failures while compiling: the capture layer turns these into eager, a warning and a count -------------------
+
+
+class CompileError(BurnishError):
+    """A stage could not do its work on this graph. `way_out` is what the user can do about it."""
+
+    def __init__(self, stage: str, reason: str, way_out: str = "") -> None:
+        super().__init__(f"{stage}: {reason}" + (f" ({way_out})" if way_out else ""))
+        self.stage = stage
+        self.reason = reason
+        self.way_out = way_out
+
+
+class CompilerMissing(CompileError):
+    def __init__(self, tried: Sequence[str] = ("cc", "gcc", "clang")) -> None:
+        super().__init__(
+            "build",
+            f"no C compiler found (tried {', '.join(tried)})",
+            "install gcc or clang, or name one with BURNISH_CC",
+        )
+
+
+class CompilerFailed(CompileError):
+    def __init__(self, command: str, status: str, printed: str, kept: Path | None = None) -> None:
+        super().__init__(
+            "build",
+            f"`{command}` ended with {status}: {printed}",
+            "check that the compiler works on its own, or name another with BURNISH_CC; "
+            + (f"its source is in {kept}" if kept else "BURNISH_DUMP=DIR keeps its source"),
+        )
+        self.command = command
+        self.status = status
+        self.printed = printed
+
+
+class LibraryUnloadable(CompileError):
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(
+            "build",
+            f"the compiler built {name!r}, and it cannot be loaded: {reason}",
+            "check that the compiler builds for this machine, or name another with BURNISH_CC",
+        )
+
+
+class NoRoomToBuild(CompileError):
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__(
+            "build",
+            f"nowhere to build: {'; '.join(problems)}",
+            "free some disk, or point BURNISH_CACHE_DIR or TMPDIR at one with room",
+        )
+
+
+class NativeSourceMissing(CompileError):
+    def __init__(self, directory: Path) -> None:
+        super().__init__("build", f"no C sources in {directory}", "burnish is not installed whole: install it again")
+
+
+# -- graph breaks under fullgraph=True --------------------------------------------------------------------------
+
+
+class GraphBreakError(BurnishError):
+    """`fullgraph=True` and the model cannot be captured in one graph; `file` and `line` are the user's own."""
+
+    def __init__(self, file: str | None, line: int | None, reason: str, hint: str = "") -> None:
+        self.file = file
+        self.line = line
+        self.reason = reason
+        self.hint = hint
+        place = f"{file}:{line}" if file else "the compiled call"
+        way_out = hint or "rewrite that line, or pass fullgraph=False to let burnish split the graph there"
+        super().__init__(f"graph break at {place} while fullgraph=True: {reason}. Way out: {way_out}.")
+
+
+# -- the command line's TARGET ------------------------------------------------------------------------------------
+
+
+class UnknownTarget(UsageError):
+    def __init__(self, target: str, guess: str | None, valid: Sequence[str]) -> None:
+        super().__init__(
+            f"unknown target {target!r}. {_did_you_mean(guess, valid)} "
+            "For a model of your own: FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION."
+        )
+        self.guess = guess
+
+
+class BadTarget(UsageError):
+    def __init__(self, target: str, reason: str) -> None:
+        super().__init__(f"cannot use the target {target!r}: {reason.rstrip('.')}{'' if reason.endswith('?') else '.'}")
+
+
+class TargetFailed(BurnishError):
+    def __init__(self, target: str, doing: str, error: BaseException) -> None:
+        super().__init__(f"the target {target!r} failed while {doing}: {type(error).__name__}: {error}")
+
+
+class MissingExtra(BurnishError, ImportError):
+    def __init__(self, what: str, package: str, extra: str) -> None:
+        super().__init__(f"{what} needs {package}, which is not installed. Try: pip install 'burnish[{extra}]'")
+        self.extra = extra
+
+
+class TrialFailed(BurnishError):
+    def __init__(self, target: str, status: int, output: str) -> None:
+        super().__init__(f"measuring {target!r} failed: its process ended with status {status}, saying:\n{output}")

@@ -1,0 +1,193 @@
+"""A compiled module that is still the module it was.
+
+Its class is a subclass, made here, of the original's, under the same name; its `__dict__` is the original's own. So
+`isinstance`, parameters, `state_dict` keys, hooks, `train`, `to`, an optimiser's steps and methods such as
+`generate` act on one and the same thing, and only calling it differs. The original is untouched and stays callable.
+"""
+
+from __future__ import annotations
+
+import abc
+import copy
+import functools
+import io
+import pickle
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from burnish.errors import CannotPickle
+from burnish.handle import Handle, Settings
+
+_HANDLE = "_burnish_handle"
+_classes: weakref.WeakValueDictionary[tuple[object, ...], type] = weakref.WeakValueDictionary()
+
+
+def compiled_module(original: torch.nn.Module, settings: Settings) -> torch.nn.Module:
+    """`original`, compiled: another object of (a subclass of) its class, over the same `__dict__`."""
+    shown = tuple(name for name in ("burnish", "eager") if not hasattr(original, name))
+    return _twin(original, Handle(original, settings), ("compiled", type(original), shown), _compiled_members, shown)
+
+
+def disabled_module(original: torch.nn.Module) -> torch.nn.Module:
+    """`original`, kept out of every graph: the code around it is compiled, it runs in eager."""
+    return _twin(original, original, ("disabled", type(original)), _disabled_members, ())
+
+
+def handle_of_module(module: torch.nn.Module) -> Handle | None:
+    handle = getattr(module, _HANDLE, None)
+    return handle if isinstance(handle, Handle) else None
+
+
+def _twin(
+    original: torch.nn.Module,
+    handle: object,
+    key: tuple[object, ...],
+    members: Callable[[type, tuple[str, ...]], dict[str, Any]],
+    shown: tuple[str, ...],
+) -> torch.nn.Module:
+    cls = _classes.get(key)
+    if cls is None:
+        cls = _classes.setdefault(key, _subclass(type(original), members(type(original), shown)))
+    twin: torch.nn.Module = object.__new__(cls)  # not cls(): that would build a new model
+    object.__setattr__(twin, "__dict__", original.__dict__)
+    object.__setattr__(twin, _HANDLE, handle)
+    return twin
+
+
+def _subclass(original: type, members: dict[str, Any]) -> type:
+    namespace = {
+        "__slots__": (_HANDLE,),
+        "__module__": original.__module__,
+        "__qualname__": original.__qualname__,
+        "__doc__": original.__doc__,
+        **members,
+    }
+    # A metaclass or an __init_subclass__ of the user's may register classes by name, or want arguments: neither
+    # must meet this class. ABCMeta must, for it keeps records of its own on every class.
+    metaclass = type(original)
+    make = abc.ABCMeta.__new__ if issubclass(metaclass, abc.ABCMeta) else type.__new__
+    return make(metaclass, original.__name__, (_Quiet, original), namespace)
+
+
+class _Quiet:
+    """Stands before the original among the bases, so that its __init_subclass__ is not called."""
+
+    __slots__ = ()
+
+    def __init_subclass__(cls) -> None:
+        pass
+
+
+# -- members of a compiled module's class ------------------------------------------------------------------------
+
+
+def _compiled_members(original: type, shown: tuple[str, ...]) -> dict[str, Any]:
+    is_traced = torch.compiler.is_dynamo_compiling
+    original_call: Callable[..., Any] = original.__call__
+    original_forward: Callable[..., Any] = original.forward  # type: ignore[attr-defined]
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_traced():  # a part of a larger model that is being compiled: its graph takes us in
+            return original_call(self, *args, **kwargs)
+        return self._burnish_handle.entrance.call(*args, **kwargs)
+
+    @functools.wraps(original_forward)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_traced():
+            return original_forward(self, *args, **kwargs)
+        return self._burnish_handle.forward.call(*args, **kwargs)
+
+    def __deepcopy__(self: Any, memo: dict[int, Any]) -> torch.nn.Module:
+        handle: Handle = self._burnish_handle
+        twin = memo[id(self)] = compiled_module(copy.deepcopy(handle.eager, memo), handle.settings)
+        return twin
+
+    def __copy__(self: Any) -> torch.nn.Module:
+        handle: Handle = self._burnish_handle
+        return compiled_module(copy.copy(handle.eager), handle.settings)
+
+    def __reduce_ex__(self: Any, protocol: int) -> tuple[Any, ...]:
+        handle: Handle = self._burnish_handle
+        _check_pickles(handle.name, (handle.eager, handle.settings), protocol)
+        return compiled_module, (handle.eager, handle.settings)
+
+    properties = {
+        "burnish": property(lambda self: self._burnish_handle, doc="Settings, statistics and the eager original."),
+        "eager": property(lambda self: self._burnish_handle.eager, doc="The module as it was before compiling."),
+    }
+    eager: Callable[[Any], Any] = lambda self: self._burnish_handle.eager  # noqa: E731
+    return {
+        "__call__": __call__,
+        "forward": forward,
+        "__deepcopy__": __deepcopy__,
+        "__copy__": __copy__,
+        "__reduce_ex__": __reduce_ex__,
+        **_shared_members(original, eager),
+        **{name: properties[name] for name in shown},
+    }
+
+
+def _disabled_members(original: type, shown: tuple[str, ...]) -> dict[str, Any]:
+    def __deepcopy__(self: Any, memo: dict[int, Any]) -> torch.nn.Module:
+        twin = memo[id(self)] = disabled_module(copy.deepcopy(self._burnish_handle, memo))
+        return twin
+
+    def __reduce_ex__(self: Any, protocol: int) -> tuple[Any, ...]:
+        return disabled_module, (self._burnish_handle,)
+
+    return {
+        "__call__": torch._dynamo.disable(original.__call__),
+        "__deepcopy__": __deepcopy__,
+        "__reduce_ex__": __reduce_ex__,
+        **_shared_members(original, lambda self: self._burnish_handle),
+    }
+
+
+def _shared_members(original: type, eager: Callable[[Any], Any]) -> dict[str, Any]:
+    def __new__(cls: type, *args: Any, **kwargs: Any) -> Any:
+        return original(*args, **kwargs)  # `type(compiled)(config)` builds a model, as it would on the original
+
+    return {"__new__": __new__, **{name: _slot(name, eager) for name in _slot_names(original)}}
+
+
+def _slot_names(original: type) -> set[str]:
+    members = (item for cls in original.__mro__ for item in vars(cls).items())
+    return {name for name, member in members if isinstance(member, types.MemberDescriptorType)}
+
+
+def _slot(name: str, eager: Callable[[Any], Any]) -> property:
+    """An attribute kept in a slot is not in the `__dict__` the two objects share: go to the original for it."""
+    return property(
+        lambda self: getattr(eager(self), name),
+        lambda self, value: setattr(eager(self), name, value),
+        lambda self: delattr(eager(self), name),
+    )
+
+
+# -- pickling ----------------------------------------------------------------------------------------------------
+
+
+class _Sink(io.RawIOBase):
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        return len(data)
+
+
+class _Rehearsal(pickle.Pickler):
+    """Pickles everything but the tensors' bytes, to nowhere: enough to learn whether it can be done."""
+
+    def persistent_id(self, value: Any) -> str | None:
+        return "tensor" if isinstance(value, (torch.Tensor, torch.UntypedStorage)) else None
+
+
+def _check_pickles(name: str, parts: tuple[Any, ...], protocol: int) -> None:
+    try:
+        _Rehearsal(_Sink(), protocol).dump(parts)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise CannotPickle(name, error) from error

@@ -1,0 +1,1 @@
+"""The representations a model passes through before it is source: expressions, graph, body."""

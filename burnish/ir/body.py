@@ -1,0 +1,288 @@
+"""Body: what a kernel computes at one point of its iteration space, as an SSA list. Shared by every printer.
+
+A `Loop` is an iteration space (parallel axes, reduction axes) and a body. Each value varies with some of the axes:
+a reduction's result, and what is computed from such results alone, is at row level; everything that mentions a
+reduction axis is at element level. A map after a reduction over the same row therefore simply follows it in the list.
+
+Offsets are flat element offsets into buffers. The symbol `%7` inside an offset stands for value 7 (gathers).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from burnish.ir.dtypes import DType
+from burnish.ir.expr import Dim, Expr, Sym, mentions, substitute, sym, symbols
+
+
+@dataclass(frozen=True)
+class Load:
+    buffer: str
+    index: Dim
+    dtype: DType
+    guard: int | None = None  # a bool value; where it is false the result is `fill` and memory is not touched
+    fill: bool | int | float = 0
+
+
+@dataclass(frozen=True)
+class Const:
+    value: bool | int | float
+    dtype: DType
+    kind: str = ""  # keeps 1, 1.0, True, 0.0 and -0.0 apart when instructions are compared
+
+
+@dataclass(frozen=True)
+class Position:
+    """An index expression as a number."""
+
+    expr: Dim
+    dtype: DType = DType.i64
+
+
+@dataclass(frozen=True)
+class Apply:
+    fn: str
+    args: tuple[int, ...]
+    dtype: DType
+
+
+@dataclass(frozen=True)
+class Checked:
+    """args[0] if it lies in [0, size), else 0 with the program's error flag raised."""
+
+    arg: int
+    size: Dim
+    dtype: DType = DType.i64
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """`kind` over every reduction axis. For argmax / argmin the result is `at`, the position along them."""
+
+    kind: str
+    arg: int
+    dtype: DType
+    at: Dim = 0
+
+
+@dataclass(frozen=True)
+class Scanned:
+    """Running `kind` along the one reduction axis."""
+
+    kind: str
+    arg: int
+    dtype: DType
+
+
+@dataclass(frozen=True)
+class Store:
+    buffer: str
+    index: Dim
+    value: int
+    mode: str = "set"  # set | add | prod | max | min
+    dtype: DType = DType.f32
+
+
+Instr = Load | Const | Position | Apply | Checked | Reduced | Scanned | Store
+
+
+def const(value: bool | int | float, dtype: DType) -> Const:
+    return Const(value, dtype, f"{type(value).__name__}:{value!r}")
+
+
+def instr_args(i: Instr) -> tuple[int, ...]:
+    """Values an instruction uses, those inside its offset included."""
+    match i:
+        case Load(_, index, _, guard, _):
+            return (*value_refs(index), *(() if guard is None else (guard,)))
+        case Apply(_, args, _):
+            return args
+        case Checked(arg, _, _) | Reduced(_, arg, _, _) | Scanned(_, arg, _):
+            return (arg,)
+        case Store(_, index, value, _, _):
+            return (value, *value_refs(index))
+        case Position(expr, _):
+            return value_refs(expr)
+        case _:
+            return ()
+
+
+def instr_index(i: Instr) -> Dim:
+    match i:
+        case Load(_, index, _, _, _) | Store(_, index, _, _, _):
+            return index
+        case Position(expr, _):
+            return expr
+        case _:
+            return 0
+
+
+def value_refs(index: Dim) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(int(s.name[1:]) for s in symbols(index) if s.name.startswith("%")))
+
+
+def value_symbol(value: int) -> Expr:
+    return sym(f"%{value}")
+
+
+def remap(i: Instr, values: Mapping[int, int], axes: Mapping[str, Dim]) -> Instr:
+    """The instruction with its values renumbered and its axes replaced."""
+    env: dict[str, Dim] = dict(axes)
+    for v in value_refs(instr_index(i)):
+        env[f"%{v}"] = value_symbol(values[v])
+    match i:
+        case Load(_, index, _, guard, _):
+            return replace(i, index=substitute(index, env), guard=None if guard is None else values[guard])
+        case Apply(_, args, _):
+            return replace(i, args=tuple(values[a] for a in args))
+        case Reduced(_, arg, _, at):
+            return replace(i, arg=values[arg], at=substitute(at, env))
+        case Checked(arg, _, _) | Scanned(_, arg, _):
+            return replace(i, arg=values[arg])
+        case Store(_, index, value, _, _):
+            return replace(i, index=substitute(index, env), value=values[value])
+        case Position(expr, _):
+            return replace(i, expr=substitute(expr, env))
+        case _:
+            return i
+
+
+class BodyBuilder:
+    """Appends instructions, reusing equal ones."""
+
+    def __init__(self) -> None:
+        self.instrs: list[Instr] = []
+        self._memo: dict[Instr, int] = {}
+
+    def emit(self, instr: Instr) -> int:
+        if isinstance(instr, Store):
+            self.instrs.append(instr)
+            return len(self.instrs) - 1
+        at = self._memo.get(instr)
+        if at is None:
+            at = self._memo[instr] = len(self.instrs)
+            self.instrs.append(instr)
+        return at
+
+
+@dataclass(frozen=True)
+class Axis:
+    sym: Sym
+    size: Dim
+    reduce: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.sym.name
+
+
+def make_axis(name: str, size: Dim, reduce: bool = False) -> Axis:
+    return Axis(Sym(name, 0, size - 1), size, reduce)
+
+
+@dataclass(frozen=True)
+class Loop:
+    axes: tuple[Axis, ...]
+    body: tuple[Instr, ...]
+    sequential: bool = False  # iterations may write the same element: keep their order
+
+    @property
+    def parallel(self) -> tuple[Axis, ...]:
+        return tuple(a for a in self.axes if not a.reduce)
+
+    @property
+    def reduction(self) -> tuple[Axis, ...]:
+        return tuple(a for a in self.axes if a.reduce)
+
+    @property
+    def loads(self) -> list[Load]:
+        return [i for i in self.body if isinstance(i, Load)]
+
+    @property
+    def stores(self) -> list[Store]:
+        return [i for i in self.body if isinstance(i, Store)]
+
+    def element_level(self) -> list[bool]:
+        """For each instruction, whether it varies with a reduction axis."""
+        names = frozenset(a.name for a in self.reduction)
+        level: list[bool] = []
+        for i in self.body:
+            if isinstance(i, Reduced):
+                level.append(False)
+            elif isinstance(i, Scanned):
+                level.append(True)
+            else:
+                level.append(mentions(instr_index(i), names) or any(level[a] for a in instr_args(i)))
+        return level
+
+    def __str__(self) -> str:
+        head = ", ".join(f"{a.name}<{a.size}{' reduce' if a.reduce else ''}" for a in self.axes)
+        lines = [f"loop [{head}]{' sequential' if self.sequential else ''}"]
+        lines += [
+            f"  %{n} = {show(i)}" if not isinstance(i, Store) else f"  {show(i)}" for n, i in enumerate(self.body)
+        ]
+        return "\n".join(lines)
+
+    def verify(self) -> None:
+        names = {a.name for a in self.axes}
+        for n, i in enumerate(self.body):
+            for a in instr_args(i):
+                assert 0 <= a < n and not isinstance(self.body[a], Store), f"%{n} uses %{a}"
+            for s in symbols(instr_index(i)):
+                ok = s.name in names or s.name.startswith(("%", "s", "u"))
+                assert ok, f"%{n} mentions {s.name}, which is no axis of this loop"
+        level = self.element_level()
+        for n, i in enumerate(self.body):
+            if isinstance(i, Reduced):
+                assert self.reduction, f"%{n} reduces over no axis"
+            if isinstance(i, Store) and i.mode == "set" and not level[n]:
+                assert not mentions(i.index, {a.name for a in self.reduction})
+        assert self.stores, "a loop that stores nothing"
+
+
+def show(i: Instr) -> str:
+    match i:
+        case Load(buffer, index, dtype, guard, fill):
+            tail = "" if guard is None else f" if %{guard} else {fill}"
+            return f"load {buffer}[{index}]: {dtype.value}{tail}"
+        case Const(value, dtype, _):
+            return f"const {value}: {dtype.value}"
+        case Position(expr, dtype):
+            return f"position {expr}: {dtype.value}"
+        case Apply(fn, args, dtype):
+            return f"{fn}({', '.join(f'%{a}' for a in args)}): {dtype.value}"
+        case Checked(arg, size, _):
+            return f"checked %{arg} < {size}"
+        case Reduced(kind, arg, dtype, _):
+            return f"reduce_{kind}(%{arg}): {dtype.value}"
+        case Scanned(kind, arg, dtype):
+            return f"scan_{kind}(%{arg}): {dtype.value}"
+        case Store(buffer, index, value, mode, _):
+            return f"{buffer}[{index}] {'=' if mode == 'set' else mode + '='} %{value}"
+
+
+def rebuild(
+    body: Sequence[Instr], axes: Mapping[str, Dim], into: BodyBuilder, replaced: Mapping[int, int] | None = None
+) -> dict[int, int]:
+    """Re-emit `body` into a builder under new axes; `replaced` gives values that exist there already."""
+    values: dict[int, int] = dict(replaced or {})
+    for n, i in enumerate(body):
+        if n not in values:
+            values[n] = into.emit(remap(i, values, axes))
+    return values
+
+
+def prune(body: Sequence[Instr]) -> tuple[Instr, ...]:
+    """Drop values nothing stores."""
+    live: set[int] = set()
+    for n in range(len(body) - 1, -1, -1):
+        if n in live or isinstance(body[n], Store):
+            live.add(n)
+            live.update(instr_args(body[n]))
+    kept = BodyBuilder()
+    values: dict[int, int] = {}
+    for n, i in enumerate(body):
+        if n in live:
+            values[n] = kept.emit(remap(i, values, {}))
+    return tuple(kept.instrs)

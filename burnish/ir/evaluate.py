@@ -1,0 +1,128 @@
+"""What a Loop means, in torch: the reference every printer is tested against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from burnish.ir.body import Apply, Checked, Const, Load, Loop, Position, Reduced, Scanned, Store, value_refs
+from burnish.ir.expr import Dim, evaluate, render
+from burnish.ir.scalar import SCALAR_OPS
+
+_REDUCE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "sum": lambda t: t.sum(-1, dtype=t.dtype),
+    "prod": lambda t: t.prod(-1, dtype=t.dtype),
+    "max": lambda t: t.amax(-1),
+    "min": lambda t: t.amin(-1),
+    "argmax": lambda t: t.argmax(-1),
+    "argmin": lambda t: t.argmin(-1),
+    "any": lambda t: t.any(-1),
+    "all": lambda t: t.all(-1),
+}
+
+
+def evaluate_loop(loop: Loop, buffers: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> None:
+    """Run the loop on flat 1-d tensors, in place."""
+    _Evaluation(loop, buffers, sizes).run()
+
+
+class _Evaluation:
+    """Values are tensors over the full iteration grid; row-level ones have size 1 along reduction axes."""
+
+    def __init__(self, loop: Loop, buffers: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> None:
+        self.loop, self.buffers, self.sizes = loop, buffers, sizes
+        self.shape = [evaluate(a.size, sizes) for a in loop.axes]
+        self.reduce_dims = [d for d, a in enumerate(loop.axes) if a.reduce]
+        self.values: dict[int, torch.Tensor] = {}
+        self.grid: dict[str, torch.Tensor] = {}
+        for d, a in enumerate(loop.axes):
+            view = [1] * len(self.shape)
+            view[d] = self.shape[d]
+            self.grid[a.name] = torch.arange(self.shape[d]).reshape(view)
+
+    def offset(self, index: Dim) -> torch.Tensor:
+        env = {**self.grid, **{k: torch.tensor(v) for k, v in self.sizes.items()}}
+        for v in value_refs(index):
+            env[f"%{v}"] = self.values[v]
+        return torch.as_tensor(_grid_value(index, env))
+
+    def run(self) -> None:
+        for n, i in enumerate(self.loop.body):
+            match i:
+                case Load(buffer, index, dtype, guard, fill):
+                    at = self.offset(index)
+                    if guard is not None:
+                        ok = self.values[guard].broadcast_to(_broadcast(at.shape, self.values[guard].shape))
+                        at = torch.where(ok, at, 0)
+                        got = self.buffers[buffer][at].to(dtype.torch)
+                        self.values[n] = torch.where(ok, got, torch.tensor(fill, dtype=dtype.torch))
+                    else:
+                        self.values[n] = self.buffers[buffer][at].to(dtype.torch)
+                case Const(value, dtype, _):
+                    self.values[n] = torch.tensor(value, dtype=dtype.torch)
+                case Position(expr, dtype):
+                    self.values[n] = self.offset(expr).to(dtype.torch)
+                case Apply(fn, args, dtype):
+                    self.values[n] = SCALAR_OPS[fn].reference(*(self.values[a] for a in args)).to(dtype.torch)
+                case Checked(arg, size, _):
+                    limit = evaluate(size, self.sizes)
+                    v = self.values[arg]
+                    if bool(((v < 0) | (v >= limit)).any()):
+                        raise IndexError(f"index out of range for a dimension of size {limit}")
+                    self.values[n] = v
+                case Reduced(kind, arg, dtype, _):
+                    self.values[n] = self._reduce(kind, self.values[arg]).to(dtype.torch)
+                case Scanned(kind, arg, dtype):
+                    v = self.values[arg].broadcast_to(self.shape)
+                    (dim,) = self.reduce_dims
+                    self.values[n] = (torch.cumsum if kind == "sum" else torch.cumprod)(v, dim).to(dtype.torch)
+                case Store(buffer, index, value, mode, _):
+                    self._store(buffer, index, self.values[value], mode)
+
+    def _reduce(self, kind: str, value: torch.Tensor) -> torch.Tensor:
+        full = value.broadcast_to(
+            [
+                s if d in self.reduce_dims else v
+                for d, (s, v) in enumerate(zip(self.shape, _padded(value, len(self.shape)), strict=True))
+            ]
+        )
+        keep = [d for d in range(full.dim()) if d not in self.reduce_dims]
+        flat = full.permute(*keep, *self.reduce_dims).flatten(len(keep))
+        out = _REDUCE[kind](flat)
+        for d in self.reduce_dims:
+            out = out.unsqueeze(d)
+        return out
+
+    def _store(self, buffer: str, index: Dim, value: torch.Tensor, mode: str) -> None:
+        at = self.offset(index)
+        shape = _broadcast(
+            at.shape, value.shape, [1 if a.reduce else s for a, s in zip(self.loop.axes, self.shape, strict=True)]
+        )
+        at, value = at.broadcast_to(shape).flatten(), value.broadcast_to(shape).flatten().to(self.buffers[buffer].dtype)
+        if mode == "set":
+            self.buffers[buffer][at] = value
+        elif mode == "add":
+            self.buffers[buffer].index_add_(0, at, value)
+        else:
+            self.buffers[buffer].index_reduce_(0, at, value, {"prod": "prod", "max": "amax", "min": "amin"}[mode])
+
+
+def _padded(value: torch.Tensor, rank: int) -> list[int]:
+    return [1] * (rank - value.dim()) + list(value.shape)
+
+
+def _grid_value(x: Dim, env: Mapping[str, torch.Tensor]) -> torch.Tensor | int:
+    """An index expression over grids of positions."""
+    if isinstance(x, int):
+        return x
+    names: dict[str, str] = {}
+    text = render(x, lambda n: names.setdefault(n, f"v{len(names)}"))
+    scope = {"__builtins__": {}, "max": torch.maximum, "min": torch.minimum}
+    value: torch.Tensor = eval(text, scope, {v: env[n] for n, v in names.items()})
+    return value
+
+
+def _broadcast(*shapes: Any) -> tuple[int, ...]:
+    return tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]

@@ -1,0 +1,6 @@
+"""ATen operations in terms of the graph's own: one function an op, registered by name."""
+
+from burnish.lower import contractions, indexing, nn, pointwise, reductions, views
+from burnish.lower.registry import LOWERINGS, lowered_names
+
+__all__ = ["LOWERINGS", "contractions", "indexing", "lowered_names", "nn", "pointwise", "reductions", "views"]

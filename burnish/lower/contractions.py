@@ -1,0 +1,65 @@
+"""Matrix products and attention."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from burnish.ir.dtypes import DType
+from burnish.ir.expr import Dim, product
+from burnish.ir.graph import Attend, Contract, Node, TensorType
+from burnish.lower.builder import Builder, NotLowered
+from burnish.lower.registry import lowering
+
+# Rows beyond which a half-precision product goes to the vendor library, which may have matrix units for it.
+HALF_ROWS = 8
+
+
+def contract(b: Builder, x: Node, y: Node) -> Node:
+    """Batched product in the accumulator's type."""
+    m, k, n = x.shape[-2], x.shape[-1], y.shape[-1]
+    if not x.dtype.is_float or x.dtype is not y.dtype:
+        raise NotLowered("a product of integers")
+    if x.dtype.compute is not x.dtype and not (isinstance(m, int) and m <= HALF_ROWS):
+        raise NotLowered("a large product in a half type")
+    if product((*x.shape[:-2], m, n)) == 0 or k == 0:
+        raise NotLowered("a product of nothing")
+    return b.add(Contract(), (x, y), TensorType(x.dtype.compute, (*x.shape[:-2], m, n)))
+
+
+@lowering("mm.default", "bmm.default")
+def mm(b: Builder, x: Node, y: Node) -> Node:
+    return b.cast(contract(b, x, y), b.out_dtype)
+
+
+@lowering("addmm.default", "baddbmm.default")
+def addmm(b: Builder, bias: Node, x: Node, y: Node, *, beta: Any = 1, alpha: Any = 1) -> Node:
+    out = contract(b, x, y)
+    if alpha != 1:
+        out = b.map("mul", out, alpha)
+    if beta != 0:
+        scaled = b.cast(bias, out.dtype)
+        out = b.map("add", out, scaled if beta == 1 else b.map("mul", scaled, beta))
+    return b.cast(out, b.out_dtype)
+
+
+@lowering("mv.default")
+def mv(b: Builder, x: Node, y: Node) -> Node:
+    out = contract(b, x, b.unsqueeze(y, 1))
+    return b.cast(b.reshape(out, (x.shape[0],)), b.out_dtype)
+
+
+@lowering("_scaled_dot_product_flash_attention_for_cpu.default")
+def flash_attention(
+    b: Builder, q: Node, k: Node, v: Node, dropout: float = 0.0, causal: bool = False,
+    *, attn_mask: Node | None = None, scale: float | None = None,
+) -> list[Node]:  # fmt: skip
+    if dropout or q.dtype is not DType.f32 or 0 in q.shape or 0 in k.shape:
+        raise NotLowered("attention of this type")
+    width: Dim = q.shape[-1]
+    if not isinstance(width, int):
+        raise NotLowered("a symbolic head size")
+    masks = () if attn_mask is None else (b.expand(attn_mask, (*q.shape[:-1], k.shape[-2])),)
+    op = Attend(causal, scale if scale is not None else 1 / math.sqrt(width), bool(masks))
+    node = b.add(op, (q, k, v, *masks), b.out)
+    return [b.pick(node, 0), b.pick(node, 1)]

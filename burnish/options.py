@@ -1,0 +1,168 @@
+"""Every setting burnish has, in one frozen dataclass, and the only place where environment variables are read.
+
+An `Options` value is made once per compiled object and handed down explicitly; no stage looks anything up later.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from burnish.errors import BadOptionValue, ModeWithOptions, UnknownMode, UnknownOption
+
+MODES: tuple[str, ...] = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+
+_DEFAULT_CACHE_LIMIT = 2 << 30
+_SUFFIXES = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+def nearest(word: str, valid: Iterable[str]) -> str | None:
+    """The valid word a user most likely meant, or None when nothing is close."""
+    close = difflib.get_close_matches(word.lower(), list(valid), n=1, cutoff=0.4)
+    return close[0] if close else None
+
+
+def _env_path(variable: str) -> Path | None:
+    text = os.environ.get(variable, "").strip()
+    return Path(text).expanduser() if text else None
+
+
+def _env_bool(variable: str) -> bool:
+    return os.environ.get(variable, "").strip().lower() not in ("", "0", "false", "no", "off")
+
+
+def _env_count(variable: str) -> int | None:
+    text = os.environ.get(variable, "").strip()
+    if not text:
+        return None
+    try:
+        return _bytes(text)
+    except ValueError:
+        raise BadOptionValue(variable, text, "a whole number such as 4096, 512M or 2G") from None
+
+
+def _bytes(text: str) -> int:
+    scale = _SUFFIXES.get(text[-1].lower(), 1)
+    value = int(text[:-1] if scale > 1 else text) * scale
+    if value < 0:
+        raise ValueError(text)
+    return value
+
+
+def _cache_dir() -> Path:
+    return _env_path("BURNISH_CACHE_DIR") or Path("~/.cache/burnish").expanduser()
+
+
+def _cache_limit() -> int:
+    limit = _env_count("BURNISH_CACHE_LIMIT")
+    return _DEFAULT_CACHE_LIMIT if limit is None else limit
+
+
+def find_compiler() -> str | None:
+    """The C compiler to run: what the user named, else the first one on PATH, else None (a lower tier is used)."""
+    named = os.environ.get("BURNISH_CC", "").strip() or os.environ.get("CC", "").strip()
+    return named or next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
+
+
+@dataclass(frozen=True)
+class Options:
+    """The settings of one compiled object. `mode`, `fullgraph` and `dynamic` are arguments of `burnish.compile`;
+    the others are the words its `options=` accepts, each with the environment variable that sets its default."""
+
+    mode: str | None = None
+    fullgraph: bool = False
+    dynamic: bool | None = None
+    cache_dir: Path = field(default_factory=_cache_dir)  # BURNISH_CACHE_DIR
+    cache_limit_bytes: int = field(default_factory=_cache_limit)  # BURNISH_CACHE_LIMIT
+    cc: str | None = field(default_factory=find_compiler)  # BURNISH_CC, then CC
+    dump_dir: Path | None = field(default_factory=lambda: _env_path("BURNISH_DUMP"))  # BURNISH_DUMP
+    fuel: int | None = field(default_factory=lambda: _env_count("BURNISH_FUEL"))  # BURNISH_FUEL
+    threads: int | None = None  # None: as many as torch uses
+    disable_cache: bool = field(default_factory=lambda: _env_bool("BURNISH_NO_CACHE"))  # BURNISH_NO_CACHE
+    verify_ir: bool = field(default_factory=lambda: _env_bool("BURNISH_VERIFY"))  # BURNISH_VERIFY
+
+    @classmethod
+    def from_arguments(
+        cls,
+        *,
+        mode: str | None = None,
+        options: Mapping[str, object] | Options | None = None,
+        fullgraph: bool = False,
+        dynamic: bool | None = None,
+    ) -> Options:
+        """Check what a user passed to `burnish.compile` and make the settings of it; a mistake raises at once."""
+        if mode is not None and options:
+            raise ModeWithOptions()
+        if mode is not None and mode not in MODES:
+            raise UnknownMode(str(mode), nearest(str(mode), MODES), MODES)
+        for argument, value, allowed in (("fullgraph", fullgraph, (bool,)), ("dynamic", dynamic, (bool, type(None)))):
+            if not isinstance(value, allowed):
+                raise BadOptionValue(argument, value, "True or False" + (", or None" if len(allowed) > 1 else ""))
+        if isinstance(options, Options):
+            return dataclasses.replace(options, fullgraph=fullgraph, dynamic=dynamic)
+        checked = {name: _checked(name, value) for name, value in (options or {}).items()}
+        return dataclasses.replace(cls(mode=mode, fullgraph=fullgraph, dynamic=dynamic), **checked)  # type: ignore[arg-type]
+
+
+def _as_path(value: object) -> Path:
+    if isinstance(value, (str, os.PathLike)) and str(value):
+        return Path(value).expanduser()
+    raise TypeError(value)
+
+
+def _as_count(value: object) -> int:
+    if isinstance(value, str) and value:
+        return _bytes(value)
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    raise TypeError(value)
+
+
+def _as_threads(value: object) -> int:
+    if (threads := _as_count(value)) > 0:
+        return threads
+    raise ValueError(value)
+
+
+def _as_bool(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    raise TypeError(value)
+
+
+def _as_command(value: object) -> str:
+    if isinstance(value, (str, os.PathLike)) and str(value):
+        return str(value)
+    raise TypeError(value)
+
+
+# name -> (reader, may be None, what to tell a user who got it wrong)
+_READERS: Mapping[str, tuple[Callable[[object], object], bool, str]] = {
+    "cache_dir": (_as_path, False, "a directory"),
+    "cache_limit_bytes": (_as_count, False, "a number of bytes such as 4096, '512M' or '2G'"),
+    "cc": (_as_command, True, "a C compiler's command, or None"),
+    "dump_dir": (_as_path, True, "a directory, or None"),
+    "fuel": (_as_count, True, "a whole number of rewrites, or None"),
+    "threads": (_as_threads, True, "a whole number of at least 1, or None"),
+    "disable_cache": (_as_bool, False, "True or False"),
+    "verify_ir": (_as_bool, False, "True or False"),
+}
+
+OPTION_NAMES: tuple[str, ...] = tuple(_READERS)
+
+
+def _checked(name: object, value: object) -> object:
+    if not isinstance(name, str) or name not in _READERS:
+        raise UnknownOption(str(name), nearest(str(name), OPTION_NAMES), OPTION_NAMES)
+    read, optional, expected = _READERS[name]
+    if value is None and optional:
+        return None
+    try:
+        return read(value)
+    except (TypeError, ValueError):
+        raise BadOptionValue(name, value, expected) from None

@@ -1,0 +1,23 @@
+"""Graph → Graph rewrites: one line a pass, run in order by one driver that times, dumps and verifies them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from burnish.ir.graph import Graph
+from burnish.passes.fold import drop_identities, fold_constants, gather_to_view
+from burnish.passes.rewrite import Fuel, Rule, rewrite
+
+PASSES: tuple[tuple[str, Rule], ...] = (
+    ("fold", fold_constants),  # arithmetic on constants and on positions whose bounds decide it
+    ("identities", drop_identities),  # x * 1, where(True, ...), casts that change nothing
+    ("gathers", gather_to_view),  # reads at positions known in advance need no index tensor
+)
+
+
+def run_passes(graph: Graph, fuel: Fuel, each: Callable[[str, Graph], None]) -> Graph:
+    """`each(name, graph)` is called after every pass: the driver dumps and verifies there."""
+    for name, rule in PASSES:
+        graph = rewrite(graph, rule, name, fuel)
+        each(name, graph)
+    return graph

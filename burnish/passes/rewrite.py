@@ -1,0 +1,52 @@
+"""The one way a graph is rewritten: walk it in order, offer each node to a rule, keep what the rule does not change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from burnish.ir.graph import Graph, Node
+from burnish.lower.builder import Builder
+
+# Given a node over already rewritten inputs, an equal node to use instead, or None to keep it.
+Rule = Callable[[Builder, Node, tuple[Node, ...]], Node | None]
+
+
+class Fuel:
+    """A budget of optimisations. Halving it finds a miscompile: the step that spends the last unit is the culprit."""
+
+    def __init__(self, units: int | None = None) -> None:
+        self.left = units
+        self.last = ""
+
+    def spend(self, what: str) -> bool:
+        if self.left is None:
+            return True
+        if self.left <= 0:
+            return False
+        self.left -= 1
+        self.last = what
+        return True
+
+
+def rewrite(graph: Graph, rule: Rule, name: str, fuel: Fuel) -> Graph:
+    out = Graph()
+    builder = Builder(out)
+    new: dict[int, Node] = {}
+    for node in graph.nodes:
+        inputs = tuple(new[x.id] for x in node.inputs)
+        builder.origin = node.origin
+        found = rule(builder, node, inputs)
+        if found is not None and found.types == node.types and fuel.spend(f"{name} %{node.id}"):
+            new[node.id] = found
+            continue
+        kept = out.add(node.op, inputs, node.types, node.origin)
+        kept.layout = kept.layout if kept.layout is not None else node.layout
+        new[node.id] = kept
+    swap = lambda x: new[x.id] if isinstance(x, Node) else x  # noqa: E731
+    out.inputs = [swap(x) for x in graph.inputs]
+    out.outputs = [swap(x) for x in graph.outputs]
+    out.mutations = [(new[t.id], new[v.id]) for t, v in graph.mutations]
+    out.effects = [new[n.id] for n in graph.effects]
+    out.output_layouts = dict(graph.output_layouts)
+    out.eliminate_dead()
+    return out

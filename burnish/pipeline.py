@@ -1,0 +1,82 @@
+"""The way of a graph, top to bottom: captured FX → Graph → passes → Schedule → C source → Program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from torch.fx import GraphModule
+
+from burnish.capture.aten import import_graph
+from burnish.codegen.c import generate
+from burnish.errors import CompileError
+from burnish.ir.graph import Graph
+from burnish.options import Options
+from burnish.passes import run_passes
+from burnish.passes.rewrite import Fuel
+from burnish.runtime.build import CSource, build_shared, native_library
+from burnish.runtime.cache import open_cache
+from burnish.runtime.program import build_program, load_program
+from burnish.schedule.fuse import fuse
+from burnish.schedule.kernels import Schedule
+from burnish.schedule.lower import lower_graph
+from burnish.stats import CompileLog
+
+Kind = Literal["forward", "backward", "inference"]
+
+
+def compile_graph(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    kind: Kind,
+    options: Options,
+    log: CompileLog,
+    static_inputs: frozenset[int] = frozenset(),
+) -> Callable[[list[Any]], Sequence[Any]]:
+    """Compile one functional ATen graph into a boxed callable. Raises on any failure; the caller serves eager then."""
+    with log.stage("import"):
+        captured = import_graph(gm)  # ATen calls become our operations; sizes become expressions
+    fuel = Fuel(options.fuel)
+    _checkpoint(f"{kind}.graph", captured.graph, options, log)
+    with log.stage("passes"):  # named rewrites, listed in burnish/passes/__init__.py
+        captured.graph = run_passes(
+            captured.graph, fuel, lambda name, g: _checkpoint(f"{kind}.graph.{name}", g, options, log)
+        )
+    with log.stage("schedule"):
+        schedule = lower_graph(captured)  # what is stored, and the loop that computes it
+    _checkpoint(f"{kind}.schedule.unfused", schedule, options, log)
+    with log.stage("fuse"):
+        schedule = fuse(schedule, fuel)  # loops that share data become one
+    _checkpoint(f"{kind}.schedule", schedule, options, log)
+    with log.stage("codegen"):
+        unit = generate(schedule)  # one C file, each distinct kernel once
+        program = build_program(schedule, unit, captured.symbols.sources, len(captured.graph.inputs))
+    log.dump(f"{kind}.kernels.c", unit.text)
+    log.dump(f"{kind}.program.py", str(program))
+    with log.stage("build"):
+        library = _build(unit.text, unit.uses_library, options, log) if unit.segments else None
+    with log.stage("load"):
+        run = load_program(program, library)
+    log.kernels(unit.kernels)
+    for name, _ in captured.externs:
+        log.aten_call(name)
+    return run
+
+
+def _checkpoint(name: str, form: Graph | Schedule, options: Options, log: CompileLog) -> None:
+    """Between two stages: what the first made is written down where asked, and checked where asked."""
+    if log.dump_dir is not None:
+        log.dump(f"{name}.txt", str(form))
+    if options.verify_ir:
+        form.verify()
+
+
+def _build(text: str, uses_library: bool, options: Options, log: CompileLog) -> Any:
+    cache = open_cache(options)
+    if uses_library:
+        native_library(options, cache, log)
+    return build_shared(CSource(text, "graph"), options=options, cache=cache, log=log)
+
+
+__all__ = ["CompileError", "Kind", "compile_graph"]

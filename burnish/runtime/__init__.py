@@ -1,0 +1,1 @@
+"""What runs a compiled program: the cache on disk, the build with the system's C compiler, and the program itself."""

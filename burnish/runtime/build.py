@@ -1,0 +1,265 @@
+"""C source in, loaded library out: runs the C compiler once for each distinct source, then never again.
+
+A second process finds the library, and the compiler's identity, in the cache and starts no process at all. Where the
+cache cannot be used the library lives in a directory of this process's own, removed when it exits.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import functools
+import hashlib
+import os
+import re
+import shlex
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch  # loads the OpenMP runtime that everything built here resolves against
+
+from burnish.errors import CompilerFailed, LibraryUnloadable, NativeSourceMissing, NoRoomToBuild
+from burnish.options import Options
+from burnish.runtime.cache import Cache, CacheKey
+from burnish.runtime.compiler import (
+    CommandFailed,
+    Compiler,
+    compile_object,
+    cpu_features,
+    find_compiler,
+    forget_compilers,
+    link_shared,
+)
+from burnish.stats import CompileLog
+
+NATIVE_DIR = Path(__file__).parent / "native"
+
+# Never -ffast-math: NaN, Inf and -0.0 must come out as they do in eager.
+_FLAGS = ("-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-std=gnu11")
+# Eager rounds after every operation. Contracted, x*y - x*y is the rounding error instead of 0, and its square root may
+# be NaN: generated code spells out the multiply-adds it wants. The native library's sums of products want them all.
+_GENERATED_FLAGS = (*_FLAGS, "-ffp-contract=off")
+_NATIVE_FLAGS = (*_FLAGS, "-ffp-contract=fast")
+
+_KIND = "library"
+_OPENMP_SYMBOL = re.compile(r"undefined symbol: (GOMP_|omp_|__kmpc_)")
+
+
+@dataclass(frozen=True)
+class CSource:
+    """One translation unit; `name` is for people: it names files and log lines, and does not change the key."""
+
+    text: str
+    name: str
+
+    @property
+    def stem(self) -> str:
+        return re.sub(r"[^A-Za-z0-9_.-]", "_", self.name)[:80]
+
+
+@dataclass(frozen=True)
+class _Job:
+    name: str
+    sources: tuple[CSource, ...]
+    flags: tuple[str, ...]
+    exported: bool  # later libraries may call into this one
+
+    def key(self, compiler: Compiler) -> CacheKey:
+        """Everything the library depends on."""
+        text = "\0".join(source.text for source in self.sources)
+        return CacheKey(
+            (
+                ("name", self.name),
+                ("source", hashlib.sha256(text.encode()).hexdigest()),
+                ("burnish", source_hash()),
+                ("torch", str(torch.__version__)),
+                ("compiler", shlex.join(compiler.command)),
+                ("compiler version", compiler.version),
+                ("compiler file", compiler.file),
+                ("flags", " ".join(self.flags)),
+                ("cpu", cpu_features()),
+            )
+        )
+
+
+@dataclass(frozen=True)
+class _Library:
+    handle: ctypes.CDLL
+    path: Path
+
+
+class _CannotLoad(Exception):
+    """dlopen's own words. Not the OSError that ctypes raises: in this file that is a disk that failed."""
+
+
+_libraries: dict[str, _Library] = {}  # digest -> what this process has loaded
+_building: dict[str, threading.Lock] = {}  # digest -> held while it is looked for or built
+_openmp_plan: dict[Compiler, int] = {}  # which of the ways in _build_in served this compiler last
+_guard = threading.Lock()
+
+
+def build_shared(
+    source: CSource, *, options: Options, cache: Cache, log: CompileLog, link: Sequence[Path] = ()
+) -> ctypes.CDLL:
+    """The library made of `source`, loaded. It may call functions of the libraries in `link`."""
+    for path in link:  # loaded for all to see, not linked against: a file in the cache may be evicted
+        ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    return _obtain(_Job(source.name, (source,), _GENERATED_FLAGS, exported=False), options, cache, log).handle
+
+
+def native_library(options: Options, cache: Cache, log: CompileLog) -> tuple[ctypes.CDLL, Path]:
+    """The C runtime that ships as source with burnish, loaded so that libraries built later may call it."""
+    sources = tuple(CSource(path.read_text(), path.stem) for path in sorted(NATIVE_DIR.glob("*.c")))
+    if not sources:
+        raise NativeSourceMissing(NATIVE_DIR)
+    library = _obtain(_Job("native", sources, _NATIVE_FLAGS, exported=True), options, cache, log)
+    return library.handle, library.path
+
+
+@functools.cache
+def source_hash() -> str:
+    """The hash of burnish's own sources: a changed compiler must not serve what it made before the change."""
+    package = Path(__file__).parent.parent
+    digest = hashlib.sha256()
+    for path in sorted(path for path in package.rglob("*") if path.suffix in (".py", ".c", ".h")):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(package)} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
+
+
+def forget_loaded() -> None:
+    """Make this process look at the disk again. Libraries stay mapped: their functions may be in use."""
+    for memo in (_libraries, _building, _openmp_plan):
+        memo.clear()
+    forget_compilers()
+
+
+def _obtain(job: _Job, options: Options, cache: Cache, log: CompileLog) -> _Library:
+    try:
+        compiler = find_compiler(options.cc, cache)
+        key = job.key(compiler)
+        with _guard:
+            building = _building.setdefault(key.digest, threading.Lock())
+        with building:
+            library = _libraries.get(key.digest) or _load_stored(job, key, cache)
+            log.cache(library is not None, "" if library else cache.miss_reason(_KIND, key))
+            if library is None:
+                with log.stage("cc"):
+                    library = _build(job, compiler, key, cache)
+            _libraries[key.digest] = library
+            return library
+    except CommandFailed as failure:
+        for source in job.sources:
+            log.dump(f"{source.stem}.c", source.text)
+        raise CompilerFailed(failure.command, failure.status, failure.first_errors, options.dump_dir) from None
+    except _CannotLoad as failure:
+        raise LibraryUnloadable(job.name, str(failure)) from None
+
+
+def _load_stored(job: _Job, key: CacheKey, cache: Cache) -> _Library | None:
+    path = cache.path(_KIND, key)
+    if path is None:
+        return None
+    try:
+        return _Library(_dlopen(path, job.exported), path)
+    except _CannotLoad:  # evicted since the check, or made where other libraries were loaded
+        cache.discard(_KIND, key)
+        return None
+
+
+def _build(job: _Job, compiler: Compiler, key: CacheKey, cache: Cache) -> _Library:
+    """Build on the cache's filesystem or, where there is no room or no permission, in the temporary directory."""
+    problems: list[str] = []
+    places: tuple[Callable[[], AbstractContextManager[Path]], ...] = (cache.workspace, _own_workspace)
+    for place in places:
+        try:
+            with place() as directory:
+                return _build_in(directory, job, compiler, key, cache)
+        except OSError as error:
+            problems.append(str(error))
+        except CommandFailed as failure:
+            if not failure.no_room:
+                raise
+            problems.append(failure.first_errors)
+    raise NoRoomToBuild(problems)
+
+
+def _build_in(directory: Path, job: _Job, compiler: Compiler, key: CacheKey, cache: Cache) -> _Library:
+    """Torch has an OpenMP runtime loaded, and linking none lets kernels share its threads. Where that one does not
+    serve this compiler, link the compiler's own; where there is none, do without OpenMP."""
+    serial = tuple(flag for flag in job.flags if flag != "-fopenmp")
+    plans: list[tuple[tuple[str, ...], tuple[str, ...]]] = [(job.flags, ()), (job.flags, ("-fopenmp",)), (serial, ())]
+    for plan in range(_openmp_plan.get(compiler, 0), len(plans)):
+        compile_flags, link_flags = plans[plan]
+        try:
+            objects = _compile(job, compiler, compile_flags, directory)
+            link_shared(compiler, link_flags, objects, directory / "library.so")
+            library = _publish(directory / "library.so", job, key, cache)
+            _openmp_plan[compiler] = plan
+            return library
+        except _CannotLoad as failure:
+            if not _OPENMP_SYMBOL.search(str(failure)):
+                raise
+            error: Exception = failure
+        except CommandFailed as failure:
+            if not link_flags:
+                raise
+            error = failure
+    raise error
+
+
+def _compile(job: _Job, compiler: Compiler, flags: Sequence[str], directory: Path) -> list[Path]:
+    def compile_one(source: CSource) -> Path:
+        text = directory / f"{source.stem}.c"
+        text.write_text(source.text)
+        compile_object(compiler, [*flags, f"-I{NATIVE_DIR}"], text, text.with_suffix(".o"))
+        return text.with_suffix(".o")
+
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        return list(pool.map(compile_one, job.sources))
+
+
+def _publish(built: Path, job: _Job, key: CacheKey, cache: Cache) -> _Library:
+    """Load the library from where it will stay: the cache, or this process's own directory if the cache takes no
+    files or its filesystem allows no code (noexec)."""
+    if path := cache.put(_KIND, key, built.read_bytes()):
+        try:
+            return _Library(_dlopen(path, job.exported), path)
+        except _CannotLoad:
+            cache.discard(_KIND, key)
+    kept = Path(tempfile.mkdtemp(dir=_own_directory(os.getpid()))) / "data"
+    shutil.copyfile(built, kept)
+    return _Library(_dlopen(kept, job.exported), kept)
+
+
+def _dlopen(path: Path, exported: bool) -> ctypes.CDLL:
+    """ctypes binds at once (RTLD_NOW), so a missing symbol is an exception here and not a dead process later."""
+    try:
+        return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL if exported else ctypes.RTLD_LOCAL)
+    except OSError as error:
+        raise _CannotLoad(str(error)) from None
+
+
+@contextlib.contextmanager
+def _own_workspace() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir=_own_directory(os.getpid()), ignore_cleanup_errors=True) as path:
+        yield Path(path)
+
+
+@functools.cache
+def _own_directory(pid: int) -> Path:
+    path = Path(tempfile.mkdtemp(prefix="burnish-"))
+
+    def remove() -> None:
+        if os.getpid() == pid:  # a forked child inherits this handler, and must not take its parent's libraries away
+            shutil.rmtree(path, ignore_errors=True)
+
+    atexit.register(remove)
+    return path

@@ -1,0 +1,61 @@
+/* C = A B for any strides, handing finished tiles to a generated epilogue. See bn_runtime.h. */
+#include "bn_simd.h"
+
+/* Depth of a slab of k. A block of the broadcast operand this deep (18 KiB) stays in the first-level
+ * cache, a task's panels (288 KiB) in the second-level cache. */
+#ifndef BN_KC
+#define BN_KC 384
+#endif
+/* What one task multiplies: rows of the broadcast operand and of the packed one. */
+#ifndef BN_S_CHUNK
+#define BN_S_CHUNK 96
+#endif
+#ifndef BN_V_CHUNK
+#define BN_V_CHUNK 192
+#endif
+/* A transposed tile on its way to the epilogue: its columns are a multiple of every TILE_ROWS, and
+ * in all it is a small part of a first-level cache. */
+#define BN_DELIVER_ROWS 64
+#define BN_DELIVER_COLUMNS 48
+/* Panels packed in one go: long runs of memory, but small enough pieces to share among threads. */
+#define BN_PACK_PANELS 4
+/* The shared packed operand: what is larger is packed in rounds. */
+#define BN_PACKED_BYTES ((int64_t)16 << 20)
+/* Multiplications below this many flops are over before other threads would have woken. */
+#define BN_SERIAL_WORK 400e3
+/* "Few" rows, and how much of the long side one task covers. */
+#define BN_FEW_MAX 8
+#define BN_THIN_CHUNK 256
+/* Long operands below this many elements are read before other threads would have woken. */
+#define BN_SERIAL_ELEMENTS 48e3
+
+/* How the broadcast operand is read. */
+enum { BN_BY_ROW, BN_BY_COLUMN, BN_COPY_ROWS, BN_PACK };
+
+#define REAL float
+#define LANES BN_LANES_F32
+#define DTYPE BN_F32
+#define DTYPE_HAS_NARROW 1
+#define MASK_BITS 32
+#define TYPE(name) name##_f32
+#include "bn_tile.h"
+#include "bn_gemm_packed.h"
+#include "bn_gemm_thin.h"
+#include "bn_gemm_entry.h"
+#undef REAL
+#undef LANES
+#undef DTYPE
+#undef DTYPE_HAS_NARROW
+#undef MASK_BITS
+#undef TYPE
+
+#define REAL double
+#define LANES BN_LANES_F64
+#define DTYPE BN_F64
+#define DTYPE_HAS_NARROW 0
+#define MASK_BITS 64
+#define TYPE(name) name##_f64
+#include "bn_tile.h"
+#include "bn_gemm_packed.h"
+#include "bn_gemm_thin.h"
+#include "bn_gemm_entry.h"

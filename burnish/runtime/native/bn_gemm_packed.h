@@ -1,0 +1,316 @@
+/* Products of two large matrices, for one element type: included by bn_gemm.c once for f32 and once
+ * for f64, after bn_tile.h. */
+
+/* What every thread of one multiplication needs to know. "s" is the side of the broadcast operand,
+ * "v" that of the vector operand; swapped says that s is n and v is m, so that finished tiles must
+ * be transposed on their way out. */
+typedef struct {
+    TYPE(operand) s, v;
+    int64_t s_batch[2], v_batch[2]; /* in elements */
+    int64_t s_len, v_len, k;
+    int64_t nb0, nb1;
+    int swapped;
+    int read_s; /* BN_BY_ROW ... BN_PACK */
+    int64_t s_chunk, v_chunk; /* what one task multiplies */
+    int64_t round_v;          /* how much of v is packed at once: a multiple of v_chunk or all */
+    int64_t round_batches;    /* batches packed at once; more than one only if round_v is all */
+    TYPE(bn_epilogue) epilogue;
+    void *ctx;
+    REAL *packed; /* shared by all threads */
+    bn_queue packing, multiplying;
+} TYPE(plan);
+
+BN_INLINE int64_t TYPE(panels)(int64_t v) { return bn_ceil_div(v, PANEL); }
+
+/* ------------------------------------------------------------------ one task: a tile of C */
+
+/* Rows [s0, s1) of s against rows [v0, v1) of v, which are packed, in batch (b0, b1). */
+typedef struct {
+    int64_t b0, b1, s0, s1, v0, v1;
+    const REAL *packed;
+} TYPE(task);
+
+/* A block of up to TILE_ROWS rows of s, one slab of k deep, as the tile functions read it: element
+ * (i, k) at from[i*stride + k], or at from[k*stride + i] where by_column. */
+typedef struct {
+    const REAL *from;
+    int64_t stride;
+    int by_column;
+} TYPE(block);
+
+/* In the tensor itself where the tile can read it there, else from a copy made here, which is then
+ * in the first-level cache. A copied row is no multiple of a page long, lest rows evict each other. */
+enum { TYPE(copy_stride) = BN_KC + 64 / sizeof(REAL) };
+
+static TYPE(block) TYPE(block_of)(const TYPE(operand) * s, int64_t row, int64_t rows, int64_t k0,
+                                  int64_t depth, int way, REAL *copy)
+{
+    if (way == BN_BY_ROW) return (TYPE(block)){TYPE(at)(s, row, k0), s->row, 0};
+    /* Reading a narrower last block by columns would run past the end of the tensor. */
+    if (way == BN_BY_COLUMN && rows >= TILE_ROWS)
+        return (TYPE(block)){TYPE(at)(s, row, k0), s->k, 1};
+    rows = bn_min(rows, TILE_ROWS);
+    if (way == BN_COPY_ROWS) {
+        for (int64_t i = 0; i < rows; i++)
+            TYPE(bn_widen)(copy + i * TYPE(copy_stride), TYPE(at)(s, row + i, k0), s->dtype, s->k,
+                           depth);
+        return (TYPE(block)){copy, TYPE(copy_stride), 0};
+    }
+    if (s->row == 1)
+        TYPE(pack_columns)(s, row, rows, k0, depth, TILE_ROWS, copy, 0);
+    else
+        TYPE(pack_rows)(s, row, rows, k0, depth, TILE_ROWS, copy);
+    return (TYPE(block)){copy, TILE_ROWS, 1};
+}
+
+/* tile[m][n] from sums[n][m]. */
+static void TYPE(transpose_tile)(const REAL *sums, int64_t ld_sums, int64_t n, int64_t m, REAL *tile,
+                                 int64_t ld)
+{
+    for (int64_t i = 0; i < m; i += LANES)
+        for (int64_t j = 0; j < n; j += LANES)
+            TYPE(pack_transposed)(sums + j * ld_sums + i, ld_sums, n - j, bn_min(LANES, m - i), ld,
+                                  tile + i * ld + j);
+}
+
+/* Finished rows [i0, i1) of a task go to the epilogue as soon as a few are there: its stores then
+ * drain while the next tiles are being multiplied. Where s is n they are transposed first, a few
+ * rows of m at a time so that the epilogue finds them in the first-level cache. */
+static void TYPE(deliver)(const TYPE(plan) * plan, const TYPE(task) * task, int64_t i0, int64_t i1,
+                          const REAL *sums, REAL *tile)
+{
+    const int64_t s0 = task->s0 + i0, s1 = task->s0 + i1, width = task->v1 - task->v0;
+    sums += i0 * plan->v_chunk;
+    if (!plan->swapped) {
+        plan->epilogue(plan->ctx, task->b0, task->b1, s0, s1, task->v0, task->v1, sums, plan->v_chunk);
+        return;
+    }
+    for (int64_t v = 0; v < width; v += BN_DELIVER_ROWS) {
+        const int64_t rows = bn_min(BN_DELIVER_ROWS, width - v), v0 = task->v0 + v;
+        TYPE(transpose_tile)(sums + v, plan->v_chunk, i1 - i0, rows, tile, BN_DELIVER_COLUMNS);
+        plan->epilogue(plan->ctx, task->b0, task->b1, v0, v0 + rows, s0, s1, tile, BN_DELIVER_COLUMNS);
+    }
+}
+
+/* c[s][v] (+)= one block of s times all panels of the task, one slab deep. Meanwhile `next`, the
+ * block that follows, is fetched: each panel's turn brings an even share of its rows, or the first
+ * panel's turn all of its columns. */
+static void TYPE(multiply_block)(const TYPE(plan) * plan, const TYPE(task) * task, int64_t rows,
+                                 TYPE(block) block, const REAL *next, int64_t k0, int64_t depth,
+                                 REAL *c)
+{
+    const int64_t width = task->v1 - task->v0, share = bn_ceil_div(TILE_ROWS, TYPE(panels)(width));
+    int64_t first_row = 0;
+    for (int64_t v = 0; v < width; v += PANEL, first_row += share) {
+        const REAL *panel = task->packed + v * plan->k + k0 * PANEL;
+        const int vecs = (int)bn_min(BN_TILE_VECS, bn_ceil_div(width - v, LANES));
+        if (block.by_column) {
+            const TYPE(ahead) ahead = {next + TILE_ROWS - 1, next && v == 0};
+            TYPE(tile_by_column)(block.from, block.stride, panel, depth, vecs, c + v, plan->v_chunk,
+                                 k0 == 0, ahead);
+        } else if (rows < TILE_ROWS) {
+            TYPE(tile_edge)((int)rows, block.from, block.stride, panel, depth, vecs, c + v,
+                            plan->v_chunk, k0 == 0);
+        } else {
+            const int64_t lines = next ? bn_max(0, bn_min(share, TILE_ROWS - first_row)) : 0;
+            const TYPE(ahead) ahead = {next + first_row * block.stride, lines};
+            TYPE(tile_by_row)(block.from, block.stride, panel, depth, vecs, c + v, plan->v_chunk,
+                              k0 == 0, ahead);
+        }
+    }
+}
+
+static void TYPE(multiply_task)(const TYPE(plan) * plan, const TYPE(task) * task,
+                                const TYPE(task) * after, REAL *scratch)
+{
+    const int64_t rows = task->s1 - task->s0, ld = plan->v_chunk;
+    REAL *copy = scratch, *tile = copy + TILE_ROWS * TYPE(copy_stride);
+    REAL *sums = tile + BN_DELIVER_ROWS * BN_DELIVER_COLUMNS;
+    const int64_t batch = plan->swapped ? BN_DELIVER_COLUMNS : TILE_ROWS;
+    const TYPE(operand) s = TYPE(batch_of)(&plan->s, plan->s_batch, task->b0, task->b1);
+    const TYPE(operand) s_after = TYPE(batch_of)(&plan->s, plan->s_batch, after->b0, after->b1);
+    const int in_place = plan->read_s == BN_BY_ROW || plan->read_s == BN_BY_COLUMN;
+
+    for (int64_t k0 = 0; k0 < plan->k; k0 += BN_KC) {
+        const int64_t depth = bn_min(BN_KC, plan->k - k0);
+        const int last_slab = k0 + depth == plan->k;
+        int64_t delivered = 0;
+        for (int64_t i = 0; i < rows; i += TILE_ROWS) {
+            const int64_t end = bn_min(rows, i + TILE_ROWS);
+            const TYPE(block) block =
+                TYPE(block_of)(&s, task->s0 + i, end - i, k0, depth, plan->read_s, copy);
+            const REAL *next = end < rows    ? TYPE(at)(&s, task->s0 + end, k0)
+                               : !last_slab ? TYPE(at)(&s, task->s0, k0 + depth)
+                                            : TYPE(at)(&s_after, after->s0, 0);
+            TYPE(multiply_block)(plan, task, end - i, block, in_place ? next : 0, k0, depth,
+                                 sums + i * ld);
+            if (last_slab && (end == rows || end - delivered >= batch)) {
+                TYPE(deliver)(plan, task, delivered, end, sums, tile);
+                delivered = end;
+            }
+        }
+    }
+}
+
+BN_INLINE size_t TYPE(scratch_bytes)(const TYPE(plan) * plan)
+{
+    return (size_t)(TILE_ROWS * TYPE(copy_stride) + BN_DELIVER_ROWS * BN_DELIVER_COLUMNS +
+                    plan->s_chunk * plan->v_chunk) * sizeof(REAL);
+}
+
+/* ------------------------------------------------------------------ all tasks, by all threads */
+
+/* A round packs some of v, all of it where that is small enough, then multiplies with it. Work is
+ * numbered through all rounds; this is where one round's numbers begin and end. */
+typedef struct {
+    int64_t batch0, batch1, v0, v1;
+    int64_t pack_end, task_first, task_end;
+} TYPE(round);
+
+/* One piece of packing covers one slab of k and up to BN_PACK_PANELS panels. */
+BN_INLINE int64_t TYPE(pack_groups)(const TYPE(round) * round)
+{
+    return bn_ceil_div(TYPE(panels)(round->v1 - round->v0), BN_PACK_PANELS);
+}
+
+static void TYPE(pack_unit)(const TYPE(plan) * plan, const TYPE(round) * round, int64_t unit)
+{
+    const int64_t panels = TYPE(panels)(round->v1 - round->v0), groups = TYPE(pack_groups)(round);
+    const int64_t slabs = bn_ceil_div(plan->k, BN_KC);
+    const int64_t batch = unit / (groups * slabs), panel = unit / slabs % groups * BN_PACK_PANELS;
+    const int64_t k0 = unit % slabs * BN_KC, depth = bn_min(BN_KC, plan->k - k0);
+    const int64_t v0 = round->v0 + panel * PANEL;
+    const int64_t v1 = bn_min(round->v1, v0 + BN_PACK_PANELS * PANEL);
+    const TYPE(operand) x =
+        TYPE(batch_of)(&plan->v, plan->v_batch, (round->batch0 + batch) / plan->nb1,
+                       (round->batch0 + batch) % plan->nb1);
+    REAL *to = plan->packed + ((batch * panels + panel) * plan->k + k0) * PANEL;
+    if (x.row == 1 && x.k != 1) {
+        TYPE(pack_columns)(&x, v0, v1 - v0, k0, depth, PANEL, to, PANEL * plan->k);
+        return;
+    }
+    for (int64_t v = v0; v < v1; v += PANEL, to += PANEL * plan->k)
+        TYPE(pack_rows)(&x, v, v1 - v, k0, depth, PANEL, to);
+}
+
+/* Neighbouring tasks share rows of s: those belong to the larger operand. */
+BN_INLINE TYPE(task) TYPE(task_at)(const TYPE(plan) * plan, const TYPE(round) * round, int64_t t)
+{
+    const int64_t s_tasks = bn_ceil_div(plan->s_len, plan->s_chunk);
+    const int64_t v_tasks = bn_ceil_div(round->v1 - round->v0, plan->v_chunk);
+    const int64_t batch = t / (v_tasks * s_tasks);
+    const int64_t s = t / v_tasks % s_tasks * plan->s_chunk, v = t % v_tasks * plan->v_chunk;
+    return (TYPE(task)){
+        .b0 = (round->batch0 + batch) / plan->nb1, .b1 = (round->batch0 + batch) % plan->nb1,
+        .s0 = s, .s1 = bn_min(plan->s_len, s + plan->s_chunk),
+        .v0 = round->v0 + v, .v1 = bn_min(round->v1, round->v0 + v + plan->v_chunk),
+        .packed = plan->packed +
+                  (batch * TYPE(panels)(round->v1 - round->v0) * PANEL + v) * plan->k,
+    };
+}
+
+static TYPE(round) TYPE(round_at)(const TYPE(plan) * plan, const TYPE(round) * before, int64_t batch0,
+                                  int64_t v0)
+{
+    const int64_t batch1 = bn_min(plan->nb0 * plan->nb1, batch0 + plan->round_batches);
+    const int64_t v1 = bn_min(plan->v_len, v0 + plan->round_v);
+    const int64_t tasks = bn_ceil_div(v1 - v0, plan->v_chunk) * bn_ceil_div(plan->s_len, plan->s_chunk);
+    TYPE(round) round = {.batch0 = batch0, .batch1 = batch1, .v0 = v0, .v1 = v1};
+    const int64_t units = TYPE(pack_groups)(&round) * bn_ceil_div(plan->k, BN_KC);
+    round.pack_end = before->pack_end + (batch1 - batch0) * units;
+    round.task_first = before->task_end;
+    round.task_end = before->task_end + (batch1 - batch0) * tasks;
+    return round;
+}
+
+/* Every thread runs this. Each holds the numbers of the pieces of work it does next, perhaps of a
+ * later round, so that a task's operand can be fetched ahead. There is no barrier: a thread waits
+ * only for work that others have begun, never for a thread that has not been given a core yet. */
+static void TYPE(work)(TYPE(plan) * plan)
+{
+    REAL *scratch = bn_scratch_take(TYPE(scratch_bytes)(plan));
+    TYPE(round) round = {0};
+    int64_t unit = bn_queue_draw(&plan->packing), mine = bn_queue_draw(&plan->multiplying);
+    for (int64_t batch0 = 0; batch0 < plan->nb0 * plan->nb1; batch0 += plan->round_batches)
+        for (int64_t v0 = 0; v0 < plan->v_len; v0 += plan->round_v) {
+            const int64_t pack_first = round.pack_end;
+            round = TYPE(round_at)(plan, &round, batch0, v0);
+            bn_queue_wait(&plan->multiplying, round.task_first); /* nobody still reads the panels */
+            for (; unit < round.pack_end; unit = bn_queue_draw(&plan->packing)) {
+                TYPE(pack_unit)(plan, &round, unit - pack_first);
+                bn_queue_done(&plan->packing);
+            }
+            bn_queue_wait(&plan->packing, round.pack_end);
+            while (mine < round.task_end) {
+                const int64_t next = bn_queue_draw(&plan->multiplying);
+                const TYPE(task) task = TYPE(task_at)(plan, &round, mine - round.task_first);
+                const TYPE(task) after =
+                    next < round.task_end ? TYPE(task_at)(plan, &round, next - round.task_first) : task;
+                TYPE(multiply_task)(plan, &task, &after, scratch);
+                bn_queue_done(&plan->multiplying);
+                mine = next;
+            }
+        }
+    bn_scratch_give(scratch);
+}
+
+/* ------------------------------------------------------------------ choosing the roles */
+
+BN_INLINE int TYPE(way_to_read)(const TYPE(operand) * s)
+{
+#ifdef BN_MULTIPLY_BY_LANE
+    (void)s;
+    return BN_PACK;
+#else
+    if (s->dtype == DTYPE && s->k == 1) return BN_BY_ROW;
+    if (s->dtype == DTYPE && s->row == 1) return BN_BY_COLUMN;
+    return s->row == 1 && s->k != 1 ? BN_PACK : BN_COPY_ROWS;
+#endif
+}
+
+/* Rough cost per step of k, in multiply-adds, of one assignment of roles: lanes multiplied in vain
+ * count, and so does packing, about as much as that many multiply-adds take. */
+BN_INLINE double TYPE(role_cost)(const TYPE(operand) * s, int64_t s_len, const TYPE(operand) * v,
+                                 int64_t v_len)
+{
+    const double copying = 12, transposing = 24;
+    const int way = TYPE(way_to_read)(s);
+    const double pack_v = (double)v_len * (v->row == 1 ? copying : transposing);
+    const double copy_s = way == BN_BY_ROW || way == BN_BY_COLUMN
+                              ? 0 : (double)s_len * copying * (double)bn_ceil_div(v_len, BN_V_CHUNK);
+    return (double)s_len * (double)TYPE(round_up)(v_len, LANES) + pack_v + copy_s;
+}
+
+static void TYPE(choose_chunks)(TYPE(plan) * plan, int threads)
+{
+    const int64_t batches = plan->nb0 * plan->nb1;
+    const int64_t panels = TYPE(panels)(plan->v_len);
+    const int64_t panel_bytes = plan->k * PANEL * (int64_t)sizeof(REAL);
+    const int64_t affordable = bn_max(1, BN_PACKED_BYTES / panel_bytes);
+    plan->v_chunk = bn_min(bn_min(BN_V_CHUNK / PANEL, panels), affordable) * PANEL;
+    const int64_t v_tasks = bn_ceil_div(plan->v_len, plan->v_chunk);
+    /* Enough tasks that an uneven last one costs little, but no thinner than a register tile. */
+    int64_t wanted = threads == 1 ? 1 : bn_ceil_div(4 * threads, batches * v_tasks);
+    int64_t chunk = TYPE(round_up)(bn_ceil_div(plan->s_len, wanted), TILE_ROWS);
+    plan->s_chunk = bn_min(chunk, BN_S_CHUNK);
+
+    const int64_t chunk_panels = plan->v_chunk / PANEL;
+    plan->round_v =
+        panels <= affordable ? plan->v_len : affordable / chunk_panels * plan->v_chunk;
+    plan->round_batches = panels <= affordable ? bn_min(batches, affordable / panels) : 1;
+}
+
+static void TYPE(run_plan)(TYPE(plan) * plan, int threads)
+{
+    TYPE(choose_chunks)(plan, threads);
+    plan->packed = bn_scratch_take((size_t)(plan->round_batches * TYPE(panels)(plan->round_v) * PANEL *
+                                            plan->k) * sizeof(REAL));
+#ifdef _OPENMP
+    if (threads > 1) {
+#pragma omp parallel
+        TYPE(work)(plan);
+    } else
+#endif
+        TYPE(work)(plan);
+    bn_scratch_give(plan->packed);
+}

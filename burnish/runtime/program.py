@@ -1,0 +1,331 @@
+"""Program: the flat list of steps a compiled graph runs, as data, as Python text, and as a callable.
+
+`render` writes the steps as a Python function, which is what runs: nothing is interpreted per call, and
+`burnish explain --dump` shows exactly what executes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from burnish.codegen.c import ERROR_SLOT, CUnit
+from burnish.ir.expr import Dim, Expr, render, symbols
+from burnish.ir.graph import Ref
+from burnish.schedule.kernels import Buffer, ExternKernel, Operand, ResultBuffer, Schedule
+from burnish.schedule.memory import Lifetime, lifetimes, plan
+
+
+@dataclass(frozen=True)
+class NativeStep:
+    segment: int
+
+
+@dataclass(frozen=True)
+class ExternStep:
+    number: int
+    kernel: ExternKernel
+
+
+@dataclass
+class Program:
+    """Everything needed to run, before any of it is loaded."""
+
+    schedule: Schedule
+    unit: CUnit
+    sources: Mapping[str, tuple[int, str, int]]  # size symbol -> argument it is read from
+    arguments: int
+    steps: list[NativeStep | ExternStep]
+    temps: list[Lifetime]
+
+    def __str__(self) -> str:
+        return render_program(self)
+
+
+def build_program(
+    schedule: Schedule, unit: CUnit, sources: Mapping[str, tuple[int, str, int]], arguments: int
+) -> Program:
+    steps: list[NativeStep | ExternStep] = []
+    starts = {segment[0]: k for k, segment in enumerate(unit.segments)}
+    for n, kernel in enumerate(schedule.kernels):
+        if isinstance(kernel, ExternKernel):
+            steps.append(ExternStep(n, kernel))
+        elif n in starts:
+            steps.append(NativeStep(starts[n]))
+    return Program(schedule, unit, sources, arguments, steps, lifetimes(schedule))
+
+
+class Workspace:
+    """One call's table and arena. Kept between calls in a pool, so concurrent calls each have their own."""
+
+    __slots__ = ("address", "arena", "table", "views")
+
+    def __init__(self, program: Program, sizes: Mapping[str, int], views: Sequence[Operand]) -> None:
+        unit = program.unit
+        arena = plan(program.temps, sizes)
+        self.table = (ctypes.c_int64 * max(len(unit.slots), 1))()
+        self.address = ctypes.c_void_p(ctypes.addressof(self.table))
+        self.arena = torch.empty(arena.size, dtype=torch.uint8)
+        base = self.arena.data_ptr()
+        for name, offset in arena.offsets.items():
+            if name in unit.slots:
+                self.table[unit.slots[name]] = base + offset
+        for name, value in sizes.items():
+            if name in unit.slots:
+                self.table[unit.slots[name]] = value
+        for name, tensor in program.schedule.constants.items():
+            if name in unit.slots:
+                self.table[unit.slots[name]] = tensor.data_ptr()
+        self.views = [self._view(o, arena.offsets[o.buffer], sizes) for o in views]
+
+    def _view(self, operand: Operand, offset: int, sizes: Mapping[str, int]) -> torch.Tensor:
+        assert operand.dtype is not None
+        at = lambda d: d if isinstance(d, int) else _value(d, sizes)  # noqa: E731
+        typed = self.arena[offset : offset + (self.arena.numel() - offset) // 8 * 8].view(operand.dtype.torch)
+        start = typed.storage_offset() + at(operand.offset)
+        return typed.as_strided([at(d) for d in operand.shape], [at(s) for s in operand.strides], start)
+
+
+def _value(d: Dim, sizes: Mapping[str, int]) -> int:
+    from burnish.ir.expr import evaluate
+
+    return evaluate(d, sizes)
+
+
+class WorkspacePool:
+    def __init__(self, program: Program, views: Sequence[Operand], names: Sequence[str]) -> None:
+        self.program, self.views, self.names = program, views, names
+        self.free: dict[tuple[int, ...], list[Workspace]] = {}
+
+    def acquire(self, *values: int) -> Workspace:
+        try:
+            return self.free[values].pop()
+        except (KeyError, IndexError):
+            return Workspace(self.program, dict(zip(self.names, values, strict=True)), self.views)
+
+    def release(self, workspace: Workspace, *values: int) -> None:
+        kept = self.free.get(values)
+        if kept is None:
+            if len(self.free) >= 8:  # many sizes: keep the newest few, memory is not hoarded
+                self.free.pop(next(iter(self.free)))
+            kept = self.free.setdefault(values, [])
+        if len(kept) < 4:
+            kept.append(workspace)
+
+
+def load_program(program: Program, library: ctypes.CDLL | None) -> Callable[[list[Any]], tuple[Any, ...]]:
+    text = render_program(program)
+    renderer = _Renderer(program)
+    renderer.render()
+    names = sorted(renderer.sizes)
+    namespace: dict[str, Any] = {
+        "empty_strided": torch.empty_strided,
+        "pool": WorkspacePool(program, renderer.views, names),
+        "operators": [s.kernel.op.target for s in program.steps if isinstance(s, ExternStep)],
+        "constants": program.schedule.constants,
+        "restrided": restrided,
+        "torch": torch,
+        "literals": renderer.literals,
+    }
+    for k in range(len(program.unit.segments)):
+        assert library is not None
+        function = getattr(library, f"bn_run_{k}")
+        function.restype = None
+        namespace[f"native_{k}"] = function
+    exec(compile(text, "<burnish program>", "exec"), namespace)
+    run: Callable[[list[Any]], tuple[Any, ...]] = namespace["run"]
+    return run
+
+
+def restrided(x: torch.Tensor, shape: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
+    """An ATen call's result in the strides the kernels after it were written for."""
+    if x.stride() == tuple(strides) or all(
+        d == 1 or s == t for d, s, t in zip(shape, x.stride(), strides, strict=True)
+    ):
+        return x
+    return torch.empty_strided(tuple(shape), tuple(strides), dtype=x.dtype).copy_(x)
+
+
+def render_program(program: Program) -> str:
+    return _Renderer(program).render()
+
+
+class _Renderer:
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.schedule = program.schedule
+        self.unit = program.unit
+        self.views: list[Operand] = []
+        self.literals: list[Any] = []
+        self.lines: list[str] = []
+        self.sizes = self._size_names()
+
+    def _size_names(self) -> set[str]:
+        """Every size symbol the program mentions, in kernels, shapes or arguments of ATen calls."""
+        names = {n for n in self.unit.slots if n in self.program.sources}
+        dims: list[Any] = [d for b in self.schedule.buffers.values() for d in (*b.shape, *b.strides)]
+        for r in self.schedule.results:
+            dims += [r.operand.offset, *r.operand.shape, *r.operand.strides] if isinstance(r, ResultBuffer) else [r]
+        for s in self.program.steps:
+            if isinstance(s, ExternStep):
+                dims += _exprs_in((s.kernel.op.args, s.kernel.op.kwargs))
+                dims += [d for o in s.kernel.inputs for d in (o.offset, *o.shape, *o.strides)]
+        for d in dims:
+            if isinstance(d, Expr):
+                names |= {x.name for x in symbols(d)}
+        return names
+
+    def line(self, text: str) -> None:
+        self.lines.append(f"    {text}")
+
+    def render(self) -> str:
+        self.lines, self.views, self.literals = [], [], []
+        self._arguments()
+        names = ", ".join(sorted(self.sizes))
+        self.line(f"workspace = pool.acquire({names})")
+        self.line("t = workspace.table")
+        self._addresses()
+        dead = self._last_uses()
+        for n, step in enumerate(self.program.steps):
+            if isinstance(step, NativeStep):
+                self._allocate(step)
+                self.line(f"native_{step.segment}(workspace.address)")
+            else:
+                self._extern(step)
+            for name in dead.get(n, ()):
+                self.line(f"del {name}")
+        if self.unit.checks:
+            self.line(f"if t[{ERROR_SLOT}]:")
+            self.line(f"    t[{ERROR_SLOT}] = 0")
+            self.line("    raise IndexError('index out of range in a compiled gather or scatter')")
+        results = [self._result(r) for r in self.schedule.results]
+        self.line(f"pool.release(workspace{', ' + names if names else ''})")
+        self.line(f"return ({''.join(r + ', ' for r in results)})")
+        return "\n".join(["def run(args):", *self.lines, ""])
+
+    # --- pieces -------------------------------------------------------------------------------------------------
+
+    def _arguments(self) -> None:
+        count = self.program.arguments
+        if count:
+            self.line(f"{''.join(f'in{k}, ' for k in range(count))}= args")
+        self.line("args.clear()")
+        for name in sorted(self.sizes):
+            position, kind, d = self.program.sources[name]
+            text = {
+                "value": f"int(in{position})",
+                "size": f"in{position}.shape[{d}]",
+                "stride": f"in{position}.stride({d})",
+            }[kind]
+            self.line(f"{name} = {text}")
+
+    def _addresses(self) -> None:
+        for b in self.schedule.buffers.values():
+            if b.role == "input" and b.name in self.unit.slots:
+                self.line(f"t[{self.unit.slots[b.name]}] = {b.name}.data_ptr()")
+
+    def _allocate(self, step: NativeStep) -> None:
+        for n in self.unit.segments[step.segment]:
+            for name in sorted(self.schedule.kernels[n].writes):
+                b = self.schedule.buffers[name]
+                if b.role == "output" and f"    {name} = " not in "".join(
+                    x + "\n" for x in self.lines if x.startswith(f"    {name} = ")
+                ):
+                    self._new_output(b)
+
+    def _new_output(self, b: Buffer) -> None:
+        assert b.dtype is not None
+        self.line(f"{b.name} = empty_strided({self._dims(b.shape)}, {self._dims(b.strides)}, dtype={b.dtype.torch})")
+        if b.name in self.unit.slots:
+            self.line(f"t[{self.unit.slots[b.name]}] = {b.name}.data_ptr()")
+
+    def _extern(self, step: ExternStep) -> None:
+        kernel = step.kernel
+        number = [s.number for s in self.program.steps if isinstance(s, ExternStep)].index(step.number)
+        inputs = [self._tensor(o) for o in kernel.inputs]
+        args = [self._argument(a, inputs) for a in kernel.op.args]
+        args += [f"{k}={self._argument(a, inputs)}" for k, a in kernel.op.kwargs]
+        self.line(f"# {kernel.op.name}")
+        call = f"operators[{number}]({', '.join(args)})"
+        returns = kernel.op.target._schema.returns
+        if kernel.op.many:
+            self.line(f"results = {call}")
+        for k, (name, position) in enumerate(zip(kernel.outputs, kernel.op.positions, strict=True)):
+            b = self.schedule.buffers[name]
+            text = f"results[{position}]" if kernel.op.many else call
+            alias = returns[position if position < len(returns) else 0].alias_info is not None
+            text += ".clone()" if alias else ""  # memory of ours must not leave with it
+            self.line(f"{name} = restrided({text}, {self._dims(b.shape)}, {self._dims(kernel.op.strides[k])})")
+            if name in self.unit.slots:
+                self.line(f"t[{self.unit.slots[name]}] = {name}.data_ptr()")
+
+    def _argument(self, value: Any, inputs: list[str]) -> str:
+        if isinstance(value, Ref):
+            return inputs[value.position]
+        if isinstance(value, Expr):
+            return render(value)
+        if isinstance(value, list | tuple):
+            inner = "".join(self._argument(v, inputs) + ", " for v in value)
+            return f"[{inner}]" if isinstance(value, list) else f"({inner})"
+        if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+            return f"float('{value}')"
+        if value is None or isinstance(value, bool | int | float | str | torch.dtype):
+            return repr(value)
+        self.literals.append(value)
+        return f"literals[{len(self.literals) - 1}]"
+
+    def _tensor(self, o: Operand) -> str:
+        b = self.schedule.buffers[o.buffer]
+        if b.role == "temp":
+            self.views.append(o)
+            return f"workspace.views[{len(self.views) - 1}]"
+        base = f"constants[{b.name!r}]" if b.role == "constant" else b.name
+        if o.offset == 0 and o.shape == b.shape and o.strides == b.strides:
+            return base
+        start = f"{base}.storage_offset() + {render(o.offset)}"
+        return f"{base}.as_strided({self._dims(o.shape)}, {self._dims(o.strides)}, {start})"
+
+    def _result(self, r: ResultBuffer | Dim | None) -> str:
+        if not isinstance(r, ResultBuffer):
+            return "None" if r is None else render(r)
+        o = r.operand
+        if r.alias_of is not None:
+            return f"in{r.alias_of}.as_strided({self._dims(o.shape)}, {self._dims(o.strides)}, {render(o.offset)})"
+        if not any(line.startswith(f"    {o.buffer} = ") for line in self.lines):
+            self._new_output(self.schedule.buffers[o.buffer])
+        return o.buffer
+
+    def _last_uses(self) -> dict[int, list[str]]:
+        """Results of ATen calls that can be freed after a step."""
+        last: dict[str, int] = {}
+        for n, step in enumerate(self.program.steps):
+            kernels = (
+                [step.kernel]
+                if isinstance(step, ExternStep)
+                else [self.schedule.kernels[k] for k in self.unit.segments[step.segment]]
+            )
+            for kernel in kernels:
+                for name in (*kernel.reads, *kernel.writes):
+                    if self.schedule.buffers[name].role == "extern":
+                        last[name] = n
+        kept = {r.operand.buffer for r in self.schedule.results if isinstance(r, ResultBuffer)}
+        out: dict[int, list[str]] = {}
+        for name, n in last.items():
+            if name not in kept:
+                out.setdefault(n, []).append(name)
+        return out
+
+    def _dims(self, dims: Sequence[Dim]) -> str:
+        return f"({''.join(render(d) + ', ' for d in dims)})"
+
+
+def _exprs_in(value: Any) -> list[Expr]:
+    if isinstance(value, Expr):
+        return [value]
+    if isinstance(value, list | tuple):
+        return [e for v in value for e in _exprs_in(v)]
+    return []

@@ -1,0 +1,423 @@
+"""Fusion: join kernels that share data, so it stays in registers or in a row's scratch instead of going through memory.
+
+Two loops join when their iteration spaces can be laid on one another (`unify`) such that every element the second
+reads of the first's results is the one the first has just computed: the same offset expression. What is then read by
+nobody else is not stored at all.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from burnish.ir.body import (
+    Axis,
+    BodyBuilder,
+    Instr,
+    Load,
+    Loop,
+    Scanned,
+    Store,
+    const,
+    make_axis,
+    prune,
+    rebuild,
+    remap,
+)
+from burnish.ir.dtypes import DType
+from burnish.ir.expr import Dim, Expr, product, substitute, symbols
+from burnish.passes.rewrite import Fuel
+from burnish.schedule.kernels import ContractKernel, ExternKernel, Kernel, LoopKernel, ResultBuffer, Schedule, with_loop
+
+_MOST_INSTRS = 400
+_MOST_BUFFERS = 32
+_FEW_ROWS = 8  # fewer rows than this leave threads idle: large element-wise work stays outside such a reduction
+_LARGE = 1 << 16
+
+
+@dataclass(frozen=True)
+class Unified:
+    """One iteration space for two loops: the axes, and each loop's own axes in terms of them."""
+
+    axes: tuple[Axis, ...]
+    first: dict[str, Dim]
+    second: dict[str, Dim]
+
+
+def unify(a: Loop, b: Loop) -> Iterator[Unified]:
+    """Ways to lay two iteration spaces on one another, most specific first."""
+    a_reduces, b_reduces = bool(a.reduction), bool(b.reduction)
+    whole = _refine(a.axes, b.axes, free_a=not a_reduces, free_b=not b_reduces)
+    if whole is not None:
+        yield whole
+    if a_reduces and not b_reduces:  # b works on a's rows
+        rows = _refine(a.parallel, b.axes, True, True)
+        if rows is not None:
+            yield _with_reduction(rows, a, first=True)
+    if b_reduces and not a_reduces:
+        rows = _refine(a.axes, b.parallel, True, True)
+        if rows is not None:
+            yield _with_reduction(rows, b, first=False)
+
+
+def _with_reduction(rows: Unified, owner: Loop, first: bool) -> Unified:
+    """Put the owner's reduction axes back where they stood, so later loops still match axis by axis."""
+    mine = rows.first if first else rows.second
+    kept = {a.name: a for a in rows.axes}
+    axes: list[Axis] = []
+    renamed: dict[str, Dim] = {}
+    owned: dict[str, Dim] = {}
+    for axis in owner.axes:
+        if axis.reduce:
+            axes.append(make_axis(f"i{len(axes)}", axis.size, True))
+            owned[axis.name] = _expr(axes[-1])
+            continue
+        for s in sorted({x.name for x in symbols(mine[axis.name])}, key=list(kept).index):
+            axes.append(make_axis(f"i{len(axes)}", kept[s].size))
+            renamed[s] = _expr(axes[-1])
+    moved = [{k: substitute(v, renamed) for k, v in side.items()} for side in (rows.first, rows.second)]
+    moved[0 if first else 1].update(owned)
+    return Unified(tuple(axes), moved[0], moved[1])
+
+
+def _expr(axis: Axis) -> Expr:
+    return Expr({(axis.sym,): 1})
+
+
+def _refine(first: tuple[Axis, ...], second: tuple[Axis, ...], free_a: bool, free_b: bool) -> Unified | None:
+    """Split the axes of both into a common sequence: [128, 768] and [128, 12, 64] meet in the latter."""
+    axes: list[Axis] = []
+    pieces_a: list[list[Axis]] = [[] for _ in first]
+    pieces_b: list[list[Axis]] = [[] for _ in second]
+    i = j = 0
+    left_a: Dim = first[0].size if first else 1
+    left_b: Dim = second[0].size if second else 1
+    while i < len(first) and j < len(second):
+        piece = left_a if left_a == left_b else _common(left_a, left_b)
+        if piece is None:
+            return None
+        reduce_a, reduce_b = first[i].reduce, second[j].reduce
+        if reduce_a != reduce_b and not (free_a or free_b):
+            return None
+        axis = make_axis(f"i{len(axes)}", piece, reduce_b if free_a else reduce_a)
+        axes.append(axis)
+        pieces_a[i].append(axis)
+        pieces_b[j].append(axis)
+        left_a, left_b = _quotient(left_a, piece), _quotient(left_b, piece)
+        if left_a == 1:
+            i += 1
+            left_a = first[i].size if i < len(first) else 1
+        if left_b == 1:
+            j += 1
+            left_b = second[j].size if j < len(second) else 1
+    if i < len(first) or j < len(second):
+        return None
+    return Unified(tuple(axes), _joined(first, pieces_a), _joined(second, pieces_b))
+
+
+def _common(a: Dim, b: Dim) -> Dim | None:
+    """The trailing piece is split off last, so the leading piece must divide the larger of the two."""
+    if not isinstance(a, int) or not isinstance(b, int):
+        return None
+    small, large = min(a, b), max(a, b)
+    return small if small and large % small == 0 else None
+
+
+def _quotient(x: Dim, piece: Dim) -> Dim:
+    if x == piece:
+        return 1
+    assert isinstance(x, int) and isinstance(piece, int)
+    return x // piece
+
+
+def _joined(axes: tuple[Axis, ...], pieces: list[list[Axis]]) -> dict[str, Dim]:
+    out: dict[str, Dim] = {}
+    for axis, parts in zip(axes, pieces, strict=True):
+        value: Dim = 0
+        for p in parts:
+            value = value * p.size + _expr(p)
+        out[axis.name] = value
+    return out
+
+
+# --- joining two loops ------------------------------------------------------------------------------------------
+
+
+def join(a: Loop, b: Loop, pseudo: str | None = None) -> Loop | None:
+    """`a` then `b` as one loop, or None. `pseudo` names a contraction's accumulator (no row structure allowed)."""
+    for unified in unify(a, b):
+        if pseudo is not None and any(x.reduce for x in unified.axes):
+            continue
+        joined = _join_under(a, b, unified)
+        if joined is not None:
+            return joined
+    return None
+
+
+def _join_under(a: Loop, b: Loop, u: Unified) -> Loop | None:
+    body = BodyBuilder()
+    values_a = rebuild(a.body, u.first, body)
+    made: dict[str, list[Store]] = defaultdict(list)
+    read: dict[str, list[Load]] = defaultdict(list)
+    for i in list(body.instrs):
+        if isinstance(i, Store):
+            made[i.buffer].append(i)
+        elif isinstance(i, Load):
+            read[i.buffer].append(i)
+    del values_a
+    values: dict[int, int] = {}
+    for n, i in enumerate(b.body):
+        moved = remap(i, values, u.second)
+        if isinstance(moved, Load) and moved.buffer in made:
+            source = _stored_value(made[moved.buffer], moved)
+            if source is None:
+                return None
+            values[n] = source
+            continue
+        if isinstance(moved, Store):
+            if moved.buffer in made:
+                return None
+            if any(x.index != moved.index for x in read.get(moved.buffer, ())) or (
+                read.get(moved.buffer) and _has_rows(u)
+            ):
+                return None
+        values[n] = body.emit(moved)
+    if len(body.instrs) > _MOST_INSTRS:
+        return None
+    loop = Loop(u.axes, tuple(body.instrs))
+    if len({x.buffer for x in loop.loads} | {x.buffer for x in loop.stores}) > _MOST_BUFFERS:
+        return None
+    return loop
+
+
+def _stored_value(stores: list[Store], load: Load) -> int | None:
+    """The value a load finds, when the one store to its buffer has just put it there."""
+    (store, *others) = stores
+    same = store.index == load.index and store.mode == "set"
+    return store.value if same and load.guard is None and not others else None
+
+
+def _has_rows(u: Unified) -> bool:
+    return any(a.reduce for a in u.axes)
+
+
+# --- the pass ---------------------------------------------------------------------------------------------------
+
+
+def fuse(schedule: Schedule, fuel: Fuel | None = None) -> Schedule:
+    return _Fuser(schedule, fuel or Fuel()).run()
+
+
+class _Fuser:
+    def __init__(self, schedule: Schedule, fuel: Fuel) -> None:
+        self.schedule = schedule
+        self.fuel = fuel
+        self.kernels: dict[int, Kernel] = dict(enumerate(schedule.kernels))
+        self.position = {k: k for k in self.kernels}
+        self.before: dict[int, set[int]] = defaultdict(set)
+        self.after: dict[int, set[int]] = defaultdict(set)
+        self.readers: dict[str, set[int]] = defaultdict(set)
+        self.writers: dict[str, set[int]] = defaultdict(set)
+        self._connect()
+        self.results = {r.operand.buffer for r in schedule.results if isinstance(r, ResultBuffer)}
+
+    def _connect(self) -> None:
+        previous: int | None = None
+        for k, kernel in self.kernels.items():
+            deps: set[int] = set()
+            for name in kernel.reads:
+                deps |= self.writers[name]
+                self.readers[name].add(k)
+            for name in kernel.writes:
+                deps |= self.writers[name] | self.readers[name]
+                self.writers[name].add(k)
+            if isinstance(kernel, ExternKernel):  # ATen calls keep their order: they may draw random numbers
+                if previous is not None:
+                    deps.add(previous)
+                previous = k
+            for d in deps - {k}:
+                self.before[k].add(d)
+                self.after[d].add(k)
+
+    def run(self) -> Schedule:
+        for contracts_only in (True, False):
+            for k in sorted(self.kernels, key=lambda k: self.position[k]):
+                if k in self.kernels:
+                    self._absorb_producers(k, contracts_only)
+        self._join_siblings()
+        self.schedule.kernels = self._ordered()
+        self.schedule.drop_unused_buffers()
+        return self.schedule
+
+    def _absorb_producers(self, k: int, contracts_only: bool) -> None:
+        changed = True
+        while changed:
+            changed = False
+            reads = self.kernels[k].reads
+            producers = {p for name in reads for p in self.writers[name] if p in self.before[k]}
+            for p in sorted(producers, key=lambda p: -self.position[p]):
+                if contracts_only and not isinstance(self.kernels[p], ContractKernel):
+                    continue
+                if self._merge(p, k):
+                    changed = True
+                    break
+
+    def _merge(self, p: int, k: int) -> bool:
+        first, second = self.kernels[p], self.kernels[k]
+        merged = _join_kernels(first, second)
+        if merged is None or self._path(p, k) or self._path(k, p) or not self._worthwhile(first, second, merged):
+            return False
+        if not self.fuel.spend(f"fuse kernels {p} and {k}"):
+            return False
+        self._replace(p, k, merged)
+        return True
+
+    def _worthwhile(self, first: Kernel, second: Kernel, merged: LoopKernel | ContractKernel) -> bool:
+        """Element-wise work over many elements must not end up in a reduction with hardly any rows to share out."""
+        loop = merged.loop
+        if not loop.reduction or (not loop.parallel and _static(product([a.size for a in loop.axes])) < _LARGE):
+            return True
+        rows = _static(product([a.size for a in loop.parallel]))
+        if rows >= _FEW_ROWS or _static(product([a.size for a in loop.axes])) < _LARGE:
+            return True
+        both_reduce = all(isinstance(x, LoopKernel) and x.loop.reduction for x in (first, second))
+        row_work = all(
+            isinstance(x, LoopKernel) and _static(product([a.size for a in x.loop.parallel])) == rows
+            for x in (first, second)
+        )
+        return both_reduce or row_work
+
+    def _path(self, source: int, target: int) -> bool:
+        """Whether `target` needs something between: a way from source to it that is not the direct edge."""
+        stack = [n for n in self.after[source] if n != target]
+        seen: set[int] = set()
+        while stack:
+            n = stack.pop()
+            if n == target:
+                return True
+            if n not in seen:
+                seen.add(n)
+                stack.extend(self.after[n])
+        return False
+
+    def _replace(self, p: int, k: int, merged: LoopKernel | ContractKernel) -> None:
+        for n in self.before[p]:
+            self.after[n].discard(p)
+            if n != k:
+                self.after[n].add(k)
+                self.before[k].add(n)
+        for n in self.after[p]:
+            self.before[n].discard(p)
+            if n != k:
+                self.before[n].add(k)
+                self.after[k].add(n)
+        self.before[k].discard(p)
+        self.after[k].discard(p)
+        del self.kernels[p]
+        for table in (self.readers, self.writers):
+            for members in table.values():
+                if p in members:
+                    members.discard(p)
+                    members.add(k)
+        kept = self._without_dead_stores(k, merged)
+        self.kernels[k] = kept
+        for name in list(self.readers):
+            if k in self.readers[name] and name not in kept.reads:
+                self.readers[name].discard(k)
+
+    def _without_dead_stores(self, k: int, merged: LoopKernel | ContractKernel) -> LoopKernel | ContractKernel:
+        def needed(s: Store) -> bool:
+            buffer = self.schedule.buffers[s.buffer]
+            elsewhere = (self.readers[s.buffer] | self.writers[s.buffer]) - {k}
+            return buffer.role == "input" or s.buffer in self.results or bool(elsewhere)
+
+        loop = merged.loop
+        dropped = {s.buffer for s in loop.stores if not needed(s)}
+        body = [i for i in loop.body if isinstance(i, Store) and i.buffer in dropped]
+        if not body:
+            return merged
+        return with_loop(merged, Loop(loop.axes, prune(_without(loop, dropped)), loop.sequential))
+
+    def _join_siblings(self) -> None:
+        """Kernels over one space that read the same data: one pass over it instead of several."""
+        by_space: dict[object, list[int]] = defaultdict(list)
+        for k in sorted(self.kernels, key=lambda k: self.position[k]):
+            kernel = self.kernels[k]
+            if isinstance(kernel, LoopKernel) and not kernel.loop.sequential:
+                by_space[tuple((a.size, a.reduce) for a in kernel.loop.axes)].append(k)
+        for members in by_space.values():
+            head: list[int] = []
+            for k in members:
+                for h in head:
+                    if self._shares_reads(h, k) and self._merge(h, k):
+                        head.remove(h)
+                        break
+                head.append(k)
+
+    def _shares_reads(self, a: int, b: int) -> bool:
+        space = product([x.size for x in self.kernels[a].loop.axes])  # type: ignore[union-attr]
+        shared = self.kernels[a].reads & self.kernels[b].reads
+        return any(n in self.schedule.buffers and self.schedule.buffers[n].elements == space for n in shared)
+
+    def _ordered(self) -> list[Kernel]:
+        waiting = {k: len(self.before[k]) for k in self.kernels}
+        ready = [(self.position[k], k) for k, n in waiting.items() if n == 0]
+        heapq.heapify(ready)
+        order: list[Kernel] = []
+        while ready:
+            _, k = heapq.heappop(ready)
+            order.append(self.kernels[k])
+            for n in self.after[k]:
+                waiting[n] -= 1
+                if waiting[n] == 0:
+                    heapq.heappush(ready, (self.position[n], n))
+        assert len(order) == len(self.kernels), "fusion made a cycle"
+        return order
+
+
+def _without(loop: Loop, dropped: set[str]) -> list[Instr]:
+    """The body less the stores to `dropped`; values keep their numbers because a constant takes the place."""
+    hole = const(False, DType.bool)
+    return [hole if isinstance(i, Store) and i.buffer in dropped else i for i in loop.body]
+
+
+def _join_kernels(first: Kernel, second: Kernel) -> LoopKernel | ContractKernel | None:
+    if isinstance(first, LoopKernel) and isinstance(second, LoopKernel):
+        if first.loop.sequential or second.loop.sequential or _scans(first.loop) or _scans(second.loop):
+            return None
+        loop = join(first.loop, second.loop)
+        return None if loop is None else LoopKernel(loop)
+    if isinstance(first, ContractKernel) and isinstance(second, LoopKernel):
+        return _join_contract(first, second.loop, contract_first=True)
+    if isinstance(first, LoopKernel) and isinstance(second, ContractKernel):
+        if first.writes & second.operand_reads:
+            return None
+        return _join_contract(second, first.loop, contract_first=False)
+    return None
+
+
+def _join_contract(contract: ContractKernel, loop: Loop, contract_first: bool) -> ContractKernel | None:
+    if loop.sequential or loop.reduction or (frozenset(s.buffer for s in loop.stores) & contract.operand_reads):
+        return None
+    a, b = (contract.loop, loop) if contract_first else (loop, contract.loop)
+    joined = join(a, b, contract.acc)
+    if joined is None or [x.size for x in joined.axes] != [x.size for x in contract.loop.axes]:
+        return None  # the tile's rows and columns must stay whole axes
+    names = dict(zip((x.name for x in joined.axes), contract.loop.axes, strict=True))
+    env: dict[str, Dim] = {n: _expr(ax) for n, ax in names.items()}
+    body = BodyBuilder()
+    rebuild(joined.body, env, body)
+    return with_loop(contract, Loop(contract.loop.axes, tuple(body.instrs)))  # type: ignore[return-value]
+
+
+def _scans(loop: Loop) -> bool:
+    return any(isinstance(i, Scanned) for i in loop.body)
+
+
+def _static(size: Dim) -> int:
+    return size if isinstance(size, int) else _LARGE
+
+
+__all__ = ["Unified", "fuse", "join", "unify"]

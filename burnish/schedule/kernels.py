@@ -1,0 +1,193 @@
+"""Schedule: kernels in order over named buffers. The third form a model takes, and the last before source.
+
+Four kinds of kernel: Loop (maps and reductions), Contract (a matrix product whose results go through a loop body),
+Attend, Extern (an ATen call). Only buffers connect them, so what a kernel reads and writes is all there is to know.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from burnish.ir.body import Loop
+from burnish.ir.dtypes import DType
+from burnish.ir.expr import Dim, product
+from burnish.ir.graph import Attend, Extern
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Memory by name. role: input (an argument), constant, output (fresh for each call), temp (planned into the
+    arena), extern (a tensor an ATen call returns)."""
+
+    name: str
+    dtype: DType | None
+    shape: tuple[Dim, ...]
+    strides: tuple[Dim, ...]
+    role: str
+    position: int = 0
+
+    @property
+    def extent(self) -> Dim:
+        """Elements from the first to the last, gaps included."""
+        if any(d == 0 for d in self.shape):
+            return 0
+        total: Dim = 1
+        for d, s in zip(self.shape, self.strides, strict=True):
+            total = total + (d - 1) * s
+        return total
+
+    @property
+    def elements(self) -> Dim:
+        return product(self.shape)
+
+    def __str__(self) -> str:
+        dtype = self.dtype.value if self.dtype else "?"
+        shape, strides = (", ".join(map(str, dims)) for dims in (self.shape, self.strides))
+        return f"{self.name}: {self.role} {dtype}[{shape}] strides [{strides}]"
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A strided window into a buffer: what a library kernel reads."""
+
+    buffer: str
+    offset: Dim
+    shape: tuple[Dim, ...]
+    strides: tuple[Dim, ...]
+    dtype: DType | None
+
+    def __str__(self) -> str:
+        window = ", ".join(f"{d}:{s}" for d, s in zip(self.shape, self.strides, strict=True))
+        return f"{self.buffer}+{self.offset}[{window}]"
+
+
+@dataclass(frozen=True)
+class LoopKernel:
+    loop: Loop
+
+    @property
+    def reads(self) -> frozenset[str]:
+        return frozenset(i.buffer for i in self.loop.loads)
+
+    @property
+    def writes(self) -> frozenset[str]:
+        return frozenset(i.buffer for i in self.loop.stores)
+
+    def __str__(self) -> str:
+        return str(self.loop)
+
+
+@dataclass(frozen=True)
+class ContractKernel:
+    """acc[*batch, m, n] = sum_k a[*batch, m, k] * b[*batch, k, n]; `loop`'s body loads `acc` and stores results."""
+
+    a: Operand
+    b: Operand
+    acc: str
+    dtype: DType
+    loop: Loop
+
+    @property
+    def operand_reads(self) -> frozenset[str]:
+        return frozenset({self.a.buffer, self.b.buffer})
+
+    @property
+    def reads(self) -> frozenset[str]:
+        return self.operand_reads | (frozenset(i.buffer for i in self.loop.loads) - {self.acc})
+
+    @property
+    def writes(self) -> frozenset[str]:
+        return frozenset(i.buffer for i in self.loop.stores)
+
+    def __str__(self) -> str:
+        return f"{self.acc} = contract {self.a} x {self.b}\n{self.loop}"
+
+
+@dataclass(frozen=True)
+class AttendKernel:
+    op: Attend
+    inputs: tuple[Operand, ...]  # q, k, v[, mask]
+    out: Operand
+    lse: Operand
+
+    @property
+    def reads(self) -> frozenset[str]:
+        return frozenset(o.buffer for o in self.inputs)
+
+    @property
+    def writes(self) -> frozenset[str]:
+        return frozenset({self.out.buffer, self.lse.buffer})
+
+    def __str__(self) -> str:
+        flags = f"causal={self.op.causal} scale={self.op.scale:.6g}"
+        return f"{self.out}, {self.lse} = attend({', '.join(map(str, self.inputs))}) {flags}"
+
+
+@dataclass(frozen=True)
+class ExternKernel:
+    op: Extern
+    inputs: tuple[Operand, ...]
+    outputs: tuple[str, ...]
+
+    @property
+    def reads(self) -> frozenset[str]:
+        return frozenset(o.buffer for o in self.inputs)
+
+    @property
+    def writes(self) -> frozenset[str]:
+        return frozenset(self.outputs)
+
+    def __str__(self) -> str:
+        return f"{', '.join(self.outputs)} = {self.op.name}({', '.join(map(str, self.inputs))})"
+
+
+Kernel = LoopKernel | ContractKernel | AttendKernel | ExternKernel
+
+
+@dataclass(frozen=True)
+class ResultBuffer:
+    """A result that is a window of a buffer; `alias_of` names the argument whose storage it shares."""
+
+    operand: Operand
+    alias_of: int | None = None
+
+
+@dataclass
+class Schedule:
+    buffers: dict[str, Buffer]
+    kernels: list[Kernel]
+    results: list[ResultBuffer | Dim | None]
+    constants: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)  # fusions made and refused
+
+    def __str__(self) -> str:
+        lines = [str(b) for b in self.buffers.values()]
+        for n, k in enumerate(self.kernels):
+            lines += ["", f"kernel {n}", *("  " + line for line in str(k).splitlines())]
+        shown = [str(r.operand) if isinstance(r, ResultBuffer) else str(r) for r in self.results]
+        return "\n".join([*lines, "", f"return {', '.join(shown)}"])
+
+    def verify(self) -> None:
+        written = {n for n, b in self.buffers.items() if b.role in ("input", "constant")}
+        for k in self.kernels:
+            for name in k.reads:
+                empty = self.buffers[name].elements == 0
+                assert name in written or empty, f"{name} is read before it is written"
+            for name in k.writes:
+                assert name in self.buffers, f"{name} is no buffer"
+            if isinstance(k, LoopKernel | ContractKernel):
+                k.loop.verify()
+            written |= k.writes
+        for r in self.results:
+            if isinstance(r, ResultBuffer) and r.alias_of is None and self.buffers[r.operand.buffer].elements != 0:
+                assert r.operand.buffer in written, f"result {r.operand} is never written"
+
+    def drop_unused_buffers(self) -> None:
+        used = {n for k in self.kernels for n in (*k.reads, *k.writes)}
+        used |= {r.operand.buffer for r in self.results if isinstance(r, ResultBuffer)}
+        self.buffers = {n: b for n, b in self.buffers.items() if n in used or b.role == "input"}
+
+
+def with_loop(kernel: LoopKernel | ContractKernel, loop: Loop) -> LoopKernel | ContractKernel:
+    return replace(kernel, loop=loop)

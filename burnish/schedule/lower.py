@@ -1,0 +1,583 @@
+"""Graph → kernels: decide what is stored, write each stored node's loop, leave the rest inlined in its readers."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+
+from burnish.capture.aten import Captured
+from burnish.errors import CompileError
+from burnish.ir.body import (
+    Apply,
+    Axis,
+    BodyBuilder,
+    Checked,
+    Load,
+    Loop,
+    Position,
+    Reduced,
+    Scanned,
+    Store,
+    const,
+    make_axis,
+    value_symbol,
+)
+from burnish.ir.dtypes import DType
+from burnish.ir.expr import Dim, Expr, Sym, coefficient, is_less, is_nonneg, product, substitute, symbols
+from burnish.ir.graph import (
+    Attend,
+    Concat,
+    Constant,
+    Contract,
+    Extern,
+    Full,
+    Gather,
+    Graph,
+    Input,
+    Iota,
+    Map,
+    Node,
+    Pick,
+    Reduce,
+    Scan,
+    Scatter,
+    View,
+)
+from burnish.ir.scalar import SCALAR_OPS, TRANSCENDENTAL
+from burnish.lower.builder import contiguous_strides
+from burnish.schedule.kernels import (
+    AttendKernel,
+    Buffer,
+    ContractKernel,
+    ExternKernel,
+    Kernel,
+    LoopKernel,
+    Operand,
+    ResultBuffer,
+    Schedule,
+)
+
+_ALWAYS_STORED = (Input, Constant, Pick, Reduce, Scan, Scatter, Concat, Contract, Attend, Extern)
+_CHEAP = 4  # scalar work worth repeating in each reader instead of a trip through memory
+_DEEPEST = 60  # inlined chains are cut here, so bodies stay readable and recursion shallow
+
+
+def lower_graph(captured: Captured) -> Schedule:
+    return _Lowerer(captured).run()
+
+
+@dataclass
+class _Work:
+    """What computing one element of an inlined node takes."""
+
+    cost: int = 0
+    depth: int = 0
+    sources: frozenset[int] = frozenset()
+
+
+class _Lowerer:
+    def __init__(self, captured: Captured) -> None:
+        self.captured = captured
+        self.graph: Graph = captured.graph
+        self.buffers: dict[str, Buffer] = {}
+        self.kernels: list[Kernel] = []
+        self.constants: dict[str, object] = {}
+        self.names: dict[int, str] = {}  # stored node -> buffer
+        self.in_place: dict[int, Node] = {}  # scatter node -> the input it updates
+        self.output_roles: dict[int, tuple[Dim, ...]] = {}
+        self.stored = self._choose_stored()
+
+    # --- what is stored -----------------------------------------------------------------------------------------
+
+    def _choose_stored(self) -> set[int]:
+        stored = {n.id for n in self.graph.nodes if isinstance(n.op, _ALWAYS_STORED)}
+        stored |= self._forced()
+        uses = self._uses()
+        work: dict[int, _Work] = {}
+        for node in self.graph.nodes:
+            if node.id in stored or isinstance(node.op, Full | Iota):
+                work[node.id] = _Work(0, 0, frozenset({node.id}) if node.id in stored else frozenset())
+                continue
+            parts = [work[x.id] for x in node.inputs]
+            own = SCALAR_OPS[node.op.fn].cost if isinstance(node.op, Map) else 1 if isinstance(node.op, Gather) else 0
+            mine = _Work(
+                own + sum(p.cost for p in parts),
+                1 + max((p.depth for p in parts), default=0),
+                frozenset().union(*(p.sources for p in parts)),
+            )
+            if isinstance(node.op, Map | Gather) and self._worth_storing(mine, uses[node.id]):
+                stored.add(node.id)
+                mine = _Work(0, 0, frozenset({node.id}))
+            work[node.id] = mine
+        return stored
+
+    def _worth_storing(self, work: _Work, uses: int) -> bool:
+        if work.depth > _DEEPEST or work.cost > 40 * TRANSCENDENTAL:
+            return True
+        return uses > 1 and (work.cost > _CHEAP or len(work.sources) > 1)
+
+    def _uses(self) -> dict[int, int]:
+        """Readers of each node, counted through views; a view that repeats costly elements counts twice."""
+        uses: dict[int, int] = defaultdict(int)
+        for root in self.graph.roots():
+            uses[root.id] += 1
+        for node in reversed(self.graph.nodes):
+            for x in node.inputs:
+                if isinstance(node.op, View):
+                    uses[x.id] += uses[node.id] + (1 if self._repeats(node) else 0)
+                else:
+                    uses[x.id] += 1
+        return uses
+
+    @staticmethod
+    def _repeats(view: Node) -> bool:
+        """Whether a view reads elements again along an axis other than the last: no compiler hoists that."""
+        op = view.op
+        assert isinstance(op, View)
+        used = {s.name for i in op.index for s in symbols(i)}
+        return any(a.name not in used and d != 1 for a, d in zip(op.axes[:-1], view.shape[:-1], strict=True))
+
+    def _forced(self) -> set[int]:
+        forced: set[int] = set()
+        for node in self.graph.nodes:
+            match node.op:
+                case Contract() | Attend() | Extern():
+                    forced |= {self._window_source(x).id for x in node.inputs}
+                case Gather():
+                    forced.add(node.inputs[0].id)
+                case View(_, _, fill) if fill is not None:
+                    forced.add(node.inputs[0].id)
+                case Scatter():
+                    pass
+        for k, out in enumerate(self.graph.outputs):
+            if (
+                isinstance(out, Node)
+                and k not in self.captured.aliases
+                and isinstance(out.op, Map | Gather | Full | Iota | View)
+            ):
+                forced.add(out.id)
+        return forced
+
+    def _window_source(self, node: Node) -> Node:
+        """The node whose buffer a strided window can stand for this operand, or the operand itself."""
+        if isinstance(node.op, View) and node.op.fill is None and not isinstance(node.inputs[0].op, Full | Iota):
+            source = node.inputs[0]
+            if all(coefficient(i, a.name) is not None for i in node.op.index for a in node.op.axes):
+                return source
+        return node
+
+    # --- buffers ------------------------------------------------------------------------------------------------
+
+    def _buffer(self, node: Node) -> Buffer:
+        return self.buffers[self.names[node.id]]
+
+    def _declare(
+        self, node: Node, role: str = "temp", strides: tuple[Dim, ...] | None = None, name: str | None = None
+    ) -> Buffer:
+        layout = strides if strides is not None else _dense(node.layout, node.shape) or contiguous_strides(node.shape)
+        if node.id in self.output_roles and strides is None and role == "temp":
+            role, layout = "output", self.output_roles[node.id]
+        buffer = Buffer(name or f"b{node.id}", node.type.dtype, node.shape, layout, role)
+        self.buffers[buffer.name] = buffer
+        self.names[node.id] = buffer.name
+        return buffer
+
+    def _offset(self, buffer: Buffer, index: tuple[Dim, ...]) -> Dim:
+        total: Dim = 0
+        for i, s in zip(index, buffer.strides, strict=True):
+            total = total + i * s
+        return total
+
+    def _operand(self, node: Node) -> Operand:
+        source = self._window_source(node)
+        if source is node or source.id not in self.stored:
+            source = node
+        buffer = self._buffer(source)
+        if source is node:
+            return Operand(buffer.name, 0, node.shape, buffer.strides, node.type.dtype)
+        assert isinstance(node.op, View)
+        offset = self._offset(buffer, node.op.index)
+        strides = tuple(coefficient(offset, a.name) or 0 for a in node.op.axes)
+        base = substitute(offset, {a.name: 0 for a in node.op.axes})
+        return Operand(buffer.name, base, node.shape, strides, node.type.dtype)
+
+    # --- the walk -----------------------------------------------------------------------------------------------
+
+    def run(self) -> Schedule:
+        self._plan_outputs()
+        self._plan_in_place()
+        for node in self.graph.nodes:
+            if node.id in self.stored:
+                self._store_node(node)
+        self._write_mutations()
+        results = self._results()
+        schedule = Schedule(self.buffers, self.kernels, results, dict(self.constants))
+        schedule.drop_unused_buffers()
+        return schedule
+
+    def _plan_outputs(self) -> None:
+        """A result gets memory of its own, in the strides eager gives it. Where those overlap (an expanded or
+        unfolded result) equal values are written to one place."""
+        for k, out in enumerate(self.graph.outputs):
+            if not isinstance(out, Node) or k in self.captured.aliases or isinstance(out.op, Input | Constant | Pick):
+                continue
+            self.output_roles.setdefault(out.id, self.graph.output_layouts[k])
+
+    def _plan_in_place(self) -> None:
+        """A cache update that ends as the input's new value writes the input itself, if nothing else reads the old."""
+        for target, value in self.graph.mutations:
+            if not isinstance(value.op, Scatter) or value.inputs[0] is not target:
+                continue
+            readers = [n for n in self.graph.nodes if target in n.inputs and n is not value]
+            if not readers and value.id not in self.output_roles:
+                self.in_place[value.id] = target
+
+    def _store_node(self, node: Node) -> None:
+        match node.op:
+            case Input(position, strides):
+                self._declare(node, "input", strides, f"in{position}")
+                self.buffers[f"in{position}"] = Buffer(
+                    f"in{position}", node.type.dtype, node.shape, strides, "input", position
+                )
+            case Constant(tensor, strides):
+                buffer = self._declare(node, "constant", strides, f"const{node.id}")
+                self.constants[buffer.name] = tensor
+            case Extern():
+                self._store_extern(node)
+            case Pick(position):
+                self._store_pick(node, position)
+            case Contract():
+                self._store_contract(node)
+            case Attend():
+                self._store_attend(node)
+            case Concat(axis):
+                self._store_concat(node, axis)
+            case Scatter():
+                self._store_scatter(node)
+            case Reduce():
+                self._store_reduce(node)
+            case Scan():
+                self._store_scan(node)
+            case _:
+                self._store_map(node)
+
+    def _axes(self, shape: tuple[Dim, ...], reduce: tuple[int, ...] = ()) -> tuple[tuple[Axis, ...], tuple[Dim, ...]]:
+        """Axes for a shape, and the index over them; a dimension of size 1 needs no axis."""
+        axes: list[Axis] = []
+        index: list[Dim] = []
+        for d, size in enumerate(shape):
+            if size == 1:
+                index.append(0)
+            else:
+                axis = make_axis(f"i{d}", size, d in reduce)
+                axes.append(axis)
+                index.append(Expr({(axis.sym,): 1}))
+        return tuple(axes), tuple(index)
+
+    def _emit_loop(self, axes: tuple[Axis, ...], emitter: _Emitter, sequential: bool = False) -> None:
+        self.kernels.append(LoopKernel(Loop(axes, tuple(emitter.body.instrs), sequential)))
+
+    def _store_map(self, node: Node) -> None:
+        buffer = self._declare(node)
+        axes, index = self._axes(node.shape)
+        emitter = _Emitter(self)
+        value = emitter.compute(node, index)
+        emitter.store(buffer, self._offset(buffer, index), value)
+        self._emit_loop(axes, emitter)
+
+    def _store_reduce(self, node: Node) -> None:
+        assert isinstance(node.op, Reduce)
+        buffer = self._declare(node)
+        source = node.inputs[0]
+        axes, index = self._axes(source.shape, node.op.axes)
+        emitter = _Emitter(self)
+        value = emitter.value(source, index)
+        if any(a.reduce for a in axes):
+            position: Dim = 0
+            for d in node.op.axes:
+                position = position * source.shape[d] + index[d]
+            value = emitter.body.emit(Reduced(node.op.kind, value, node.dtype.compute, position))
+        elif node.op.kind.startswith("arg"):
+            value = emitter.body.emit(const(0, DType.i64))
+        kept = tuple(i for d, i in enumerate(index) if d not in node.op.axes)
+        emitter.store(buffer, self._offset(buffer, kept), value)
+        self._emit_loop(axes, emitter)
+
+    def _store_scan(self, node: Node) -> None:
+        assert isinstance(node.op, Scan)
+        buffer = self._declare(node)
+        axes, index = self._axes(node.shape, (node.op.axis,))
+        emitter = _Emitter(self)
+        value = emitter.value(node.inputs[0], index)
+        if any(a.reduce for a in axes):
+            value = emitter.body.emit(Scanned(node.op.kind, value, node.dtype.compute))
+        emitter.store(buffer, self._offset(buffer, index), value)
+        self._emit_loop(axes, emitter)
+
+    def _store_concat(self, node: Node, axis: int) -> None:
+        buffer = self._declare(node)
+        start: Dim = 0
+        for part in node.inputs:
+            axes, index = self._axes(part.shape)
+            emitter = _Emitter(self)
+            value = emitter.value(part, index)
+            at = tuple(i + start if d == axis else i for d, i in enumerate(index))
+            emitter.store(buffer, self._offset(buffer, at), value)
+            if product(part.shape) != 0:
+                self._emit_loop(axes, emitter)
+            start = start + part.shape[axis]
+
+    def _store_scatter(self, node: Node) -> None:
+        assert isinstance(node.op, Scatter)
+        base, src, *indices = node.inputs
+        if node.id in self.in_place:
+            self.names[node.id] = self.names[self.in_place[node.id].id]
+            buffer = self._buffer(node)
+        else:
+            buffer = self._declare(node)
+            axes, index = self._axes(base.shape)
+            emitter = _Emitter(self)
+            emitter.store(buffer, self._offset(buffer, index), emitter.value(base, index))
+            self._emit_loop(axes, emitter)
+        axes, index = self._axes(src.shape)
+        emitter = _Emitter(self)
+        at = emitter.indirect(node.op.axes, node.op.index, base.shape, indices, index)
+        value = emitter.value(src, index)
+        emitter.store(buffer, self._offset(buffer, at), value, node.op.mode)
+        self._emit_loop(axes, emitter, sequential=bool(indices))
+
+    def _store_contract(self, node: Node) -> None:
+        x, y = (self._operand(i) for i in node.inputs)
+        buffer = self._declare(node)
+        axes, index = self._axes(node.shape)
+        acc = f"acc{node.id}"
+        emitter = _Emitter(self)
+        linear: Dim = 0
+        for i, s in zip(index, contiguous_strides(node.shape), strict=True):
+            linear = linear + i * s
+        value = emitter.body.emit(Load(acc, linear, node.dtype))
+        emitter.store(buffer, self._offset(buffer, index), value)
+        loop = Loop(axes, tuple(emitter.body.instrs))
+        self.kernels.append(ContractKernel(x, y, acc, node.dtype, loop))
+
+    def _store_attend(self, node: Node) -> None:
+        assert isinstance(node.op, Attend)
+        inputs = tuple(self._operand(x) for x in node.inputs)
+        results = []
+        for k, t in enumerate(node.types):
+            buffer = Buffer(f"b{node.id}_{k}", t.dtype, t.shape, _attend_layout(t.shape, k), "temp")
+            self.buffers[buffer.name] = buffer
+            results.append(Operand(buffer.name, 0, t.shape, buffer.strides, t.dtype))
+        self.kernels.append(AttendKernel(node.op, inputs, results[0], results[1]))
+
+    def _store_extern(self, node: Node) -> None:
+        assert isinstance(node.op, Extern)
+        inputs = tuple(self._operand(x) for x in node.inputs)
+        names = []
+        for k, (t, strides) in enumerate(zip(node.types, node.op.strides, strict=True)):
+            buffer = Buffer(f"b{node.id}_{k}", t.dtype, t.shape, strides, "extern")
+            self.buffers[buffer.name] = buffer
+            names.append(buffer.name)
+        self.kernels.append(ExternKernel(node.op, inputs, tuple(names)))
+
+    def _store_pick(self, node: Node, position: int) -> None:
+        self.names[node.id] = f"b{node.inputs[0].id}_{position}"
+
+    # --- mutations and results ----------------------------------------------------------------------------------
+
+    def _write_mutations(self) -> None:
+        for target, value in self.graph.mutations:
+            if value.id in self.in_place or value is target:
+                continue
+            source = value
+            if self._may_overwrite_early(target, value):
+                source = self._staged(value)
+            buffer = self._buffer(target)
+            axes, index = self._axes(target.shape)
+            emitter = _Emitter(self)
+            emitter.store(buffer, self._offset(buffer, index), emitter.value(source, index))
+            if product(target.shape) != 0:
+                self._emit_loop(axes, emitter)
+
+    def _may_overwrite_early(self, target: Node, value: Node) -> bool:
+        """A value inlined over another mutated input, or over shifted reads of this one, must be complete first."""
+        mutated = {t.id for t, _ in self.graph.mutations}
+        stack, seen = [value], set()
+        while stack:
+            node = stack.pop()
+            if node.id in mutated and node is not value:
+                return True
+            if node.id in self.stored or node.id in seen:
+                continue
+            seen.add(node.id)
+            stack.extend(node.inputs)
+        return value.id in mutated
+
+    def _staged(self, value: Node) -> Node:
+        """Give an inlined value a buffer now (fusion may still join it with its writer)."""
+        if isinstance(value.op, Input):
+            raise CompileError("schedule", "an input becomes another input's value")
+        if value.id not in self.stored:
+            self.stored.add(value.id)
+            self._store_map(value)
+        return value
+
+    def _results(self) -> list[ResultBuffer | Dim | None]:
+        results: list[ResultBuffer | Dim | None] = []
+        taken: set[str] = set()
+        for k, out in enumerate(self.graph.outputs):
+            if not isinstance(out, Node):
+                results.append(out)
+            elif k in self.captured.aliases:
+                position, shape, strides, offset = self.captured.aliases[k]
+                results.append(ResultBuffer(Operand(f"in{position}", offset, shape, strides, out.type.dtype), position))
+            else:
+                results.append(self._fresh_result(k, out, taken))
+        return results
+
+    def _fresh_result(self, k: int, out: Node, taken: set[str]) -> ResultBuffer:
+        layout = self.graph.output_layouts[k]
+        buffer = self._buffer(out)
+        same = all(d == 1 or s == t for d, s, t in zip(out.shape, buffer.strides, layout, strict=True))
+        free = buffer.role in ("output", "extern", "temp") and buffer.name not in taken
+        if free and (same or product(out.shape) == 0):
+            taken.add(buffer.name)
+            if buffer.role == "temp":  # a result is never handed out from the arena
+                self.buffers[buffer.name] = replace(buffer, role="output")
+            return ResultBuffer(Operand(buffer.name, 0, out.shape, layout, out.type.dtype))
+        if out.type.dtype is None:
+            raise CompileError("schedule", "a result of a type no kernel copies")
+        copy = Buffer(f"out{k}", out.type.dtype, out.shape, layout, "output")
+        self.buffers[copy.name] = copy
+        taken.add(copy.name)
+        axes, index = self._axes(out.shape)
+        emitter = _Emitter(self)
+        emitter.store(copy, self._offset(copy, index), emitter.value(out, index))
+        if product(out.shape) != 0:
+            self._emit_loop(axes, emitter)
+        return ResultBuffer(Operand(copy.name, 0, out.shape, layout, out.type.dtype))
+
+
+class _Emitter:
+    """Writes one body: `value` reads a node at an index, loading it if stored and computing it if not."""
+
+    def __init__(self, lowerer: _Lowerer) -> None:
+        self.low = lowerer
+        self.body = BodyBuilder()
+        self._memo: dict[tuple[int, tuple[Dim, ...]], int] = {}
+
+    def value(self, node: Node, index: tuple[Dim, ...]) -> int:
+        if node.id in self.low.stored:
+            return self.load(node, index)
+        return self.compute(node, index)
+
+    def load(self, node: Node, index: tuple[Dim, ...], guard: int | None = None, fill: bool | int | float = 0) -> int:
+        buffer = self.low._buffer(node)
+        return self.body.emit(Load(buffer.name, self.low._offset(buffer, index), node.dtype, guard, fill))
+
+    def store(self, buffer: Buffer, offset: Dim, value: int, mode: str = "set") -> None:
+        assert buffer.dtype is not None
+        self.body.emit(Store(buffer.name, offset, value, mode, buffer.dtype))
+
+    def compute(self, node: Node, index: tuple[Dim, ...]) -> int:
+        key = (node.id, index)
+        if key not in self._memo:
+            self._memo[key] = self._compute(node, index)
+        return self._memo[key]
+
+    def _compute(self, node: Node, index: tuple[Dim, ...]) -> int:
+        match node.op:
+            case Full(value):
+                if isinstance(value, Expr):
+                    return self._converted(self.body.emit(Position(value)), DType.i64, node.dtype)
+                return self.body.emit(const(value, node.dtype.compute))
+            case Iota(axes, expr):
+                at = substitute(expr, {a.name: i for a, i in zip(axes, index, strict=True)})
+                return self.body.emit(Position(at))
+            case Map("cast"):
+                source = node.inputs[0]
+                return self._converted(self.value(source, index), source.dtype, node.dtype)
+            case Map(fn):
+                args = tuple(self.value(x, index) for x in node.inputs)
+                return self.body.emit(Apply(fn, args, node.dtype.compute))
+            case View():
+                return self._view(node, index)
+            case Gather(axes, exprs):
+                source, *indices = node.inputs
+                return self.load(source, self.indirect(axes, exprs, source.shape, indices, index))
+            case _:
+                raise CompileError("schedule", f"{node.op} is not computed inside a loop")
+
+    def _converted(self, value: int, have: DType, want: DType) -> int:
+        if have is want or (want is have.compute and want.is_float):
+            return value
+        return self.body.emit(Apply("cast", (value,), want))
+
+    def _view(self, node: Node, index: tuple[Dim, ...]) -> int:
+        assert isinstance(node.op, View)
+        env = {a.name: i for a, i in zip(node.op.axes, index, strict=True)}
+        at = tuple(substitute(i, env) for i in node.op.index)
+        source = node.inputs[0]
+        if node.op.fill is None:
+            return self.value(source, at)
+        guard = self._inside(at, source.shape)
+        if guard is None:
+            return self.value(source, at)
+        return self.load(source, at, guard, node.op.fill)
+
+    def _inside(self, index: tuple[Dim, ...], shape: tuple[Dim, ...]) -> int | None:
+        checks: list[int] = []
+        for i, size in zip(index, shape, strict=True):
+            here = self.body.emit(Position(i))
+            if not is_nonneg(i):
+                checks.append(self.body.emit(Apply("ge", (here, self.body.emit(const(0, DType.i64))), DType.bool)))
+            if not is_less(i, size):
+                limit = self.body.emit(Position(size) if isinstance(size, Expr) else const(size, DType.i64))
+                checks.append(self.body.emit(Apply("lt", (here, limit), DType.bool)))
+        if not checks:
+            return None
+        guard = checks[0]
+        for c in checks[1:]:
+            guard = self.body.emit(Apply("and", (guard, c), DType.bool))
+        return guard
+
+    def indirect(
+        self,
+        axes: tuple[Sym, ...],
+        exprs: tuple[Dim, ...],
+        shape: tuple[Dim, ...],
+        indices: list[Node],
+        index: tuple[Dim, ...],
+    ) -> tuple[Dim, ...]:
+        env: dict[str, Dim] = {a.name: i for a, i in zip(axes, index, strict=True)}
+        for k, tensor in enumerate(indices):
+            size = next(s for e, s in zip(exprs, shape, strict=True) if any(x.name == f"%{k}" for x in symbols(e)))
+            env[f"%{k}"] = value_symbol(self.body.emit(Checked(self.value(tensor, index), size)))
+        # value symbols of the body reuse the %k spelling, so all are replaced at once
+        return tuple(substitute(e, env) for e in exprs)
+
+
+def _dense(layout: tuple[Dim, ...] | None, shape: tuple[Dim, ...]) -> tuple[Dim, ...] | None:
+    """The strides, if they pack the elements without gaps or overlap in some order of the dimensions."""
+    if layout is None or len(layout) != len(shape):
+        return None
+    if layout == contiguous_strides(shape):
+        return layout
+    big = [(s, d) for s, d in zip(layout, shape, strict=True) if d != 1]
+    if not all(isinstance(s, int) for s, _ in big):
+        return None
+    expected: Dim = 1
+    for stride, size in sorted(big, key=lambda sd: sd[0]):  # type: ignore[arg-type,return-value]
+        if stride != expected:
+            return None
+        expected = expected * size
+    return layout
+
+
+def _attend_layout(shape: tuple[Dim, ...], k: int) -> tuple[Dim, ...]:
+    """Attention's result as ATen lays it out: [batch, length, head, dim] in memory, so merging heads is a view."""
+    if k == 0:
+        _, h, n, d = shape
+        return (n * h * d, d, h * d, 1)
+    _, h, n = shape
+    return (n * h, 1, h)

@@ -1,0 +1,166 @@
+"""A stage that fails: eager's result, one warning with stage, reason and way out, and a count. Never an exception."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import burnish
+from burnish.errors import CompileError, CompilerMissing, FallbackWarning
+
+
+def failing(error):
+    def compile_graph(*args, **kwargs):
+        raise error
+
+    return compile_graph
+
+
+def calls_with_warnings(function, *args):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = function(*args)
+    return result, [str(entry.message) for entry in caught if entry.category is FallbackWarning]
+
+
+def test_a_failing_stage_is_named_once(use_pipeline):
+    use_pipeline(failing(CompileError("schedule", "too many axes", "make it smaller")))
+    model = nn.Linear(4, 4)
+    compiled = burnish.compile(model, name="head")
+    x = torch.randn(2, 4)
+    result, messages = calls_with_warnings(compiled, x)
+    assert torch.equal(result, model(x))
+    (message,) = messages
+    for part in ("head", "'schedule'", "too many axes", "make it smaller"):
+        assert part in message
+    for rows in (3, 4, 5):
+        result, messages = calls_with_warnings(compiled, torch.randn(rows, 4))
+        assert messages == [], "one warning for one reason"
+    (first, *_), stats = burnish.stats(compiled).fallbacks, burnish.stats(compiled)
+    assert (first.stage, first.reason) == ("schedule", "too many axes")
+    assert len(stats.fallbacks) == stats.compiles == 2 and stats.graphs == {}
+
+
+def test_an_exception_of_any_kind(use_pipeline):
+    use_pipeline(failing(ZeroDivisionError("a pass divided")))
+    result, messages = calls_with_warnings(burnish.compile(lambda x: x + 1), torch.ones(2))
+    assert torch.equal(result, torch.full((2,), 2.0))
+    assert "'pipeline'" in messages[0] and "ZeroDivisionError: a pass divided" in messages[0]
+
+
+def test_no_compiler_says_what_to_install(use_pipeline):
+    use_pipeline(failing(CompilerMissing()))
+    _, messages = calls_with_warnings(burnish.compile(lambda x: x + 1), torch.ones(2))
+    assert "BURNISH_CC" in messages[0] and "'build'" in messages[0]
+
+
+def test_gradients_when_the_forward_fails(use_pipeline):
+    use_pipeline(failing(CompileError("schedule", "no")))
+    model = nn.Linear(4, 4)
+    compiled = burnish.compile(model)
+    _, messages = calls_with_warnings(lambda: compiled(torch.ones(2, 4)).sum().backward())
+    assert len(messages) == 1 and torch.equal(model.bias.grad, torch.full((4,), 2.0))
+
+
+def test_gradients_when_only_the_backward_fails(use_pipeline):
+    def compile_graph(graph, inputs, *, kind, **given):
+        if kind == "backward":
+            raise CompileError("schedule", "backward is hard")
+
+        def run(args):
+            return graph(*args)
+
+        return run
+
+    use_pipeline(compile_graph)
+    model = nn.Linear(4, 4)
+    compiled = burnish.compile(model)
+    _, messages = calls_with_warnings(lambda: compiled(torch.ones(2, 4)).sum().backward())
+    assert "backward is hard" in messages[0] and torch.equal(model.bias.grad, torch.full((4,), 2.0))
+    assert burnish.stats(compiled).graphs == {"forward": 1}
+
+
+def test_aot_that_fails(monkeypatch):
+    def aot(*args, **kwargs):
+        raise NotImplementedError("cannot functionalise")
+
+    monkeypatch.setattr("burnish.capture.dynamo.aot_module_simplified", aot)
+    result, messages = calls_with_warnings(burnish.compile(lambda x: x + 1), torch.ones(2))
+    assert torch.equal(result, torch.full((2,), 2.0)) and "'aot'" in messages[0]
+
+
+def test_dynamo_that_fails(monkeypatch):
+    from torch._dynamo import convert_frame
+
+    def broken(*args, **kwargs):
+        raise AssertionError("deep inside")
+
+    monkeypatch.setattr(convert_frame, "_compile", broken)
+    compiled = burnish.compile(nn.Linear(4, 4))
+    x = torch.randn(2, 4)
+    result, messages = calls_with_warnings(compiled, x)
+    assert torch.equal(result, compiled.eager(x)) and "'dynamo'" in messages[0] and "deep inside" in messages[0]
+    assert burnish.stats(compiled).fallbacks[0].stage == "dynamo"
+    _, messages = calls_with_warnings(compiled, x)
+    assert messages == [] and len(burnish.stats(compiled).fallbacks) == 1, "it is not tried again"
+
+
+@pytest.mark.filterwarnings("ignore::burnish.errors.FallbackWarning")
+def test_bad_inputs_do_not_spoil_good_ones():
+    model = nn.Linear(4, 4)
+    compiled = burnish.compile(model)
+    good, bad = torch.randn(2, 4), torch.randn(2, 5)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="mat1 and mat2"):
+            compiled(bad)
+        torch.testing.assert_close(compiled(good), model(good))
+    assert burnish.stats(compiled).compiles == 1
+
+
+def test_warnings_as_errors_reach_the_user(use_pipeline):
+    use_pipeline(failing(CompileError("schedule", "no")))
+    compiled = burnish.compile(lambda x: x + 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FallbackWarning)
+        with pytest.raises(FallbackWarning):
+            compiled(torch.ones(2))
+
+
+def test_one_objects_failure_is_its_own(use_pipeline):
+    use_pipeline(failing(CompileError("schedule", "no")))
+    one, other = burnish.compile(lambda x: x + 1), burnish.compile(lambda x: x + 2)
+    calls_with_warnings(one, torch.ones(2))
+    assert burnish.stats(one).fallbacks and not burnish.stats(other).fallbacks
+
+
+def test_a_pipeline_gets_what_the_contract_says(plain_pipeline):
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, 4))
+            self.register_buffer("shift", torch.randn(4))
+
+        def forward(self, x):
+            return x @ self.weight + self.shift
+
+    model = Scaled()
+    compiled = burnish.compile(model, options={"threads": 1})
+    with torch.no_grad():
+        compiled(torch.randn(2, 4))
+    (given,) = plain_pipeline
+    assert given["kind"] == "inference" and given["options"].threads == 1 and given["log"] is compiled.burnish.log
+    shapes = [tuple(given["inputs"][i].shape) for i in sorted(given["static_inputs"])]
+    assert sorted(shapes) == [(4,), (4, 4)], "parameters and buffers are static, the argument is not"
+
+
+def test_a_pipeline_may_make_real_tensors(use_pipeline):
+    made = []
+
+    def compile_graph(graph, inputs, **given):
+        made.append(torch.arange(3))
+        return lambda args: graph(*args)
+
+    use_pipeline(compile_graph)
+    burnish.compile(lambda x: x + 1)(torch.ones(2))
+    assert type(made[0]) is torch.Tensor and made[0].tolist() == [0, 1, 2]

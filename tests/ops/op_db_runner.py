@@ -1,0 +1,196 @@
+"""Every operation torch tests itself with, through our pipeline: capture by AOTAutograd, no Dynamo (its cost would
+dominate), judged against eager with float64 as the referee."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from functorch.compile import aot_function, min_cut_rematerialization_partition
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from burnish.capture.decompositions import decomposition_table
+from burnish.options import Options
+from burnish.pipeline import compile_graph
+from burnish.stats import CompileLog
+
+__all__ = ["Outcome", "check_op", "op_db"]
+
+SAMPLES = 3
+
+
+@dataclass
+class Outcome:
+    checked: int = 0
+    untraceable: list[str] = field(default_factory=list)  # eager or capture refuses: no graph reaches us
+    mismatches: list[str] = field(default_factory=list)
+    crashes: list[str] = field(default_factory=list)
+    externs: set[str] = field(default_factory=set)
+
+
+class _Compiler:
+    """Collects what the pipeline said; a failure inside it is remembered and raised."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.log = CompileLog()
+        self.failed: BaseException | None = None
+        self.graphs = 0
+
+    def __call__(self, kind: str) -> Callable[[Any, Any], Any]:
+        def compile_one(gm: Any, inputs: Any) -> Any:
+            self.graphs += 1
+            try:
+                with _disable_current_modes():  # a fake mode is active while AOTAutograd calls us
+                    run = compile_graph(gm, inputs, kind=kind, options=self.options, log=self.log)  # type: ignore[arg-type]
+            except Exception as error:
+                self.failed = error
+                raise
+            run._boxed_call = True  # type: ignore[attr-defined]
+            return run
+
+        return compile_one
+
+
+def compiled(fn: Callable[..., Any], compiler: _Compiler) -> Callable[..., Any]:
+    return aot_function(
+        fn,
+        fw_compiler=compiler("forward"),
+        bw_compiler=compiler("backward"),
+        inference_compiler=compiler("inference"),
+        partition_fn=min_cut_rematerialization_partition,
+        decompositions=decomposition_table(),
+        keep_inference_input_mutations=True,
+    )
+
+
+def check_op(op: Any, options: Options, *, backward: bool, samples: int = SAMPLES) -> Outcome:
+    outcome = Outcome()
+    want_grad = backward and op.supports_autograd and torch.float32 in op.supported_backward_dtypes("cpu")
+    torch.manual_seed(0)
+    for sample in _spread(list(op.sample_inputs("cpu", torch.float32, requires_grad=want_grad)), samples):
+        _check_sample(op, sample, want_grad, options, outcome)
+    return outcome
+
+
+def _spread(items: Sequence[Any], count: int) -> list[Any]:
+    if len(items) <= count:
+        return list(items)
+    step = len(items) / count
+    return [items[int(i * step)] for i in range(count)]
+
+
+def _check_sample(op: Any, sample: Any, want_grad: bool, options: Options, outcome: Outcome) -> None:
+    flat, spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
+    positions = [i for i, x in enumerate(flat) if isinstance(x, torch.Tensor)]
+
+    def call(*tensors: torch.Tensor) -> Any:
+        items = list(flat)
+        for i, t in zip(positions, tensors, strict=True):
+            items[i] = t
+        first, args, kwargs = pytree.tree_unflatten(items, spec)
+        return _tensors_only(op(first, *args, **kwargs))
+
+    tensors = [flat[i] for i in positions]
+    where = (
+        f"{op.name}{'/' + op.variant_test_name if op.variant_test_name else ''} on {[tuple(t.shape) for t in tensors]}"
+    )
+    compiler = _Compiler(options)
+    try:
+        want = _run(call, tensors, torch.float32, want_grad)
+    except Exception as error:
+        outcome.untraceable.append(f"{where}: eager raises {type(error).__name__}")
+        return
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            fast = compiled(call, compiler)
+            _run(fast, tensors, torch.float32, want_grad)  # capture may draw random numbers of its own
+            got = _run(fast, tensors, torch.float32, want_grad)
+    except Exception as error:
+        ours = compiler.failed is not None or compiler.graphs > 0
+        target = outcome.crashes if ours else outcome.untraceable
+        target.append(f"{where}: {type(error).__name__}: {str(error)[:300]}")
+        return
+    try:
+        referee = _run(call, tensors, torch.float64, want_grad)
+    except Exception:
+        referee = want
+    outcome.checked += 1
+    outcome.externs |= set(compiler.log.aten_calls)
+    problem = _differs(got, want, referee)
+    if problem:
+        outcome.mismatches.append(f"{where}: {problem}")
+
+
+def _tensors_only(result: Any) -> list[torch.Tensor]:
+    return [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
+
+
+def _run(
+    fn: Callable[..., Any], tensors: list[torch.Tensor], dtype: torch.dtype, want_grad: bool
+) -> list[torch.Tensor]:
+    def fresh(t: torch.Tensor) -> torch.Tensor:
+        complex_dtype = torch.complex128 if dtype is torch.float64 else torch.complex64
+        kind = dtype if t.is_floating_point() else complex_dtype if t.is_complex() else t.dtype
+        copy = torch.empty_strided(t.shape, t.stride(), dtype=kind) if _dense(t) else torch.empty(t.shape, dtype=kind)
+        copy.copy_(t.detach())
+        return copy.requires_grad_(want_grad and t.requires_grad)
+
+    inputs = [fresh(t) for t in tensors]
+    torch.manual_seed(42)  # what the random entries of op_db set themselves, where capture cannot see it
+    if not want_grad:
+        with torch.no_grad():
+            return [t.detach() for t in fn(*inputs)]
+    outputs = fn(*inputs)
+    roots = [t for t in outputs if t.requires_grad]
+    wanted = [t for t in inputs if t.requires_grad]
+    grads: tuple[torch.Tensor | None, ...] = ()
+    if roots and wanted:
+        grads = torch.autograd.grad(roots, wanted, [torch.ones_like(r) for r in roots], allow_unused=True)
+    return [t.detach() for t in outputs] + [torch.zeros(()) if g is None else g for g in grads]
+
+
+def _dense(t: torch.Tensor) -> bool:
+    return t.layout is torch.strided and torch.ops.aten.is_non_overlapping_and_dense(t)
+
+
+def _differs(got: list[torch.Tensor], want: list[torch.Tensor], referee: list[torch.Tensor]) -> str:
+    if len(got) != len(want):
+        return f"{len(got)} results instead of {len(want)}"
+    for k, (g, w, r) in enumerate(zip(got, want, referee, strict=True)):
+        if g.shape != w.shape or g.dtype != w.dtype:
+            return f"result {k} is {g.dtype}{tuple(g.shape)}, eager's {w.dtype}{tuple(w.shape)}"
+        if not (w.is_floating_point() or w.is_complex()):
+            if not torch.equal(g, w):
+                return f"result {k} differs in {int((g != w).sum())} of {w.numel()} elements"
+            continue
+        problem = _worse_than_eager(g, w, r)
+        if problem:
+            return f"result {k}: {problem}"
+    return ""
+
+
+def _worse_than_eager(g: torch.Tensor, w: torch.Tensor, r: torch.Tensor) -> str:
+    if w.layout is not torch.strided:
+        return "" if torch.allclose(g.to_dense(), w.to_dense()) else "sparse results differ"
+    wide = torch.complex128 if w.is_complex() else torch.float64
+    g, w, r = g.to(wide), w.to(wide), r.to(wide) if r.shape == w.shape else w.to(wide)
+    odd_g, odd_w = ~g.isfinite(), ~w.isfinite()
+    if not torch.equal(odd_g, odd_w):
+        return f"non-finite in {int(odd_g.sum())} elements, eager in {int(odd_w.sum())}"
+    if not torch.equal(torch.nan_to_num(g[odd_g].real), torch.nan_to_num(w[odd_w].real)):
+        return "other non-finite values than eager"
+    fine = ~odd_w & r.isfinite()
+    ours, eager = (g[fine] - r[fine]).abs(), (w[fine] - r[fine]).abs()
+    allowed = torch.maximum(2 * eager.max() if eager.numel() else torch.tensor(0.0), 4e-6 * (1 + r[fine].abs()))
+    if bool((ours > allowed).any()):
+        worst = int((ours - allowed).argmax())
+        value = r[fine][worst].item()
+        return f"error {float(ours[worst]):.3g} against float64, eager's {float(eager.max()):.3g}, value {value:.6g}"
+    return ""

@@ -1,0 +1,39 @@
+"""The README's numbers are those of the committed results."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from benchmarks.readme import BEGIN, END, README, RESULTS, with_numbers
+
+
+def test_the_readme_shows_the_committed_results() -> None:
+    results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("core-*.json"))]
+    assert with_numbers(README.read_text(), results) == README.read_text(), "run: make readme"
+
+
+def test_lost_markers_are_noticed() -> None:
+    with pytest.raises(ValueError, match="markers"):
+        with_numbers("# burnish\n", [])
+
+
+def test_a_result_becomes_two_tables() -> None:
+    timing = {"n": 10, "mean": 0.1, "std": 0.0, "p50": 0.1, "p95": 0.1, "p99": 0.1}
+    engine = {"cold_seconds": 1.0, "timing": timing, "error": 1e-6, "failure": None, "notes": []}
+    row: dict[str, Any] = {
+        "measured": "2025-01-01",
+        "commit": "abc",
+        "torch": "2.13.0",
+        "threads": 2,
+        "engines": {"eager": engine, "inductor": {**engine, "timing": None}, "burnish": engine},
+        "speedup": {"eager": {"value": 1.25, "low": 1.1, "high": 1.3, "rounds": 9, "noisy": True}},
+        "cold_seconds": {"inductor": None, "burnish": {"p50": 2.0, "samples": [2.0]}},
+        "memory": {"eager": {"call": 3 << 20, "held": 0}, "inductor": None, "burnish": {"call": 0, "held": 1 << 20}},
+    }
+    result = {"machine": {"cpu": "Some CPU", "cores": 2, "system": "Linux"}, "rows": {"mlp": row}}
+    text = with_numbers(f"{BEGIN}{END}", [result])
+    assert "| mlp | 100 ms | failed | 100 ms | 1.25 × (1.10–1.30) | – | 1.00 |" in text
+    assert "| mlp | failed | 2.0 s | – | 3.0 MiB | – | 0.0 MiB + 1.0 held |" in text
