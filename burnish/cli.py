@@ -81,7 +81,7 @@ def _add_explain(commands: Commands[_Parser]) -> None:
         "--dump",
         metavar="DIR",
         type=Path,
-        help="write the graph after each pass, the schedule, the C source, the program and the stats with the seconds per stage to DIR",
+        help="write the graph after each pass, the schedule, the C source, the program and the stats to DIR",
     )
     parser.set_defaults(run=_run_explain)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import abc
 import copy
 import functools
+import inspect
 import io
 import pickle
 import types
@@ -149,9 +150,20 @@ def _disabled_members(original: type, shown: tuple[str, ...]) -> dict[str, Any]:
 
 def _shared_members(original: type, eager: Callable[[Any], Any]) -> dict[str, Any]:
     def __new__(cls: type, *args: Any, **kwargs: Any) -> Any:
-        return original(*args, **kwargs)  # `type(compiled)(config)` builds a model, as it would on the original
+        """`type(compiled)(config)` builds a model of the original class, and `cls.__new__(cls)` an empty one."""
+        if args or kwargs or _takes_no_arguments(original):
+            return original(*args, **kwargs)
+        return object.__new__(original)
 
     return {"__new__": __new__, **{name: _slot(name, eager) for name in _slot_names(original)}}
+
+
+def _takes_no_arguments(cls: type) -> bool:
+    try:
+        inspect.signature(cls.__init__).bind(None)  # type: ignore[misc]
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _slot_names(original: type) -> set[str]:

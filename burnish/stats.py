@@ -232,7 +232,8 @@ class CompileLog:
 
 def failure_reason(error: BaseException) -> str:
     """The reason in one line: what a CompileError says, else the exception's class and first line."""
+    text = (error.reason if isinstance(error, CompileError) else str(error)).strip()
+    first_line = text.splitlines()[0] if text else ""
     if isinstance(error, CompileError):
-        return error.reason
-    text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
+        return first_line
+    return f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__

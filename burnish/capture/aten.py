@@ -29,13 +29,18 @@ _TOKENS = frozenset(
 )
 
 
+Window = tuple[int, tuple[Dim, ...], tuple[Dim, ...], Dim]  # argument or result, shape, strides, offset
+
+
 @dataclass
 class Captured:
     """A graph with what only the capture knows: how sizes are bound and which results are really an input's storage."""
 
     graph: Graph
     symbols: Symbols
-    aliases: dict[int, tuple[int, tuple[Dim, ...], tuple[Dim, ...], Dim]] = field(default_factory=dict)
+    aliases: dict[int, Window] = field(default_factory=dict)  # result -> where in which argument it is
+    windows: dict[int, Window] = field(default_factory=dict)  # result -> where in which other result it is
+    results: int = 0  # outputs beyond these are only there for `windows` to look into
     externs: list[tuple[str, str]] = field(default_factory=list)  # (op, why it was not lowered)
 
 
@@ -119,17 +124,44 @@ class _Importer:
             self.graph.outputs.append(value)
             val = arg.meta.get("val") if isinstance(arg, FxNode) else None
             if isinstance(value, Node) and isinstance(val, torch.Tensor):
-                key = _storage(arg)
-                if key is not None and storages.get(key) is not None and _same_kind(val, storages[key], self.gm):
-                    dims = self.captured.symbols.dim
-                    self.captured.aliases[k] = (
-                        storages[key],
-                        tuple(map(dims, val.shape)),
-                        tuple(map(dims, val.stride())),
-                        dims(val.storage_offset()),
-                    )
+                position = storages.get(_storage(arg))
+                if position is not None and _same_kind(val, _placeholders(self.gm)[position].meta["val"]):
+                    self.captured.aliases[k] = self._window(position, val)
                 else:
-                    self.captured.graph.output_layouts[k] = tuple(map(self.captured.symbols.dim, val.stride()))
+                    self.graph.output_layouts[k] = self._strides(val)
+        self.captured.results = len(results)
+        self._find_windows([arg if isinstance(arg, FxNode) else None for arg in results])
+
+    def _find_windows(self, results: list[FxNode | None]) -> None:
+        """Results that share memory in eager share it here: they look into the one that all of it was computed as."""
+        sharing: dict[int, list[int]] = {}
+        for k in self.graph.output_layouts:
+            key = _storage(results[k])
+            if key is not None:
+                sharing.setdefault(key, []).append(k)
+        for key, members in sharing.items():
+            if len({results[k] for k in members}) < 2:
+                continue
+            source = next(n for n in self.gm.graph.nodes if _storage(n) == key)
+            whole = source.meta["val"]
+            if not isinstance(self.values[source], Node) or whole.storage_offset() != 0:
+                continue
+            of = next((k for k in members if results[k] is source), None)
+            if of is None:
+                of = len(self.graph.outputs)
+                self.graph.outputs.append(self.values[source])
+                self.graph.output_layouts[of] = self._strides(whole)
+            for k in members:
+                val = results[k].meta["val"]  # type: ignore[union-attr]
+                if k != of and results[k] is not source and _same_kind(val, whole):
+                    self.captured.windows[k] = self._window(of, val)
+
+    def _window(self, of: int, val: torch.Tensor) -> Window:
+        dim = self.captured.symbols.dim
+        return of, tuple(map(dim, val.shape)), self._strides(val), dim(val.storage_offset())
+
+    def _strides(self, val: torch.Tensor) -> tuple[Dim, ...]:
+        return tuple(map(self.captured.symbols.dim, val.stride()))
 
     # --- calls --------------------------------------------------------------------------------------------------
 
@@ -276,9 +308,8 @@ def _storage(fx_node: Any) -> int | None:
     return int(val.untyped_storage()._cdata)
 
 
-def _same_kind(val: torch.Tensor, position: int, gm: GraphModule) -> bool:
-    """A view of another type (complex as real) is no strided window of the argument."""
-    base = _placeholders(gm)[position].meta["val"]
+def _same_kind(val: torch.Tensor, base: torch.Tensor) -> bool:
+    """A view of another type (complex as real) is no strided window of its base."""
     return bool(val.dtype == base.dtype and not val.is_conj() and not val.is_neg())
 
 

@@ -7,6 +7,7 @@ lock, and hands what was added to the log of the object that was compiling.
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -38,6 +39,14 @@ class Place:
     file: str
     line: int
     name: str
+    parameters: tuple[str, ...] = ()  # what that frame calls args[0], args[1], ...
+
+    def in_its_names(self, text: str) -> str:
+        text = re.sub(r"\bargs\[(\d+)\]", lambda found: self._parameter(int(found[1])) or found[0], text)
+        return re.sub(r"\bkwargs\['(\w+)'\]", r"\1", text)
+
+    def _parameter(self, position: int) -> str | None:
+        return self.parameters[position] if position < len(self.parameters) else None
 
 
 def serve_eager(log: CompileLog, stage: str, error: BaseException) -> None:
@@ -87,7 +96,7 @@ def _recompile(metric: Any, place: Place) -> Recompile:
     reason = reason.split(": ", 1)[-1] if reason[:1].isdigit() else reason  # "0/0: " is Dynamo's own numbering
     if _is_the_users(metric.co_filename):
         return Recompile(metric.co_filename, metric.co_firstlineno, _plain_name(metric.co_name, place), reason)
-    return Recompile(place.file, place.line, place.name, reason)
+    return Recompile(place.file, place.line, place.name, place.in_its_names(reason))
 
 
 def _skipped_frame(metric: Any, place: Place) -> GraphBreak:

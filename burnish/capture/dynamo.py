@@ -70,7 +70,7 @@ class _Capture:
             example_inputs,
             fw_compiler=self._compiler("forward"),
             bw_compiler=self._compiler("backward"),
-            inference_compiler=self._inference_compiler(graph, example_inputs),
+            inference_compiler=self._inference_compiler(_plain_inputs(graph, example_inputs)),
             partition_fn=partition,
             decompositions=_decompositions(),
             keep_inference_input_mutations=True,
@@ -83,12 +83,11 @@ class _Capture:
 
         return compile_training
 
-    def _inference_compiler(self, dynamo_graph: fx.GraphModule, dynamo_inputs: Sequence[Any]) -> GraphCompiler:
-        plain = _runs_in_a_plain_state(dynamo_inputs)  # asked here: AOTAutograd changes the state while it traces
-
+    def _inference_compiler(self, plain_inputs: int | None) -> GraphCompiler:
+        # AOTAutograd keeps this function: it must not hold the inputs, or the weights would outlive their model.
         def compile_inference(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Program:
             program = self._program("inference", gm, example_inputs)
-            if plain and _needs_no_wrapper(dynamo_graph, dynamo_inputs, example_inputs):
+            if plain_inputs == len(example_inputs) and _needs_no_wrapper():
                 self.direct = program
             return program
 
@@ -127,28 +126,32 @@ def _static_inputs() -> frozenset[int]:
     return frozenset(metadata.static_input_indices or ()) if metadata else frozenset()
 
 
-def _needs_no_wrapper(dynamo_graph: fx.GraphModule, dynamo_inputs: Sequence[Any], inputs: Sequence[Any]) -> bool:
+def _plain_inputs(graph: fx.GraphModule, inputs: Sequence[Any]) -> int | None:
+    """How many inputs a graph has, if neither they nor the state of the thread at its entry (autocast, or grad mode
+    with inputs that require gradients) change what a program's ATen calls do. AOTAutograd changes that state while
+    it traces, so this is asked before."""
+    tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+    if any(is_traceable_wrapper_subclass(tensor) for tensor in tensors) or torch._C._is_any_autocast_enabled():
+        return None
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        return None
+    return len(inputs) if next(graph.parameters(), None) is None else None
+
+
+def _needs_no_wrapper() -> bool:
     """Whether AOTAutograd's run-time wrapper around an inference program would do nothing but cost 2 us a call.
 
     It is there for results and inputs that alias, for mutation seen outside the graph and for effects; each
     condition rules one of them out, and Dynamo's guards keep it ruled out in later calls."""
     context = TracingContext.try_get()
     metadata = context.fw_metadata if context else None
-    if metadata is None or len(dynamo_inputs) != len(inputs) or next(dynamo_graph.parameters(), None) is not None:
+    if metadata is None:
         return False
     if metadata.num_outputs_aliased or metadata.num_intermediate_bases or metadata.tokens:
         return False
     if metadata.num_mutated_inp_runtime_indices or metadata.is_rng_op_functionalized:
         return False
     return not any(info.mutates_data or info.mutates_metadata for info in metadata.input_info)
-
-
-def _runs_in_a_plain_state(inputs: Sequence[Any]) -> bool:
-    """Whether the state of the thread at the graph's entry would change what a program's ATen calls do."""
-    tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
-    if any(is_traceable_wrapper_subclass(tensor) for tensor in tensors) or torch._C._is_any_autocast_enabled():
-        return False
-    return not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in tensors)
 
 
 def _unboxed(program: Program) -> Callable[..., Sequence[Any]]:
@@ -185,6 +188,8 @@ def _marked(program: Program) -> Program:
 def eager_graph(graph: fx.GraphModule) -> Callable[..., Any]:
     """The graph's own ops, one by one. Should one raise, the thread's dispatch state (autocast, functorch layers)
     goes back to what it was: a captured graph enters such contexts with plain calls, not with `with`."""
+    if not any("_enter_" in _target_name(node) or "_nesting" in _target_name(node) for node in graph.graph.nodes):
+        return graph.forward
 
     def run(*args: Any) -> Any:
         depth = torch._C._functorch.get_dynamic_layer_stack_depth()
@@ -198,6 +203,10 @@ def eager_graph(graph: fx.GraphModule) -> Callable[..., Any]:
                 raise
 
     return run
+
+
+def _target_name(node: fx.Node) -> str:
+    return str(getattr(node.target, "__name__", node.target))
 
 
 # -- torch.compile(model, backend="burnish") --------------------------------------------------------------------

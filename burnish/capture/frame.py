@@ -34,7 +34,8 @@ from burnish.options import Options
 from burnish.stats import CompileLog
 
 _serial = itertools.count(1)
-_ORDINARY_STANCE = eval_frame._stance  # what torch.compiler.set_stance replaces, and puts back
+# What torch.compiler.set_stance replaces, and puts back. (None, which no stance is, if it had been replaced already.)
+_ORDINARY_STANCE = eval_frame._stance if eval_frame._stance == eval_frame.DynamoStance() else None
 _BAD_INPUT_LIMIT = 8  # attempts at a frame that fails in the same way, before giving up on more
 
 
@@ -221,10 +222,21 @@ def _name_of(target: Callable[..., Any]) -> str:
     return getattr(target, "__name__", type(target).__name__)
 
 
-def place_of(target: Callable[..., Any]) -> Place:
+def place_of(target: Any) -> Place:
     """Where the user wrote it: a module's forward, or the function."""
-    written = type(target).forward if isinstance(target, torch.nn.Module) else inspect.unwrap(target)
-    written = getattr(written, "__func__", written)
-    code = getattr(written, "__code__", None)
-    name = type(target).__name__ if isinstance(target, torch.nn.Module) else _name_of(target)
-    return Place(code.co_filename, code.co_firstlineno, name) if code else Place("<unknown>", 0, name)
+    is_module = isinstance(target, torch.nn.Module)
+    name = type(target).__name__ if is_module else _name_of(target)
+    written = type(target).forward if is_module else inspect.unwrap(target)
+    code = getattr(getattr(written, "__func__", written), "__code__", None)
+    if code is None:
+        return Place("<unknown>", 0, name)
+    return Place(code.co_filename, code.co_firstlineno, name, _positional(target.forward if is_module else target))
+
+
+def _positional(function: Callable[..., Any]) -> tuple[str, ...]:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return ()
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return tuple(parameter.name for parameter in parameters if parameter.kind in kinds)

@@ -14,14 +14,48 @@ import torch._functorch.config as functorch_config
 from torch import fx
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._ops import OpOverload
+from torch.utils.checkpoint import CheckpointPolicy
 
 
 def partition(joint: fx.GraphModule, joint_inputs: Sequence[Any], **arguments: Any) -> tuple[fx.GraphModule, ...]:
     """A `partition_fn` for AOTAutograd; `arguments` are the ones it defines for such a function."""
+    keep_old_values(joint.graph)
     merge_repeats(joint.graph)
     joint.recompile()
     with functorch_config.patch(cse=False):
         return min_cut_rematerialization_partition(joint, joint_inputs, **arguments)
+
+
+def keep_old_values(graph: fx.Graph) -> int:
+    """Let everything read a copy of an input that the forward changes. Returns how many there are.
+
+    The min-cut takes inputs for free in the backward, where this one holds another value by then; it never
+    recomputes this copy, and one that the backward does not need costs nothing: its readers read the input."""
+    changed = [n.args[0] for n in graph.nodes if n.target is torch.ops.aten.copy_.default and _in_forward(n)]
+    count = 0
+    for held in changed:
+        if not isinstance(held, fx.Node) or held.op != "placeholder":
+            continue
+        readers = [u for u in held.users if u.target is not torch.ops.aten.copy_.default or u.args[0] is not held]
+        readers = [u for u in readers if u.op != "output"]
+        if not readers:
+            continue
+        with graph.inserting_after(_last_placeholder(graph)):
+            old = graph.call_function(torch.ops.aten.clone.default, (held,))
+        old.meta["val"] = held.meta["val"].clone()
+        old.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+        for reader in readers:
+            reader.replace_input_with(held, old)
+        count += 1
+    return count
+
+
+def _in_forward(node: fx.Node) -> bool:
+    return node.meta.get("partitioner_tag") != "must_be_in_backward"
+
+
+def _last_placeholder(graph: fx.Graph) -> fx.Node:
+    return graph.find_nodes(op="placeholder")[-1]
 
 
 def merge_repeats(graph: fx.Graph) -> int:

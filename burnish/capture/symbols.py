@@ -32,7 +32,7 @@ class Symbols:
             return int(e)
         if isinstance(e, sympy.Symbol):
             low = self._ranges[e].lower if e in self._ranges else sympy.Integer(0)
-            return sym(str(e), max(int(low), 0) if low.is_finite else 0)
+            return sym(str(e), max(int(low), 0) if low.is_Integer else 0)
         args = [self._convert(a) for a in e.args]
         name = type(e).__name__
         if isinstance(e, sympy.Add | sympy.Mul):

@@ -12,7 +12,7 @@ from burnish.codegen.c_loop import CFunction, LoopPrinter, Signature, normalise
 from burnish.codegen.c_scalar import MEMORY_TYPE
 from burnish.ir.body import Instr, Load, Store, instr_args
 from burnish.ir.dtypes import DType
-from burnish.ir.expr import Dim, render
+from burnish.ir.expr import Dim, product, render
 from burnish.schedule.kernels import (
     AttendKernel,
     Buffer,
@@ -25,6 +25,8 @@ from burnish.schedule.kernels import (
 )
 
 ERROR_SLOT = 0
+SMALL_WORK = 1 << 15  # multiplications in a product that is written out instead of handed to the library
+SMALL_COLUMNS = 1024
 _DTYPE_CODE = {
     DType.f32: "BN_F32",
     DType.f64: "BN_F64",
@@ -87,7 +89,9 @@ def _call(unit: _Unit, schedule: Schedule, kernel: Kernel) -> str:
     name = unit.name(function.text)
     sig = function.signature
     unit.checks |= sig.checks
-    unit.uses_library |= not isinstance(kernel, LoopKernel)
+    unit.uses_library |= isinstance(kernel, AttendKernel) or (
+        isinstance(kernel, ContractKernel) and not is_small(kernel)
+    )
     args = [f"(void *)t[{unit.slot(b)}]" for b in sig.buffers] + [f"t[{unit.slot(s)}]" for s in sig.sizes]
     args += [f"&t[{ERROR_SLOT}]"] if sig.checks else []
     return f"{name}({', '.join(args)});"
@@ -174,6 +178,72 @@ def _contract(kernel: ContractKernel, buffers: dict[str, Buffer]) -> CFunction:
     context = [f"(void *)p{k}" for k in range(len(sig.buffers))] + [f"(void *)s{k}" for k in range(len(sig.sizes))]
     context += ["error"] if sig.checks else []
     call = _Call(sig, tile.buffer_types)
+    inner = _small_product(kernel, call) if is_small(kernel) else _library_product(kernel, call, suffix)
+    text = [
+        *epilogue,
+        "",
+        f"static void @({', '.join(call.parameters())})",
+        "{",
+        f"    void *c[] = {{{', '.join(context) or '0'}}};",
+        *("    " + line for line in inner),
+        "}",
+    ]
+    return CFunction("\n".join(text), sig)
+
+
+def is_small(kernel: ContractKernel) -> bool:
+    """Products so small that a call into the library, or building the library, would outweigh them."""
+    a, b = kernel.a, kernel.b
+    dims = (*a.shape, b.shape[-1])
+    if any(not isinstance(d, int) for d in dims) or {a.dtype, b.dtype} - {DType.f32, DType.f64}:
+        return False
+    work = product(dims)
+    assert isinstance(work, int)
+    return work <= SMALL_WORK and b.shape[-1] <= SMALL_COLUMNS  # type: ignore[operator]
+
+
+def _small_product(kernel: ContractKernel, call: _Call) -> list[str]:
+    """A row of the result at a time: dot products where k is contiguous in b, else sums of b's rows."""
+    a, b = kernel.a, kernel.b
+    rank = len(a.shape)
+    kind = "double" if kernel.dtype is DType.f64 else "float"
+    batch, (m, k), n = (a.shape[0] if rank == 3 else 1), a.shape[-2:], b.shape[-1]
+    pa, pb = call.pointer(a), call.pointer(b)
+    batch_a, batch_b = (call.dim(o.strides[0]) if rank == 3 else "0" for o in (a, b))
+    sam, sak = (call.dim(x) for x in a.strides[-2:])
+    sbk, sbn = (call.dim(x) for x in b.strides[-2:])
+    product_term = f"x[{sak} * k] * y[{sbk} * k + {sbn} * n]"
+    if b.strides[-2] == 1:
+        loops = [
+            f"for (int64_t n = 0; n < {n}; n++) {{",
+            f"    {kind} sum = 0;",
+            "#pragma omp simd reduction(+:sum)",
+            f"    for (int64_t k = 0; k < {k}; k++) sum += {product_term};",
+            "    row[n] = sum;",
+            "}",
+        ]
+    else:
+        loops = [
+            f"for (int64_t n = 0; n < {n}; n++) row[n] = 0;",
+            f"for (int64_t k = 0; k < {k}; k++) {{",
+            "#pragma omp simd",
+            f"    for (int64_t n = 0; n < {n}; n++) row[n] += {product_term};",
+            "}",
+        ]
+    return [
+        f"{kind} row[{n}] BN_ALIGN;",
+        f"for (int64_t b1 = 0; b1 < {batch}; b1++) {{",
+        f"    for (int64_t m = 0; m < {m}; m++) {{",
+        f"        const {kind} *restrict x = {pa} + b1 * {batch_a} + m * {sam};",
+        f"        const {kind} *restrict y = {pb} + b1 * {batch_b};",
+        *(line if line.startswith("#") else "        " + line for line in loops),
+        f"        @_tile(c, 0, b1, m, m + 1, 0, {n}, row, {n});",
+        "    }",
+        "}",
+    ]
+
+
+def _library_product(kernel: ContractKernel, call: _Call, suffix: str) -> list[str]:
     a, b = kernel.a, kernel.b
     rank = len(a.shape)
     fields = {
@@ -185,17 +255,10 @@ def _contract(kernel: ContractKernel, buffers: dict[str, Buffer]) -> CFunction:
         "sa1": call.dim(a.strides[0]) if rank == 3 else "0", "sb1": call.dim(b.strides[0]) if rank == 3 else "0",
         "dtype_a": _code(a), "dtype_b": _code(b),
     }  # fmt: skip
-    text = [
-        *epilogue,
-        "",
-        f"static void @({', '.join(call.parameters())})",
-        "{",
-        f"    void *c[] = {{{', '.join(context) or '0'}}};",
-        f"    bn_gemm_args args = {{{', '.join(f'.{k} = {v}' for k, v in fields.items())}}};",
-        f"    bn_gemm_{suffix}(&args, @_tile, c);",
-        "}",
+    return [
+        f"bn_gemm_args args = {{{', '.join(f'.{k} = {v}' for k, v in fields.items())}}};",
+        f"bn_gemm_{suffix}(&args, @_tile, c);",
     ]
-    return CFunction("\n".join(text), sig)
 
 
 class _Call:

@@ -73,6 +73,10 @@ _OURS_F32 = frozenset("exp log log2 log10 log1p expm1 exp2 tanh sigmoid erf sin 
 _LIBM = (
     frozenset("tan asin acos atan sinh cosh asinh acosh atanh erfc lgamma floor ceil trunc sqrt".split()) | _OURS_F32
 )
+_FLOAT_HELPER = {
+    "maximum": "bn_fmax", "minimum": "bn_fmin", "floordiv": "bn_floor_divide", "mod": "bn_remainder",
+    "fmax": "bn_larger_number", "fmin": "bn_smaller_number", "truncdiv": "bn_truncdiv",
+}  # fmt: skip
 _INFIX = {
     "add": "+",
     "sub": "-",
@@ -137,8 +141,12 @@ def _float_text(fn: str, kind: DType, args: list[str]) -> str:
             return f"(__builtin_fabs{f}({args[0]}) == BN_INF)"
         case "not":
             return f"({args[0]} == 0)"
-        case "maximum" | "minimum" | "fmax" | "fmin" | "floordiv" | "mod" | "truncdiv":
-            return f"bn_{fn}_{suffix}({', '.join(args)})"
+        case "maximum" | "minimum" | "floordiv" | "mod":
+            return f"{_FLOAT_HELPER[fn]}{'' if single else '_f64'}({', '.join(args)})"
+        case "fmax" | "fmin" | "truncdiv":
+            return f"{_FLOAT_HELPER[fn]}_{suffix}({', '.join(args)})"
+        case "pow" if single:
+            return f"bn_powf({args[0]}, {args[1]})"
         case "fmod" | "pow" | "atan2" | "hypot" | "copysign" | "nextafter":
             return f"__builtin_{fn}{f}({', '.join(args)})"
     if single and fn in _OURS_F32:

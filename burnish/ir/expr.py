@@ -178,8 +178,8 @@ def _bound(x: Dim, high: bool) -> Dim | None:
         term: Dim = coef
         for atom in mono:
             b = _atom_bound(atom, high == (coef > 0))
-            if b is None:
-                return None
+            if b is None or (len(mono) > 1 and not _never_negative(atom)):
+                return None  # the extremes of a product lie at its factors' extremes only while no sign changes
             term = term * b
         total = total + term
     return total
@@ -201,6 +201,10 @@ def _atom_bound(atom: Atom, high: bool) -> Dim | None:
         b = _bound(atom.num, high)
         return None if b is None else floordiv(b, atom.den)
     return None
+
+
+def _never_negative(atom: Atom) -> bool:
+    return isinstance(atom, Sym | Mod) or (isinstance(atom, Div) and is_nonneg(atom.num))
 
 
 def is_nonneg(x: Dim) -> bool:

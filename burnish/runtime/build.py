@@ -78,7 +78,7 @@ class _Job:
             (
                 ("name", self.name),
                 ("source", hashlib.sha256(text.encode()).hexdigest()),
-                ("burnish", source_hash()),
+                ("burnish", source_hash() if not self.exported else ""),  # the runtime depends on its own text only
                 ("torch", str(torch.__version__)),
                 ("compiler", shlex.join(compiler.command)),
                 ("compiler version", compiler.version),

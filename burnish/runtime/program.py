@@ -247,6 +247,8 @@ class _Renderer:
         kernel = step.kernel
         number = [s.number for s in self.program.steps if isinstance(s, ExternStep)].index(step.number)
         inputs = [self._tensor(o) for o in kernel.inputs]
+        if "as_strided" in kernel.op.name:  # counts from the start of the storage: the arena
+            inputs = [f"{x}.clone()" if x.startswith("workspace") else x for x in inputs]
         args = [self._argument(a, inputs) for a in kernel.op.args]
         args += [f"{k}={self._argument(a, inputs)}" for k, a in kernel.op.kwargs]
         self.line(f"# {kernel.op.name}")
@@ -297,7 +299,7 @@ class _Renderer:
             return f"in{r.alias_of}.as_strided({self._dims(o.shape)}, {self._dims(o.strides)}, {render(o.offset)})"
         if not any(line.startswith(f"    {o.buffer} = ") for line in self.lines):
             self._new_output(self.schedule.buffers[o.buffer])
-        return o.buffer
+        return self._tensor(o)
 
     def _last_uses(self) -> dict[int, list[str]]:
         """Results of ATen calls that can be freed after a step."""

@@ -85,6 +85,8 @@ class _Lowerer:
         self.names: dict[int, str] = {}  # stored node -> buffer
         self.in_place: dict[int, Node] = {}  # scatter node -> the input it updates
         self.output_roles: dict[int, tuple[Dim, ...]] = {}
+        self._plan_outputs()
+        self._plan_in_place()
         self.stored = self._choose_stored()
 
     # --- what is stored -----------------------------------------------------------------------------------------
@@ -153,6 +155,7 @@ class _Lowerer:
             if (
                 isinstance(out, Node)
                 and k not in self.captured.aliases
+                and k not in self.captured.windows
                 and isinstance(out.op, Map | Gather | Full | Iota | View)
             ):
                 forced.add(out.id)
@@ -162,9 +165,24 @@ class _Lowerer:
         """The node whose buffer a strided window can stand for this operand, or the operand itself."""
         if isinstance(node.op, View) and node.op.fill is None and not isinstance(node.inputs[0].op, Full | Iota):
             source = node.inputs[0]
-            if all(coefficient(i, a.name) is not None for i in node.op.index for a in node.op.axes):
+            offset = _dot(node.op.index, self._layout(source))
+            if all(_steps_forward(coefficient(offset, a.name)) for a in node.op.axes):
                 return source
         return node
+
+    def _layout(self, node: Node) -> tuple[Dim, ...]:
+        """The strides of the memory a stored node is in, or will be."""
+        if node.id in self.in_place:
+            return self._layout(self.in_place[node.id])
+        match node.op:
+            case Input(_, strides) | Constant(_, strides):
+                return strides
+            case Pick(position):
+                maker = node.inputs[0].op
+                return maker.strides[position] if isinstance(maker, Extern) else _attend_layout(node.shape, position)
+        if node.id in self.output_roles:
+            return self.output_roles[node.id]
+        return _dense(node.layout, node.shape) or contiguous_strides(node.shape)
 
     # --- buffers ------------------------------------------------------------------------------------------------
 
@@ -174,19 +192,16 @@ class _Lowerer:
     def _declare(
         self, node: Node, role: str = "temp", strides: tuple[Dim, ...] | None = None, name: str | None = None
     ) -> Buffer:
-        layout = strides if strides is not None else _dense(node.layout, node.shape) or contiguous_strides(node.shape)
-        if node.id in self.output_roles and strides is None and role == "temp":
-            role, layout = "output", self.output_roles[node.id]
+        layout = self._layout(node) if strides is None else strides
+        if node.id in self.output_roles and role == "temp":
+            role = "output"
         buffer = Buffer(name or f"b{node.id}", node.type.dtype, node.shape, layout, role)
         self.buffers[buffer.name] = buffer
         self.names[node.id] = buffer.name
         return buffer
 
     def _offset(self, buffer: Buffer, index: tuple[Dim, ...]) -> Dim:
-        total: Dim = 0
-        for i, s in zip(index, buffer.strides, strict=True):
-            total = total + i * s
-        return total
+        return _dot(index, buffer.strides)
 
     def _operand(self, node: Node) -> Operand:
         source = self._window_source(node)
@@ -204,13 +219,11 @@ class _Lowerer:
     # --- the walk -----------------------------------------------------------------------------------------------
 
     def run(self) -> Schedule:
-        self._plan_outputs()
-        self._plan_in_place()
         for node in self.graph.nodes:
             if node.id in self.stored:
                 self._store_node(node)
+        results = self._results()  # before inputs change: a result may be the old value of one
         self._write_mutations()
-        results = self._results()
         schedule = Schedule(self.buffers, self.kernels, results, dict(self.constants))
         schedule.drop_unused_buffers()
         return schedule
@@ -219,7 +232,9 @@ class _Lowerer:
         """A result gets memory of its own, in the strides eager gives it. Where those overlap (an expanded or
         unfolded result) equal values are written to one place."""
         for k, out in enumerate(self.graph.outputs):
-            if not isinstance(out, Node) or k in self.captured.aliases or isinstance(out.op, Input | Constant | Pick):
+            if not isinstance(out, Node) or isinstance(out.op, Input | Constant | Pick):
+                continue
+            if k in self.captured.aliases or k in self.captured.windows:
                 continue
             self.output_roles.setdefault(out.id, self.graph.output_layouts[k])
 
@@ -228,8 +243,10 @@ class _Lowerer:
         for target, value in self.graph.mutations:
             if not isinstance(value.op, Scatter) or value.inputs[0] is not target:
                 continue
-            readers = [n for n in self.graph.nodes if target in n.inputs and n is not value]
-            if not readers and value.id not in self.output_roles:
+            results = [out for k, out in enumerate(self.graph.outputs) if k not in self.captured.aliases]
+            values = [v for _, v in self.graph.mutations]
+            read = any(target in n.inputs and n is not value for n in self.graph.nodes)
+            if not read and target not in (*results, *values) and value.id not in self.output_roles:
                 self.in_place[value.id] = target
 
     def _store_node(self, node: Node) -> None:
@@ -386,16 +403,18 @@ class _Lowerer:
     # --- mutations and results ----------------------------------------------------------------------------------
 
     def _write_mutations(self) -> None:
-        for target, value in self.graph.mutations:
-            if value.id in self.in_place or value is target:
-                continue
-            source = value
-            if self._may_overwrite_early(target, value):
-                source = self._staged(value)
+        """Every value is complete, or reads nothing that changes, before the first input is written."""
+        changes = [(t, v) for t, v in self.graph.mutations if v.id not in self.in_place and v is not t]
+        early = {v.id: self._staged(v) for t, v in changes if self._may_overwrite_early(t, v)}
+        for target, value in changes:
             buffer = self._buffer(target)
             axes, index = self._axes(target.shape)
             emitter = _Emitter(self)
-            emitter.store(buffer, self._offset(buffer, index), emitter.value(source, index))
+            if value.id in early:
+                read = emitter.load_from(early[value.id], index)
+            else:
+                read = emitter.value(value, index)
+            emitter.store(buffer, self._offset(buffer, index), read)
             if product(target.shape) != 0:
                 self._emit_loop(axes, emitter)
 
@@ -413,14 +432,24 @@ class _Lowerer:
             stack.extend(node.inputs)
         return value.id in mutated
 
-    def _staged(self, value: Node) -> Node:
-        """Give an inlined value a buffer now (fusion may still join it with its writer)."""
+    def _staged(self, value: Node) -> Buffer:
+        """An inlined value, or an input's old one, in a buffer of its own (fusion may still join it to its writer)."""
         if isinstance(value.op, Input):
-            raise CompileError("schedule", "an input becomes another input's value")
+            copy = Buffer(f"old{value.id}", value.dtype, value.shape, contiguous_strides(value.shape), "temp")
+            self.buffers[copy.name] = copy
+            self._copy_into(copy, value)
+            return copy
         if value.id not in self.stored:
             self.stored.add(value.id)
             self._store_map(value)
-        return value
+        return self._buffer(value)
+
+    def _copy_into(self, buffer: Buffer, value: Node) -> None:
+        axes, index = self._axes(value.shape)
+        emitter = _Emitter(self)
+        emitter.store(buffer, self._offset(buffer, index), emitter.value(value, index))
+        if product(value.shape) != 0:
+            self._emit_loop(axes, emitter)
 
     def _results(self) -> list[ResultBuffer | Dim | None]:
         results: list[ResultBuffer | Dim | None] = []
@@ -431,9 +460,15 @@ class _Lowerer:
             elif k in self.captured.aliases:
                 position, shape, strides, offset = self.captured.aliases[k]
                 results.append(ResultBuffer(Operand(f"in{position}", offset, shape, strides, out.type.dtype), position))
+            elif k in self.captured.windows:
+                results.append(None)
             else:
                 results.append(self._fresh_result(k, out, taken))
-        return results
+        for k, (of, shape, strides, offset) in self.captured.windows.items():
+            whole = results[of]
+            assert isinstance(whole, ResultBuffer)
+            results[k] = ResultBuffer(replace(whole.operand, offset=offset, shape=shape, strides=strides))
+        return results[: self.captured.results]
 
     def _fresh_result(self, k: int, out: Node, taken: set[str]) -> ResultBuffer:
         layout = self.graph.output_layouts[k]
@@ -450,11 +485,7 @@ class _Lowerer:
         copy = Buffer(f"out{k}", out.type.dtype, out.shape, layout, "output")
         self.buffers[copy.name] = copy
         taken.add(copy.name)
-        axes, index = self._axes(out.shape)
-        emitter = _Emitter(self)
-        emitter.store(copy, self._offset(copy, index), emitter.value(out, index))
-        if product(out.shape) != 0:
-            self._emit_loop(axes, emitter)
+        self._copy_into(copy, out)
         return ResultBuffer(Operand(copy.name, 0, out.shape, layout, out.type.dtype))
 
 
@@ -472,8 +503,13 @@ class _Emitter:
         return self.compute(node, index)
 
     def load(self, node: Node, index: tuple[Dim, ...], guard: int | None = None, fill: bool | int | float = 0) -> int:
-        buffer = self.low._buffer(node)
-        return self.body.emit(Load(buffer.name, self.low._offset(buffer, index), node.dtype, guard, fill))
+        return self.load_from(self.low._buffer(node), index, guard, fill)
+
+    def load_from(
+        self, buffer: Buffer, index: tuple[Dim, ...], guard: int | None = None, fill: bool | int | float = 0
+    ) -> int:
+        assert buffer.dtype is not None
+        return self.body.emit(Load(buffer.name, self.low._offset(buffer, index), buffer.dtype, guard, fill))
 
     def store(self, buffer: Buffer, offset: Dim, value: int, mode: str = "set") -> None:
         assert buffer.dtype is not None
@@ -555,6 +591,18 @@ class _Emitter:
             env[f"%{k}"] = value_symbol(self.body.emit(Checked(self.value(tensor, index), size)))
         # value symbols of the body reuse the %k spelling, so all are replaced at once
         return tuple(substitute(e, env) for e in exprs)
+
+
+def _dot(index: tuple[Dim, ...], strides: tuple[Dim, ...]) -> Dim:
+    total: Dim = 0
+    for i, s in zip(index, strides, strict=True):
+        total = total + i * s
+    return total
+
+
+def _steps_forward(stride: Dim | None) -> bool:
+    """Tensors have no negative strides, so a flipped operand is stored first."""
+    return stride is not None and is_nonneg(stride)
 
 
 def _dense(layout: tuple[Dim, ...] | None, shape: tuple[Dim, ...]) -> tuple[Dim, ...] | None:

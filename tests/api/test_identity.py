@@ -2,8 +2,11 @@
 
 import abc
 import copy
+import gc
 import io
 import pickle
+import warnings
+import weakref
 from typing import ClassVar
 
 import pytest
@@ -184,6 +187,35 @@ def test_the_class_builds_plain_models():
     compiled = burnish.compile(Net())
     another = type(compiled)(width=16)
     assert type(another) is Net and another.last.in_features == 16
+    assert type(type(compiled)()) is Net
+
+
+def test_replicas_as_data_parallel_makes_them():
+    compiled = burnish.compile(nn.Linear(4, 3))
+    replica = compiled._replicate_for_data_parallel()
+    assert type(replica) is nn.Linear
+
+
+def test_what_is_dropped_is_freed(x):
+    compiled = burnish.compile(Net().eval())
+    compiled(x), compiled.forward(x)
+    gone = [weakref.ref(compiled), weakref.ref(compiled.eager), weakref.ref(compiled.first.weight)]
+    del compiled
+    gc.collect()
+    assert [ref() for ref in gone] == [None] * 3
+
+
+def test_export_and_jit_trace_see_the_model_as_written(x):
+    model = Net().eval()
+    compiled = burnish.compile(model)
+    compiled(x)
+    for strict in (False, True):
+        exported = torch.export.export(compiled, (x,), strict=strict)
+        torch.testing.assert_close(exported.module()(x), model(x))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        traced = torch.jit.trace(compiled, (x,))
+    torch.testing.assert_close(traced(x), model(x))
 
 
 # -- classes that are not plain ----------------------------------------------------------------------------------

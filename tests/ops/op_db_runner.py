@@ -22,6 +22,7 @@ from burnish.stats import CompileLog
 __all__ = ["Outcome", "check_op", "op_db"]
 
 SAMPLES = 3
+UNINITIALISED = frozenset({"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"})
 
 
 @dataclass
@@ -71,9 +72,14 @@ def compiled(fn: Callable[..., Any], compiler: _Compiler) -> Callable[..., Any]:
 
 def check_op(op: Any, options: Options, *, backward: bool, samples: int = SAMPLES) -> Outcome:
     outcome = Outcome()
-    want_grad = backward and op.supports_autograd and torch.float32 in op.supported_backward_dtypes("cpu")
+    order = (torch.float32, torch.int64, torch.bool, torch.complex64)
+    dtype = next((d for d in order if d in op.supported_dtypes("cpu")), None)
+    if dtype is None:
+        outcome.untraceable.append(f"{op.name} supports none of {order} on a CPU")
+        return outcome
+    want_grad = backward and op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")
     torch.manual_seed(0)
-    for sample in _spread(list(op.sample_inputs("cpu", torch.float32, requires_grad=want_grad)), samples):
+    for sample in _spread(list(op.sample_inputs("cpu", dtype, requires_grad=want_grad)), samples):
         _check_sample(op, sample, want_grad, options, outcome)
     return outcome
 
@@ -123,6 +129,8 @@ def _check_sample(op: Any, sample: Any, want_grad: bool, options: Options, outco
         referee = want
     outcome.checked += 1
     outcome.externs |= set(compiler.log.aten_calls)
+    if op.name in UNINITIALISED:
+        got, want, referee = ([torch.zeros_like(t) for t in results] for results in (got, want, referee))
     problem = _differs(got, want, referee)
     if problem:
         outcome.mismatches.append(f"{where}: {problem}")

@@ -1,5 +1,6 @@
 /* C = A B for any strides, handing finished tiles to a generated epilogue. See bn_runtime.h. */
-#include "bn_simd.h"
+#include "bn_stream.h"
+#include "bn_tile.h"
 
 /* Depth of a slab of k. A block of the broadcast operand this deep (18 KiB) stays in the first-level
  * cache, a task's panels (288 KiB) in the second-level cache. */
@@ -17,6 +18,8 @@
  * in all it is a small part of a first-level cache. */
 #define BN_DELIVER_ROWS 64
 #define BN_DELIVER_COLUMNS 48
+/* Up to this many rows of the broadcast operand are one chunk. */
+#define BN_LOCAL_ROWS 192
 /* Panels packed in one go: long runs of memory, but small enough pieces to share among threads. */
 #define BN_PACK_PANELS 4
 /* The shared packed operand: what is larger is packed in rounds. */
@@ -32,30 +35,12 @@
 /* How the broadcast operand is read. */
 enum { BN_BY_ROW, BN_BY_COLUMN, BN_COPY_ROWS, BN_PACK };
 
-#define REAL float
-#define LANES BN_LANES_F32
-#define DTYPE BN_F32
-#define DTYPE_HAS_NARROW 1
-#define MASK_BITS 32
-#define TYPE(name) name##_f32
-#include "bn_tile.h"
+#include "bn_real_f32.h"
 #include "bn_gemm_packed.h"
 #include "bn_gemm_thin.h"
 #include "bn_gemm_entry.h"
-#undef REAL
-#undef LANES
-#undef DTYPE
-#undef DTYPE_HAS_NARROW
-#undef MASK_BITS
-#undef TYPE
 
-#define REAL double
-#define LANES BN_LANES_F64
-#define DTYPE BN_F64
-#define DTYPE_HAS_NARROW 0
-#define MASK_BITS 64
-#define TYPE(name) name##_f64
-#include "bn_tile.h"
+#include "bn_real_f64.h"
 #include "bn_gemm_packed.h"
 #include "bn_gemm_thin.h"
 #include "bn_gemm_entry.h"

@@ -12,8 +12,8 @@ static void TYPE(deliver_zeros)(const bn_gemm_args *args, TYPE(bn_epilogue) epil
                              bn_min(args->n, n + COLUMNS), zeros, COLUMNS);
 }
 
-static void TYPE(multiply_thin)(const bn_gemm_args *args, const TYPE(operand) * few,
-                                const TYPE(operand) * many, int many_is_n, TYPE(bn_epilogue) epilogue,
+static void TYPE(multiply_thin)(const bn_gemm_args *args, const bn_operand *few,
+                                const bn_operand *many, int many_is_n, TYPE(bn_epilogue) epilogue,
                                 void *ctx)
 {
     TYPE(thin) thin = {
@@ -28,8 +28,8 @@ static void TYPE(multiply_thin)(const bn_gemm_args *args, const TYPE(operand) * 
     TYPE(run_thin)(&thin);
 }
 
-static void TYPE(multiply_packed)(const bn_gemm_args *args, const TYPE(operand) * a,
-                                  const TYPE(operand) * b, TYPE(bn_epilogue) epilogue, void *ctx)
+static void TYPE(multiply_packed)(const bn_gemm_args *args, const bn_operand *a,
+                                  const bn_operand *b, TYPE(bn_epilogue) epilogue, void *ctx)
 {
     const double straight = TYPE(role_cost)(a, args->m, b, args->n);
     const double swapped = TYPE(role_cost)(b, args->n, a, args->m);
@@ -44,6 +44,7 @@ static void TYPE(multiply_packed)(const bn_gemm_args *args, const TYPE(operand) 
     plan.v_batch[0] = plan.swapped ? args->sa0 : args->sb0;
     plan.v_batch[1] = plan.swapped ? args->sa1 : args->sb1;
     plan.read_s = TYPE(way_to_read)(&plan.s);
+    plan.local_v = TYPE(packs_locally)(&plan.v, plan.s_len);
     const double work = 2.0 * (double)(args->nb0 * args->nb1) * (double)args->m * (double)args->n *
                         (double)args->k;
     TYPE(run_plan)(&plan, work < BN_SERIAL_WORK ? 1 : bn_threads());
@@ -58,8 +59,8 @@ void TYPE(bn_gemm)(const bn_gemm_args *args, TYPE(bn_epilogue) epilogue, void *c
     }
     const int32_t bytes_a = (int32_t)bn_element_bytes(args->dtype_a);
     const int32_t bytes_b = (int32_t)bn_element_bytes(args->dtype_b);
-    const TYPE(operand) a = {args->a, args->sam, args->sak, args->dtype_a, bytes_a};
-    const TYPE(operand) b = {args->b, args->sbn, args->sbk, args->dtype_b, bytes_b};
+    const bn_operand a = {args->a, args->sam, args->sak, args->dtype_a, bytes_a};
+    const bn_operand b = {args->b, args->sbn, args->sbk, args->dtype_b, bytes_b};
     if (TYPE(is_thin)(&b, args->m, args->n))
         TYPE(multiply_thin)(args, &a, &b, 1, epilogue, ctx);
     else if (TYPE(is_thin)(&a, args->n, args->m))

@@ -1,16 +1,20 @@
 /* Products of two large matrices, for one element type: included by bn_gemm.c once for f32 and once
- * for f64, after bn_tile.h. */
+ * for f64. */
+
+#define PANEL (LANES * BN_TILE_VECS)
+#define TILE_ROWS BN_TILE_ROWS
 
 /* What every thread of one multiplication needs to know. "s" is the side of the broadcast operand,
  * "v" that of the vector operand; swapped says that s is n and v is m, so that finished tiles must
  * be transposed on their way out. */
 typedef struct {
-    TYPE(operand) s, v;
+    bn_operand s, v;
     int64_t s_batch[2], v_batch[2]; /* in elements */
     int64_t s_len, v_len, k;
     int64_t nb0, nb1;
     int swapped;
     int read_s; /* BN_BY_ROW ... BN_PACK */
+    int local_v; /* every task packs its own part of v, since no other task uses it */
     int64_t s_chunk, v_chunk; /* what one task multiplies */
     int64_t round_v;          /* how much of v is packed at once: a multiple of v_chunk or all */
     int64_t round_batches;    /* batches packed at once; more than one only if round_v is all */
@@ -42,24 +46,21 @@ typedef struct {
  * in the first-level cache. A copied row is no multiple of a page long, lest rows evict each other. */
 enum { TYPE(copy_stride) = BN_KC + 64 / sizeof(REAL) };
 
-static TYPE(block) TYPE(block_of)(const TYPE(operand) * s, int64_t row, int64_t rows, int64_t k0,
+static TYPE(block) TYPE(block_of)(const bn_operand *s, int64_t row, int64_t rows, int64_t k0,
                                   int64_t depth, int way, REAL *copy)
 {
-    if (way == BN_BY_ROW) return (TYPE(block)){TYPE(at)(s, row, k0), s->row, 0};
-    /* Reading a narrower last block by columns would run past the end of the tensor. */
-    if (way == BN_BY_COLUMN && rows >= TILE_ROWS)
-        return (TYPE(block)){TYPE(at)(s, row, k0), s->k, 1};
-    rows = bn_min(rows, TILE_ROWS);
+    if (way == BN_BY_ROW) return (TYPE(block)){bn_at(s, row, k0), s->row, 0};
+    if (way == BN_BY_COLUMN) return (TYPE(block)){bn_at(s, row, k0), s->k, 1};
     if (way == BN_COPY_ROWS) {
         for (int64_t i = 0; i < rows; i++)
-            TYPE(bn_widen)(copy + i * TYPE(copy_stride), TYPE(at)(s, row + i, k0), s->dtype, s->k,
+            TYPE(bn_widen)(copy + i * TYPE(copy_stride), bn_at(s, row + i, k0), s->dtype, s->k,
                            depth);
         return (TYPE(block)){copy, TYPE(copy_stride), 0};
     }
     if (s->row == 1)
-        TYPE(pack_columns)(s, row, rows, k0, depth, TILE_ROWS, copy, 0);
+        TYPE(bn_pack_columns)(s, row, rows, k0, depth, TILE_ROWS, copy, 0);
     else
-        TYPE(pack_rows)(s, row, rows, k0, depth, TILE_ROWS, copy);
+        TYPE(bn_pack_rows)(s, row, rows, k0, depth, TILE_ROWS, copy);
     return (TYPE(block)){copy, TILE_ROWS, 1};
 }
 
@@ -69,7 +70,7 @@ static void TYPE(transpose_tile)(const REAL *sums, int64_t ld_sums, int64_t n, i
 {
     for (int64_t i = 0; i < m; i += LANES)
         for (int64_t j = 0; j < n; j += LANES)
-            TYPE(pack_transposed)(sums + j * ld_sums + i, ld_sums, n - j, bn_min(LANES, m - i), ld,
+            TYPE(bn_pack_transposed)(sums + j * ld_sums + i, ld_sums, n - j, bn_min(LANES, m - i), ld,
                                   tile + i * ld + j);
 }
 
@@ -92,70 +93,103 @@ static void TYPE(deliver)(const TYPE(plan) * plan, const TYPE(task) * task, int6
     }
 }
 
-/* c[s][v] (+)= one block of s times all panels of the task, one slab deep. Meanwhile `next`, the
- * block that follows, is fetched: each panel's turn brings an even share of its rows, or the first
- * panel's turn all of its columns. */
-static void TYPE(multiply_block)(const TYPE(plan) * plan, const TYPE(task) * task, int64_t rows,
-                                 TYPE(block) block, const REAL *next, int64_t k0, int64_t depth,
-                                 REAL *c)
+/* All panels of a task, one slab deep, packed by the task itself. */
+static void TYPE(pack_slab)(const TYPE(plan) * plan, const TYPE(task) * task, int64_t k0,
+                            int64_t depth, REAL *panels)
 {
-    const int64_t width = task->v1 - task->v0, share = bn_ceil_div(TILE_ROWS, TYPE(panels)(width));
-    int64_t first_row = 0;
-    for (int64_t v = 0; v < width; v += PANEL, first_row += share) {
-        const REAL *panel = task->packed + v * plan->k + k0 * PANEL;
-        const int vecs = (int)bn_min(BN_TILE_VECS, bn_ceil_div(width - v, LANES));
-        if (block.by_column) {
-            const TYPE(ahead) ahead = {next + TILE_ROWS - 1, next && v == 0};
-            TYPE(tile_by_column)(block.from, block.stride, panel, depth, vecs, c + v, plan->v_chunk,
-                                 k0 == 0, ahead);
-        } else if (rows < TILE_ROWS) {
-            TYPE(tile_edge)((int)rows, block.from, block.stride, panel, depth, vecs, c + v,
-                            plan->v_chunk, k0 == 0);
-        } else {
-            const int64_t lines = next ? bn_max(0, bn_min(share, TILE_ROWS - first_row)) : 0;
-            const TYPE(ahead) ahead = {next + first_row * block.stride, lines};
-            TYPE(tile_by_row)(block.from, block.stride, panel, depth, vecs, c + v, plan->v_chunk,
-                              k0 == 0, ahead);
+    const bn_operand v = bn_batch_of(&plan->v, plan->v_batch, task->b0, task->b1);
+    TYPE(bn_pack_columns)(&v, task->v0, task->v1 - task->v0, k0, depth, PANEL, panels, PANEL * depth);
+}
+
+/* What is read from memory next: the next slab of k, or the first one of the next task. It is spread
+ * evenly over the tiles of this slab. */
+static bn_fetch TYPE(fetch_for)(const TYPE(plan) * plan, const TYPE(task) * now,
+                                const TYPE(task) * next, int64_t next_k, int64_t depth)
+{
+    const bn_operand s = bn_batch_of(&plan->s, plan->s_batch, next->b0, next->b1);
+    const bn_operand v = bn_batch_of(&plan->v, plan->v_batch, next->b0, next->b1);
+    const bn_operand *x = plan->local_v ? &v : &s;
+    const int64_t row0 = plan->local_v ? next->v0 : next->s0;
+    const int64_t rows = plan->local_v ? next->v1 - next->v0 : next->s1 - next->s0;
+    const int64_t next_depth = bn_min(BN_KC, plan->k - next_k);
+    if (x->k != 1 && x->row != 1) return (bn_fetch){0};
+    bn_fetch fetch = {
+        .row = bn_at(x, row0, next_k),
+        .stride = (x->k == 1 ? x->row : x->k) * x->bytes,
+        .rows = (int32_t)(x->k == 1 ? rows : next_depth),
+        .lines = (int32_t)bn_ceil_div((x->k == 1 ? next_depth : rows) * x->bytes, 64),
+    };
+    const int64_t tiles = TYPE(panels)(now->v1 - now->v0) * bn_ceil_div(now->s1 - now->s0, TILE_ROWS);
+    const int64_t turns = bn_max(1, tiles * (depth * (int64_t)sizeof(REAL) / 64));
+    fetch.at_once = (int32_t)bn_ceil_div((int64_t)fetch.rows * fetch.lines, turns);
+    return fetch;
+}
+
+/* Where the pieces of a thread's scratch lie. */
+typedef struct {
+    REAL *block, *tile, *sums, *panels;
+} TYPE(scratch);
+
+/* sums[s][v] (+)= one slab of k; panel number j is at panels + j*panel_stride. In the last slab rows
+ * are delivered as they are finished. */
+static void TYPE(multiply_slab)(const TYPE(plan) * plan, const TYPE(task) * task, int64_t k0,
+                                int64_t depth, const REAL *panels, int64_t panel_stride,
+                                bn_fetch *fetch, const TYPE(scratch) * scratch)
+{
+    const bn_operand s = bn_batch_of(&plan->s, plan->s_batch, task->b0, task->b1);
+    const int64_t rows = task->s1 - task->s0, width = task->v1 - task->v0, ld = plan->v_chunk;
+    const int64_t batch = plan->swapped ? BN_DELIVER_COLUMNS : TILE_ROWS;
+    const int first = k0 == 0, last = k0 + depth == plan->k;
+    int64_t delivered = 0;
+    for (int64_t i = 0; i < rows; i += TILE_ROWS) {
+        const int64_t end = bn_min(rows, i + TILE_ROWS);
+        const TYPE(block) block =
+            TYPE(block_of)(&s, task->s0 + i, end - i, k0, depth, plan->read_s, scratch->block);
+        const REAL *panel = panels;
+        for (int64_t v = 0; v < width; v += PANEL, panel += panel_stride) {
+            const int vecs = (int)bn_min(BN_TILE_VECS, bn_ceil_div(width - v, LANES));
+            REAL *c = scratch->sums + i * ld + v;
+            TYPE(bn_tile)((int)(end - i), block.by_column, block.from, block.stride, panel, depth, vecs,
+                          c, ld, first, fetch);
+        }
+        if (last && (end == rows || end - delivered >= batch)) {
+            TYPE(deliver)(plan, task, delivered, end, scratch->sums, scratch->tile);
+            delivered = end;
         }
     }
 }
 
 static void TYPE(multiply_task)(const TYPE(plan) * plan, const TYPE(task) * task,
-                                const TYPE(task) * after, REAL *scratch)
+                                const TYPE(task) * after, const TYPE(scratch) * scratch)
 {
-    const int64_t rows = task->s1 - task->s0, ld = plan->v_chunk;
-    REAL *copy = scratch, *tile = copy + TILE_ROWS * TYPE(copy_stride);
-    REAL *sums = tile + BN_DELIVER_ROWS * BN_DELIVER_COLUMNS;
-    const int64_t batch = plan->swapped ? BN_DELIVER_COLUMNS : TILE_ROWS;
-    const TYPE(operand) s = TYPE(batch_of)(&plan->s, plan->s_batch, task->b0, task->b1);
-    const TYPE(operand) s_after = TYPE(batch_of)(&plan->s, plan->s_batch, after->b0, after->b1);
-    const int in_place = plan->read_s == BN_BY_ROW || plan->read_s == BN_BY_COLUMN;
-
     for (int64_t k0 = 0; k0 < plan->k; k0 += BN_KC) {
         const int64_t depth = bn_min(BN_KC, plan->k - k0);
-        const int last_slab = k0 + depth == plan->k;
-        int64_t delivered = 0;
-        for (int64_t i = 0; i < rows; i += TILE_ROWS) {
-            const int64_t end = bn_min(rows, i + TILE_ROWS);
-            const TYPE(block) block =
-                TYPE(block_of)(&s, task->s0 + i, end - i, k0, depth, plan->read_s, copy);
-            const REAL *next = end < rows    ? TYPE(at)(&s, task->s0 + end, k0)
-                               : !last_slab ? TYPE(at)(&s, task->s0, k0 + depth)
-                                            : TYPE(at)(&s_after, after->s0, 0);
-            TYPE(multiply_block)(plan, task, end - i, block, in_place ? next : 0, k0, depth,
-                                 sums + i * ld);
-            if (last_slab && (end == rows || end - delivered >= batch)) {
-                TYPE(deliver)(plan, task, delivered, end, sums, tile);
-                delivered = end;
-            }
+        const int last = k0 + depth == plan->k;
+        bn_fetch fetch =
+            TYPE(fetch_for)(plan, task, last ? after : task, last ? 0 : k0 + depth, depth);
+        if (plan->local_v) {
+            TYPE(pack_slab)(plan, task, k0, depth, scratch->panels);
+            TYPE(multiply_slab)(plan, task, k0, depth, scratch->panels, PANEL * depth, &fetch, scratch);
+        } else {
+            TYPE(multiply_slab)(plan, task, k0, depth, task->packed + k0 * PANEL, PANEL * plan->k,
+                                &fetch, scratch);
         }
     }
 }
 
-BN_INLINE size_t TYPE(scratch_bytes)(const TYPE(plan) * plan)
+/* The size of a thread's scratch; its pieces too where memory is given. */
+static size_t TYPE(divide_scratch)(const TYPE(plan) * plan, REAL *memory, TYPE(scratch) * pieces)
 {
-    return (size_t)(TILE_ROWS * TYPE(copy_stride) + BN_DELIVER_ROWS * BN_DELIVER_COLUMNS +
-                    plan->s_chunk * plan->v_chunk) * sizeof(REAL);
+    const int64_t block = TILE_ROWS * TYPE(copy_stride), tile = BN_DELIVER_ROWS * BN_DELIVER_COLUMNS;
+    const int64_t sums = plan->s_chunk * plan->v_chunk;
+    if (memory) {
+        pieces->block = memory;
+        pieces->tile = pieces->block + block;
+        pieces->sums = pieces->tile + tile;
+        pieces->panels = pieces->sums + sums;
+    }
+    const int64_t panels = plan->local_v ? plan->v_chunk * BN_KC : 0;
+    return (size_t)(block + tile + sums + panels) * sizeof(REAL);
 }
 
 /* ------------------------------------------------------------------ all tasks, by all threads */
@@ -181,16 +215,16 @@ static void TYPE(pack_unit)(const TYPE(plan) * plan, const TYPE(round) * round, 
     const int64_t k0 = unit % slabs * BN_KC, depth = bn_min(BN_KC, plan->k - k0);
     const int64_t v0 = round->v0 + panel * PANEL;
     const int64_t v1 = bn_min(round->v1, v0 + BN_PACK_PANELS * PANEL);
-    const TYPE(operand) x =
-        TYPE(batch_of)(&plan->v, plan->v_batch, (round->batch0 + batch) / plan->nb1,
+    const bn_operand x =
+        bn_batch_of(&plan->v, plan->v_batch, (round->batch0 + batch) / plan->nb1,
                        (round->batch0 + batch) % plan->nb1);
     REAL *to = plan->packed + ((batch * panels + panel) * plan->k + k0) * PANEL;
     if (x.row == 1 && x.k != 1) {
-        TYPE(pack_columns)(&x, v0, v1 - v0, k0, depth, PANEL, to, PANEL * plan->k);
+        TYPE(bn_pack_columns)(&x, v0, v1 - v0, k0, depth, PANEL, to, PANEL * plan->k);
         return;
     }
     for (int64_t v = v0; v < v1; v += PANEL, to += PANEL * plan->k)
-        TYPE(pack_rows)(&x, v, v1 - v, k0, depth, PANEL, to);
+        TYPE(bn_pack_rows)(&x, v, v1 - v, k0, depth, PANEL, to);
 }
 
 /* Neighbouring tasks share rows of s: those belong to the larger operand. */
@@ -216,7 +250,8 @@ static TYPE(round) TYPE(round_at)(const TYPE(plan) * plan, const TYPE(round) * b
     const int64_t v1 = bn_min(plan->v_len, v0 + plan->round_v);
     const int64_t tasks = bn_ceil_div(v1 - v0, plan->v_chunk) * bn_ceil_div(plan->s_len, plan->s_chunk);
     TYPE(round) round = {.batch0 = batch0, .batch1 = batch1, .v0 = v0, .v1 = v1};
-    const int64_t units = TYPE(pack_groups)(&round) * bn_ceil_div(plan->k, BN_KC);
+    const int64_t units =
+        plan->local_v ? 0 : TYPE(pack_groups)(&round) * bn_ceil_div(plan->k, BN_KC);
     round.pack_end = before->pack_end + (batch1 - batch0) * units;
     round.task_first = before->task_end;
     round.task_end = before->task_end + (batch1 - batch0) * tasks;
@@ -228,7 +263,9 @@ static TYPE(round) TYPE(round_at)(const TYPE(plan) * plan, const TYPE(round) * b
  * only for work that others have begun, never for a thread that has not been given a core yet. */
 static void TYPE(work)(TYPE(plan) * plan)
 {
-    REAL *scratch = bn_scratch_take(TYPE(scratch_bytes)(plan));
+    REAL *memory = bn_scratch_take(TYPE(divide_scratch)(plan, 0, 0));
+    TYPE(scratch) scratch;
+    TYPE(divide_scratch)(plan, memory, &scratch);
     TYPE(round) round = {0};
     int64_t unit = bn_queue_draw(&plan->packing), mine = bn_queue_draw(&plan->multiplying);
     for (int64_t batch0 = 0; batch0 < plan->nb0 * plan->nb1; batch0 += plan->round_batches)
@@ -246,17 +283,17 @@ static void TYPE(work)(TYPE(plan) * plan)
                 const TYPE(task) task = TYPE(task_at)(plan, &round, mine - round.task_first);
                 const TYPE(task) after =
                     next < round.task_end ? TYPE(task_at)(plan, &round, next - round.task_first) : task;
-                TYPE(multiply_task)(plan, &task, &after, scratch);
+                TYPE(multiply_task)(plan, &task, &after, &scratch);
                 bn_queue_done(&plan->multiplying);
                 mine = next;
             }
         }
-    bn_scratch_give(scratch);
+    bn_scratch_give(memory);
 }
 
 /* ------------------------------------------------------------------ choosing the roles */
 
-BN_INLINE int TYPE(way_to_read)(const TYPE(operand) * s)
+BN_INLINE int TYPE(way_to_read)(const bn_operand *s)
 {
 #ifdef BN_MULTIPLY_BY_LANE
     (void)s;
@@ -268,43 +305,55 @@ BN_INLINE int TYPE(way_to_read)(const TYPE(operand) * s)
 #endif
 }
 
+/* Where s is one chunk, no two tasks share any of v. Packed by its task, v never leaves the cache.
+ * Only for rows that are contiguous: those are copied at the speed of reading them. */
+BN_INLINE int TYPE(packs_locally)(const bn_operand *v, int64_t s_len)
+{
+    return v->row == 1 && v->k != 1 && s_len <= BN_LOCAL_ROWS;
+}
+
 /* Rough cost per step of k, in multiply-adds, of one assignment of roles: lanes multiplied in vain
  * count, and so does packing, about as much as that many multiply-adds take. */
-BN_INLINE double TYPE(role_cost)(const TYPE(operand) * s, int64_t s_len, const TYPE(operand) * v,
+BN_INLINE double TYPE(role_cost)(const bn_operand *s, int64_t s_len, const bn_operand *v,
                                  int64_t v_len)
 {
     const double copying = 12, transposing = 24;
     const int way = TYPE(way_to_read)(s);
     const double pack_v = (double)v_len * (v->row == 1 ? copying : transposing);
-    const double copy_s = way == BN_BY_ROW || way == BN_BY_COLUMN
-                              ? 0 : (double)s_len * copying * (double)bn_ceil_div(v_len, BN_V_CHUNK);
-    return (double)s_len * (double)TYPE(round_up)(v_len, LANES) + pack_v + copy_s;
+    /* Read by column, s comes slowly too: every step of k lies in another page. */
+    const double copy_s =
+        way == BN_BY_ROW ? 0 : (double)s_len * copying * (double)bn_ceil_div(v_len, BN_V_CHUNK);
+    return (double)s_len * (double)bn_round_up(v_len, LANES) + pack_v + copy_s;
 }
 
 static void TYPE(choose_chunks)(TYPE(plan) * plan, int threads)
 {
-    const int64_t batches = plan->nb0 * plan->nb1;
-    const int64_t panels = TYPE(panels)(plan->v_len);
+    const int64_t batches = plan->nb0 * plan->nb1, panels = TYPE(panels)(plan->v_len);
+    /* Enough tasks that an uneven last one costs little, but no thinner than a register tile. */
+    const int64_t wanted = threads == 1 ? 1 : bn_ceil_div(4 * threads, batches);
+    if (plan->local_v) {
+        plan->s_chunk = bn_round_up(plan->s_len, TILE_ROWS);
+        plan->v_chunk = bn_min(BN_V_CHUNK / PANEL, bn_ceil_div(panels, wanted)) * PANEL;
+        plan->round_v = plan->v_len, plan->round_batches = batches;
+        return;
+    }
     const int64_t panel_bytes = plan->k * PANEL * (int64_t)sizeof(REAL);
     const int64_t affordable = bn_max(1, BN_PACKED_BYTES / panel_bytes);
-    plan->v_chunk = bn_min(bn_min(BN_V_CHUNK / PANEL, panels), affordable) * PANEL;
-    const int64_t v_tasks = bn_ceil_div(plan->v_len, plan->v_chunk);
-    /* Enough tasks that an uneven last one costs little, but no thinner than a register tile. */
-    int64_t wanted = threads == 1 ? 1 : bn_ceil_div(4 * threads, batches * v_tasks);
-    int64_t chunk = TYPE(round_up)(bn_ceil_div(plan->s_len, wanted), TILE_ROWS);
-    plan->s_chunk = bn_min(chunk, BN_S_CHUNK);
-
-    const int64_t chunk_panels = plan->v_chunk / PANEL;
-    plan->round_v =
-        panels <= affordable ? plan->v_len : affordable / chunk_panels * plan->v_chunk;
-    plan->round_batches = panels <= affordable ? bn_min(batches, affordable / panels) : 1;
+    const int64_t chunk_panels = bn_min(bn_min(BN_V_CHUNK / PANEL, panels), affordable);
+    plan->v_chunk = chunk_panels * PANEL;
+    const int64_t s_wanted = bn_ceil_div(wanted, bn_ceil_div(panels, chunk_panels));
+    plan->s_chunk =
+        bn_min(BN_S_CHUNK, bn_round_up(bn_ceil_div(plan->s_len, s_wanted), TILE_ROWS));
+    const int all = panels <= affordable;
+    plan->round_v = all ? plan->v_len : affordable / chunk_panels * plan->v_chunk;
+    plan->round_batches = all ? bn_min(batches, affordable / panels) : 1;
 }
 
 static void TYPE(run_plan)(TYPE(plan) * plan, int threads)
 {
     TYPE(choose_chunks)(plan, threads);
-    plan->packed = bn_scratch_take((size_t)(plan->round_batches * TYPE(panels)(plan->round_v) * PANEL *
-                                            plan->k) * sizeof(REAL));
+    const int64_t packed = plan->round_batches * TYPE(panels)(plan->round_v) * PANEL * plan->k;
+    plan->packed = bn_scratch_take(plan->local_v ? 0 : (size_t)packed * sizeof(REAL));
 #ifdef _OPENMP
     if (threads > 1) {
 #pragma omp parallel

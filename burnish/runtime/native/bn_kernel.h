@@ -5,24 +5,6 @@
 #include "bn_math.h"
 #include "bn_runtime.h"
 
-/* TEMPORARY until bn_math.h is complete */
-#ifndef BN_MATH_COMPLETE
-#define bn_expf __builtin_expf
-#define bn_logf __builtin_logf
-#define bn_log2f __builtin_log2f
-#define bn_log10f __builtin_log10f
-#define bn_log1pf __builtin_log1pf
-#define bn_expm1f __builtin_expm1f
-#define bn_exp2f __builtin_exp2f
-#define bn_tanhf __builtin_tanhf
-#define bn_erff __builtin_erff
-#define bn_sinf __builtin_sinf
-#define bn_cosf __builtin_cosf
-#define bn_sigmoidf(x) (1 / (1 + __builtin_expf(-(x))))
-BN_FN int64_t bn_floordiv_i64(int64_t a, int64_t b) { int64_t q = a / b; return q - ((a % b != 0) && ((a < 0) != (b < 0))); }
-BN_FN int64_t bn_mod_i64(int64_t a, int64_t b) { int64_t r = a % b; return r + ((r != 0 && ((r < 0) != (b < 0))) ? b : 0); }
-#endif
-
 #define BN_INF __builtin_inff()
 #define BN_NAN __builtin_nanf("")
 #define BN_ALIGN __attribute__((aligned(64)))
@@ -55,27 +37,11 @@ BN_KFN int64_t bn_rem_i64(int64_t a, int64_t b) { return b == 0 || b == -1 ? 0 :
 BN_KFN int64_t bn_shl_i64(int64_t a, int64_t b, int bits) { return b < 0 || b >= bits ? 0 : (int64_t)((uint64_t)a << b); }
 BN_KFN int64_t bn_shr_i64(int64_t a, int64_t b, int bits) { return b < 0 || b >= bits ? (a < 0 ? -1 : 0) : a >> b; }
 
-/* Largest and smallest with NaN winning (torch.maximum), with NaN losing (torch.fmax), and division as ATen rounds it. */
-#define BN_FLOAT_OPS(T, S, F)                                                                                   \
-    BN_KFN T bn_maximum_##S(T a, T b) { return (b > a || b != b) ? b : a; }                                     \
-    BN_KFN T bn_minimum_##S(T a, T b) { return (b < a || b != b) ? b : a; }                                     \
-    BN_KFN T bn_fmax_##S(T a, T b) { return (b > a || a != a) ? b : a; }                                        \
-    BN_KFN T bn_fmin_##S(T a, T b) { return (b < a || a != a) ? b : a; }                                        \
-    BN_KFN T bn_truncdiv_##S(T a, T b) { return __builtin_trunc##F(a / b); }                                    \
-    BN_KFN T bn_mod_##S(T a, T b)                                                                               \
-    {                                                                                                           \
-        T r = __builtin_fmod##F(a, b);                                                                          \
-        return (r != 0 && ((b < 0) != (r < 0))) ? r + b : r;                                                    \
-    }                                                                                                           \
-    BN_KFN T bn_floordiv_##S(T a, T b)                                                                          \
-    {                                                                                                           \
-        if (b == 0) return a / b;                                                                               \
-        T r = __builtin_fmod##F(a, b), q = (a - r) / b;                                                         \
-        if (r != 0 && ((b < 0) != (r < 0))) q -= 1;                                                             \
-        if (q == 0) return __builtin_copysign##F(0, a / b);                                                     \
-        T down = __builtin_floor##F(q);                                                                         \
-        return q - down > (T)0.5 ? down + 1 : down;                                                             \
-    }
+/* torch.fmax and fmin (a NaN loses to a number), and division rounded toward zero. */
+#define BN_FLOAT_OPS(T, S, F)                                                                \
+    BN_KFN T bn_larger_number_##S(T a, T b) { return (b > a || a != a) ? b : a; }             \
+    BN_KFN T bn_smaller_number_##S(T a, T b) { return (b < a || a != a) ? b : a; }            \
+    BN_KFN T bn_truncdiv_##S(T a, T b) { return __builtin_trunc##F(a / b); }
 BN_FLOAT_OPS(float, f32, f)
 BN_FLOAT_OPS(double, f64, )
 

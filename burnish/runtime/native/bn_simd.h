@@ -72,6 +72,9 @@ typedef int64_t bn_mask64 __attribute__((vector_size(BN_VECTOR_BYTES)));
         f(7, s, 16), f(8, s, 16), f(9, s, 16), f(10, s, 16), f(11, s, 16), f(12, s, 16),           \
         f(13, s, 16), f(14, s, 16), f(15, s, 16)
 
+#define BN_PASTE_LIST(lanes, f, s) BN_PASTE_LIST_(lanes, f, s)
+#define BN_PASTE_LIST_(lanes, f, s) BN_LIST_##lanes(f, s)
+
 /* One step of a transpose exchanges, between rows i and i+s, the lanes that differ in bit s. */
 #define BN_LANE_LOW(j, s, lanes) (((j) & (s)) ? (lanes) + (j) - (s) : (j))
 #define BN_LANE_HIGH(j, s, lanes) (((j) & (s)) ? (lanes) + (j) : (j) + (s))
@@ -115,6 +118,27 @@ BN_INLINE int64_t bn_element_bytes(int32_t dtype)
     return dtype == BN_F64 ? 8 : dtype == BN_F32 ? 4 : dtype == BN_BOOL ? 1 : 2;
 }
 
+/* ------------------------------------------------------------------ operands */
+
+/* One matrix of a contraction: element (i, j) at base + (i*row + j*k) elements of the given dtype. */
+typedef struct {
+    const char *base;
+    int64_t row, k;
+    int32_t dtype, bytes;
+} bn_operand;
+
+BN_INLINE const void *bn_at(const bn_operand *x, int64_t row, int64_t k)
+{
+    return x->base + (row * x->row + k * x->k) * x->bytes;
+}
+
+BN_INLINE bn_operand bn_batch_of(const bn_operand *x, const int64_t stride[2], int64_t b0, int64_t b1)
+{
+    bn_operand y = *x;
+    y.base += (b0 * stride[0] + b1 * stride[1]) * x->bytes;
+    return y;
+}
+
 /* ------------------------------------------------------------------ threads and scratch */
 
 #ifdef _OPENMP
@@ -156,6 +180,26 @@ BN_INLINE void bn_queue_wait(bn_queue *queue, int64_t count)
         if (spins > 2000) sched_yield();
 }
 
+/* A rectangle of memory to be brought into the cache while something else is being computed: the
+ * hardware prefetcher does not follow that many short rows. Each call of bn_fetch_some asks for the
+ * next few lines. */
+typedef struct {
+    const char *row;
+    int64_t stride; /* bytes */
+    int32_t rows, lines, line, at_once;
+} bn_fetch;
+
+BN_INLINE void bn_fetch_some(bn_fetch *fetch)
+{
+    for (int32_t i = 0; i < fetch->at_once && fetch->rows > 0; i++) {
+        __builtin_prefetch(fetch->row + 64 * (int64_t)fetch->line);
+        if (++fetch->line < fetch->lines) continue;
+        fetch->line = 0;
+        fetch->row += fetch->stride;
+        fetch->rows--;
+    }
+}
+
 /* A scratch buffer of at least `bytes`, aligned to 64, from a bounded process-wide pool. */
 BN_HIDDEN void *bn_scratch_take(size_t bytes);
 BN_HIDDEN void bn_scratch_give(void *buffer);
@@ -163,5 +207,6 @@ BN_HIDDEN void bn_scratch_give(void *buffer);
 BN_INLINE int64_t bn_min(int64_t x, int64_t y) { return x < y ? x : y; }
 BN_INLINE int64_t bn_max(int64_t x, int64_t y) { return x > y ? x : y; }
 BN_INLINE int64_t bn_ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
+BN_INLINE int64_t bn_round_up(int64_t x, int64_t to) { return bn_ceil_div(x, to) * to; }
 
 #endif

@@ -1,0 +1,119 @@
+"""Functions of torch as the compiler's own forms: captured by AOTAutograd without Dynamo, whose cost would dominate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from functorch.compile import aot_function, min_cut_rematerialization_partition
+from torch.fx import GraphModule
+from torch.utils._python_dispatch import _disable_current_modes
+
+from burnish.capture.aten import Captured, import_graph
+from burnish.capture.decompositions import decomposition_table
+from burnish.options import Options
+from burnish.passes import run_passes
+from burnish.passes.rewrite import Fuel
+from burnish.pipeline import compile_graph
+from burnish.schedule.fuse import fuse
+from burnish.schedule.kernels import Schedule
+from burnish.schedule.lower import lower_graph
+from burnish.stats import CompileLog
+
+Function = Callable[..., Any]
+
+
+def aot(fn: Function, compiler: Callable[[str], Callable[[Any, Any], Any]], dynamic: bool = False) -> Function:
+    return aot_function(
+        fn,
+        fw_compiler=compiler("forward"),
+        bw_compiler=compiler("backward"),
+        inference_compiler=compiler("inference"),
+        partition_fn=min_cut_rematerialization_partition,
+        decompositions=decomposition_table(),
+        keep_inference_input_mutations=True,
+        dynamic=dynamic,
+    )
+
+
+@dataclass
+class Capture:
+    """A graph as captured, with the arguments its first call gave it."""
+
+    kind: str
+    captured: Captured
+    inputs: list[Any]
+
+
+def capture(fn: Function, *inputs: torch.Tensor, dynamic: bool = False) -> list[Capture]:
+    """Run `fn` once under AOTAutograd and return its graphs: inference alone, or forward and backward where an input
+    requires a gradient."""
+    found: list[Capture] = []
+
+    def compiler(kind: str) -> Callable[[GraphModule, Any], Any]:
+        def keep(gm: GraphModule, example: Any) -> Any:
+            with _disable_current_modes():
+                entry = Capture(kind, import_graph(gm), [])
+            found.append(entry)
+
+            def run(args: list[Any]) -> Any:
+                entry.inputs = [a.detach().clone() if isinstance(a, torch.Tensor) else a for a in args]
+                return gm(*args)
+
+            run._boxed_call = True  # type: ignore[attr-defined]
+            return run
+
+        return keep
+
+    outputs = aot(fn, compiler, dynamic)(*inputs)
+    leaves = [t for t in torch.utils._pytree.tree_leaves(outputs) if isinstance(t, torch.Tensor) and t.requires_grad]
+    if leaves:
+        torch.autograd.backward(leaves, [torch.randn_like(t) for t in leaves])
+    return found
+
+
+def schedules(captured: Captured, fuel: int | None = None) -> tuple[Schedule, Schedule]:
+    """The schedule before and after fusion, of a graph the passes have been over; both verified."""
+    captured.graph = run_passes(captured.graph, Fuel(fuel), lambda name, graph: graph.verify())
+    apart, joined = lower_graph(captured), fuse(lower_graph(captured), Fuel(fuel))
+    apart.verify()
+    joined.verify()
+    return apart, joined
+
+
+@dataclass
+class Compiler:
+    """Our pipeline behind AOTAutograd. A failure in it is raised, not served by eager."""
+
+    options: Options = field(default_factory=lambda: Options(verify_ir=True))
+    log: CompileLog = field(default_factory=CompileLog)
+    graphs: int = 0
+
+    def __call__(self, kind: str) -> Callable[[Any, Any], Any]:
+        def compile_one(gm: Any, inputs: Any) -> Any:
+            self.graphs += 1
+            with _disable_current_modes():  # a fake mode is active while AOTAutograd calls us
+                run = compile_graph(gm, inputs, kind=kind, options=self.options, log=self.log)  # type: ignore[arg-type]
+            run._boxed_call = True  # type: ignore[attr-defined]
+            return run
+
+        return compile_one
+
+
+def compiled(fn: Function, compiler: Compiler | None = None, dynamic: bool = False) -> Function:
+    return aot(fn, compiler or Compiler(), dynamic)
+
+
+def copies(tensors: Sequence[Any]) -> list[Any]:
+    """Fresh tensors with the same values and strides."""
+    return [_copy(t) if isinstance(t, torch.Tensor) else t for t in tensors]
+
+
+def _copy(t: torch.Tensor) -> torch.Tensor:
+    size = 1 + sum((d - 1) * s for d, s in zip(t.shape, t.stride(), strict=True)) if t.numel() else 0
+    held = torch.empty(size + t.storage_offset(), dtype=t.dtype)
+    whole = t.detach().as_strided((size,), (1,))
+    held[t.storage_offset() :].copy_(whole)
+    return held.as_strided(t.shape, t.stride(), t.storage_offset()).requires_grad_(t.requires_grad)

@@ -1,0 +1,217 @@
+"""What a call changes: arguments and buffers hold what eager leaves in them, and caches are written where they are."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import burnish
+from tests.against_eager import check, served_by_us
+
+
+def _rename(x: torch.Tensor) -> torch.Tensor:
+    x.t_()
+    return x * 2
+
+
+IN_PLACE: dict[str, Callable[[torch.Tensor], object]] = {
+    "add": lambda x: x.add_(1),
+    "chain": lambda x: x.mul_(2).exp_().clamp_(max=3),
+    "copy": lambda x: x.copy_(torch.arange(6.0).expand(4, 6)),
+    "fill": lambda x: x.fill_(2),
+    "slice": lambda x: x[1:3].mul_(3),
+    "strided slice": lambda x: x[:, ::2].sub_(1),
+    "select": lambda x: x[2].zero_(),
+    "transpose": lambda x: x.t()[0].add_(1),
+    "shifted self": lambda x: x[1:].copy_(x[:-1].clone()),
+    "index_copy": lambda x: x.index_copy_(0, torch.tensor([2, 0]), torch.ones(2, 6)),
+    "index_add": lambda x: x.index_add_(0, torch.tensor([1, 1]), torch.ones(2, 6)),
+    "index_put": lambda x: x.index_put_((torch.tensor([0, 3]),), torch.ones(6), accumulate=True),
+    "setitem": lambda x: x.__setitem__((slice(1, 3), 4), 7.0),
+    "masked_fill": lambda x: x.masked_fill_(x > 0, -1),
+    "scatter": lambda x: x.scatter_(1, torch.tensor([[0, 5], [1, 1]]), 9.0),
+    "softmax": lambda x: x.copy_(x.softmax(-1)),
+    "row sums": lambda x: x.sub_(x.sum(-1, keepdim=True)),
+    "column means": lambda x: x.sub_(x.mean(0)),
+    "sort": lambda x: x.copy_(x.sort().values),
+    "swap rows": lambda x: x.copy_(x.flip(0)),
+}
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_an_argument_changed(name):
+    change = IN_PLACE[name]
+
+    def fn(x):
+        before = x.sum()
+        change(x)
+        return before, x * 2
+
+    check(fn, torch.randn(4, 6))
+
+
+@pytest.mark.parametrize("name", ["add", "slice", "index_copy", "column means", "swap rows"])
+@pytest.mark.parametrize("layout", ["transposed", "strided", "offset"])
+def test_a_non_contiguous_argument_changed(name, layout):
+    base = torch.randn(10, 12)
+    x = {"transposed": base[:6, :4].t(), "strided": base[::2, ::2][:4], "offset": base[3:7, 2:8]}[layout]
+
+    def fn(x):
+        IN_PLACE[name](x)
+
+    check(fn, x)
+
+
+def test_metadata_changed():
+    check(_rename, torch.randn(4, 6))
+
+
+def test_arguments_exchanged():
+    def fn(a, b):
+        kept = a.clone()
+        a.copy_(b)
+        b.copy_(kept)
+
+    check(fn, torch.randn(3, 4), torch.randn(3, 4))
+
+
+def test_each_argument_from_the_others_old_value():
+    def fn(a, b, c):
+        total = a + b + c
+        a.copy_(b * 2)
+        b.copy_(c + a)
+        c.copy_(total)
+        return a + b
+
+    check(fn, *(torch.randn(5) for _ in range(3)))
+
+
+def test_an_argument_that_takes_another_ones_value():
+    def fn(a, b):
+        a.copy_(b)
+        return a.sum()
+
+    check(fn, torch.randn(3, 4), torch.randn(3, 4))
+
+
+def test_a_value_broadcast_and_cast_into_an_argument():
+    def fn(a, b):
+        a.copy_(b)
+
+    check(fn, torch.zeros(3, 4, dtype=torch.int64), torch.randn(4) * 9)
+
+
+def test_changed_and_differentiated():
+    def fn(x, w):
+        y = x.sin() * w
+        y.add_(1).relu_()
+        x.mul_(0.5)
+        return y.square()
+
+    check(fn, torch.randn(4, 3), torch.randn(3, requires_grad=True))
+
+
+def test_an_argument_changed_keeps_its_address_and_moves_its_version():
+    compiled = burnish.compile(lambda x: x.add_(1))
+    x = torch.randn(3)
+    address, version = x.data_ptr(), x._version
+    returned = compiled(x)
+    assert x.data_ptr() == address and x._version > version and returned is x
+
+
+def test_counters_and_running_statistics():
+    class Running(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(4))
+            self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+        def forward(self, x):
+            self.steps += 1
+            self.mean.lerp_(x.mean(0), 0.1)
+            return x - self.mean
+
+    eager = Running()
+    compiled = burnish.compile(copy.deepcopy(eager))
+    for _ in range(4):
+        x = torch.randn(6, 4)
+        torch.testing.assert_close(compiled(x), eager(x))
+        torch.testing.assert_close(compiled.mean, eager.mean)
+    assert compiled.steps.item() == 4
+    served_by_us(compiled)
+
+
+# --- caches -----------------------------------------------------------------------------------------------------
+
+
+class KeyValueCache(nn.Module):
+    """A static cache as language models keep it: [batch, heads, length, width], one position written per step."""
+
+    LENGTH = 96
+
+    def __init__(self, write: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]) -> None:
+        super().__init__()
+        self.write = write
+        self.register_buffer("keys", torch.zeros(2, 3, self.LENGTH, 8))
+        self.register_buffer("values", torch.zeros(2, 3, self.LENGTH, 8))
+
+    def forward(self, x: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        key, value = x * 2, x + 1
+        self.write(self.keys, position, key)
+        self.write(self.values, position, value)
+        scores = torch.matmul(x, self.keys.transpose(-1, -2)).softmax(-1)
+        return torch.matmul(scores, self.values)
+
+
+WRITES: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]] = {
+    "index_copy_": lambda cache, at, new: cache.index_copy_(2, at, new),
+    "index assignment": lambda cache, at, new: cache.__setitem__((slice(None), slice(None), at), new),
+    "scatter_": lambda cache, at, new: cache.scatter_(2, at.view(1, 1, -1, 1).expand_as(new), new),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_a_cache_is_written_in_place(write, tmp_path: Path):
+    eager = KeyValueCache(WRITES[write])
+    compiled = burnish.compile(copy.deepcopy(eager), options={"dump_dir": tmp_path})
+    addresses = compiled.keys.data_ptr(), compiled.values.data_ptr()
+    for step in range(3):
+        x, position = torch.randn(2, 3, 1, 8), torch.tensor([step * 7])
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x, position), eager(x, position))
+        assert torch.equal(compiled.keys, eager.keys) and torch.equal(compiled.values, eager.values)
+    assert addresses == (compiled.keys.data_ptr(), compiled.values.data_ptr())
+    served_by_us(compiled)
+    copies = full_size_stores((tmp_path / "inference.schedule.txt").read_text(), KeyValueCache.LENGTH * 8)
+    assert copies == [], "kernels that write a whole cache"
+
+
+def test_a_slice_of_a_cache_is_written_in_place(tmp_path: Path):
+    def fn(cache, x):
+        cache[:, 4:6] = x
+        return cache.sum(-1)
+
+    compiled = burnish.compile(fn, options={"dump_dir": tmp_path})
+    ours, theirs, x = torch.zeros(3, 96, 8), torch.zeros(3, 96, 8), torch.randn(3, 2, 8)
+    torch.testing.assert_close(compiled(ours, x), fn(theirs, x))
+    assert torch.equal(ours, theirs)
+    served_by_us(compiled)
+    assert full_size_stores((tmp_path / "inference.schedule.txt").read_text(), 96 * 8) == []
+
+
+def full_size_stores(schedule: str, smallest: int) -> list[str]:
+    """Loop kernels of a printed schedule that store at `smallest` points or more."""
+    found = []
+    for kernel in schedule.split("\nkernel ")[1:]:
+        points = 1
+        for axis in kernel.split("[", 1)[1].split("]", 1)[0].split(", "):
+            points *= int(axis.split("<")[1].split()[0]) if "<" in axis and "reduce" not in axis else 1
+        copied = any("load" in line for line in kernel.splitlines()) and "contract" not in kernel
+        if copied and points >= smallest:
+            found.append(kernel)
+    return found
