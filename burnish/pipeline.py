@@ -9,7 +9,6 @@ from torch.fx import GraphModule
 
 from burnish.capture.aten import import_graph
 from burnish.codegen.c import generate
-from burnish.errors import CompileError
 from burnish.ir.graph import Graph
 from burnish.options import Options
 from burnish.passes import run_passes
@@ -18,7 +17,7 @@ from burnish.runtime.build import CSource, build_shared, native_library
 from burnish.runtime.cache import open_cache
 from burnish.runtime.program import build_program, load_program
 from burnish.schedule.fuse import fuse
-from burnish.schedule.kernels import Schedule
+from burnish.schedule.kernels import ExternKernel, Schedule
 from burnish.schedule.lower import lower_graph
 from burnish.stats import CompileLog
 
@@ -46,8 +45,10 @@ def compile_graph(
     with log.stage("schedule"):
         schedule = lower_graph(captured)  # what is stored, and the loop that computes it
     _checkpoint(f"{kind}.schedule.unfused", schedule, options, log)
+    unfused = len(schedule.kernels)
     with log.stage("fuse"):
         schedule = fuse(schedule, fuel)  # loops that share data become one
+    log.fusion(f"{kind}: {unfused} kernels became {len(schedule.kernels)}")
     _checkpoint(f"{kind}.schedule", schedule, options, log)
     with log.stage("codegen"):
         unit = generate(schedule)  # one C file, each distinct kernel once
@@ -55,12 +56,14 @@ def compile_graph(
     log.dump(f"{kind}.kernels.c", unit.text)
     log.dump(f"{kind}.program.py", str(program))
     with log.stage("build"):
-        library = _build(unit.text, unit.uses_library, options, log) if unit.segments else None
+        source = CSource(unit.text, f"{log.name or 'a graph'} ({kind})")
+        library = _build(source, unit.uses_library, options, log) if unit.segments else None
     with log.stage("load"):
         run = load_program(program, library)
     log.kernels(unit.kernels)
-    for name, _ in captured.externs:
-        log.aten_call(name)
+    for kernel in schedule.kernels:
+        if isinstance(kernel, ExternKernel):
+            log.aten_call(kernel.op.name)
     return run
 
 
@@ -72,11 +75,8 @@ def _checkpoint(name: str, form: Graph | Schedule, options: Options, log: Compil
         form.verify()
 
 
-def _build(text: str, uses_library: bool, options: Options, log: CompileLog) -> Any:
+def _build(source: CSource, uses_library: bool, options: Options, log: CompileLog) -> Any:
     cache = open_cache(options)
     if uses_library:
         native_library(options, cache, log)
-    return build_shared(CSource(text, "graph"), options=options, cache=cache, log=log)
-
-
-__all__ = ["CompileError", "Kind", "compile_graph"]
+    return build_shared(source, options=options, cache=cache, log=log)

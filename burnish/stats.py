@@ -168,10 +168,10 @@ class CompileLog:
                 self.cache_reasons.append(why)
 
     def fallback(self, stage: str, error: BaseException) -> bool:
-        """Count it, and say whether this object failed in this way for the first time."""
+        """Count it, and say whether it is this object's first failure in this stage (the one to warn about)."""
         entry = Fallback(stage, failure_reason(error))
         with self._lock:
-            first = entry not in self.fallbacks
+            first = all(known.stage != stage for known in self.fallbacks)
             self.fallbacks.append(entry)
         return first
 

@@ -48,11 +48,14 @@ def agree(
     *args: Any,
     mode: Callable[[], AbstractContextManager[Any]] = nullcontext,
     strides: bool = True,
+    referee: Callable[..., Any] | None = None,
 ) -> None:
-    """One call of each. Gradients of arguments that ask for them, and the arguments afterwards, are compared, too."""
+    """One call of each. Gradients of arguments that ask for them, and the arguments afterwards, are compared, too.
+
+    The referee is `eager` on float64 arguments in the same mode, or what is given, outside it."""
     got, want = (_outcome(fn, _copied(args), mode) for fn in (compiled, eager))
     try:
-        truth = _outcome(eager, _widened(args), mode)
+        truth = _outcome(referee or eager, _widened(args), nullcontext if referee else mode)
     except (RuntimeError, TypeError):  # no float64 kernel, or types that must not be widened: eager is the referee
         truth = want
     assert_same_tensors(got, want, truth, strides=strides)

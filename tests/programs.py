@@ -40,10 +40,11 @@ def aot(fn: Function, compiler: Callable[[str], Callable[[Any, Any], Any]], dyna
 
 @dataclass
 class Capture:
-    """A graph as captured, with the arguments its first call gave it."""
+    """A graph as captured, the FX module it came from, and the arguments its first call gave it."""
 
     kind: str
     captured: Captured
+    module: GraphModule
     inputs: list[Any]
 
 
@@ -55,11 +56,11 @@ def capture(fn: Function, *inputs: torch.Tensor, dynamic: bool = False) -> list[
     def compiler(kind: str) -> Callable[[GraphModule, Any], Any]:
         def keep(gm: GraphModule, example: Any) -> Any:
             with _disable_current_modes():
-                entry = Capture(kind, import_graph(gm), [])
+                entry = Capture(kind, import_graph(gm), gm, [])
             found.append(entry)
 
             def run(args: list[Any]) -> Any:
-                entry.inputs = [a.detach().clone() if isinstance(a, torch.Tensor) else a for a in args]
+                entry.inputs = copies(args)
                 return gm(*args)
 
             run._boxed_call = True  # type: ignore[attr-defined]
@@ -72,6 +73,17 @@ def capture(fn: Function, *inputs: torch.Tensor, dynamic: bool = False) -> list[
     if leaves:
         torch.autograd.backward(leaves, [torch.randn_like(t) for t in leaves])
     return found
+
+
+def sizes_of(captured: Captured, inputs: Sequence[Any]) -> dict[str, int]:
+    """The value of each size symbol, read from the argument that binds it."""
+    read: dict[str, Callable[[Any, int], int]] = {
+        "value": lambda x, d: int(x),
+        "size": lambda x, d: x.shape[d],
+        "stride": lambda x, d: x.stride(d),
+        "offset": lambda x, d: x.storage_offset(),
+    }
+    return {name: read[kind](inputs[at], d) for name, (at, kind, d) in captured.symbols.sources.items()}
 
 
 def schedules(captured: Captured, fuel: int | None = None) -> tuple[Schedule, Schedule]:

@@ -74,7 +74,8 @@ class _Importer:
             strides = tuple(self.captured.symbols.dim(s) for s in val.stride())
             node = self.graph.add(Input(position, strides), (), self._type(val), str(fx_node.name))
             node.layout = strides
-            self.captured.symbols.bind_tensor(position, node.shape, strides)
+            offset = self.captured.symbols.dim(val.storage_offset())
+            self.captured.symbols.bind_tensor(position, node.shape, strides, offset)
             value = node
         elif isinstance(val, torch.SymInt | int) and not isinstance(val, bool):
             value = self.captured.symbols.dim(val)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._decomp import core_aten_decompositions
+from torch import _decomp
 from torch._decomp import decomposition_table as every_decomposition
 
 from burnish.lower import lowered_names
@@ -41,7 +41,9 @@ _NEVER = frozenset(
 @functools.lru_cache(maxsize=1)
 def decomposition_table() -> dict[Any, Callable[..., Any]]:
     lowered = lowered_names()
-    table = dict(core_aten_decompositions())
+    # The public table scans every custom op for composites first (150 ms); AOTAutograd takes those apart anyway.
+    core = getattr(_decomp, "_core_aten_decompositions_post_autograd", _decomp.core_aten_decompositions)
+    table = dict(core())
     for op, fn in every_decomposition.items():
         if isinstance(op, torch._ops.OpOverload) and op.namespace == "aten" and op._schema.name.split("::")[1] in _ALSO:
             table[op] = fn

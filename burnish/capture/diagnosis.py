@@ -50,7 +50,7 @@ class Place:
 
 
 def serve_eager(log: CompileLog, stage: str, error: BaseException) -> None:
-    """Count one failure and, the first time it happens to this object, warn: stage, reason, way out."""
+    """Count one failure and, if it is this object's first in that stage, warn: stage, reason, way out."""
     way_out = _WAYS_OUT.get(stage, _WAY_OUT)
     if isinstance(error, CompileError):
         stage, way_out = error.stage, error.way_out or way_out
@@ -58,7 +58,7 @@ def serve_eager(log: CompileLog, stage: str, error: BaseException) -> None:
         what = log.name or "this graph"
         warnings.warn(
             f"burnish: {what} runs in eager because stage '{stage}' failed: {failure_reason(error)}. "
-            f"Results are right, the speed is eager's. Way out: {way_out}.",
+            f"Results are right, the speed is eager's; burnish.stats counts further ones. Way out: {way_out}.",
             FallbackWarning,
             stacklevel=2,
         )

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import torch
+import torch._inductor.config as inductor_config
 from torch import fx
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._guards import TracingContext
@@ -41,17 +42,18 @@ def make_backend(options: Options, log: CompileLog) -> Backend:
     """A Dynamo backend of its own for one compiled object: its settings, its log."""
 
     def burnish_graph(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        log.captured()
         try:
             with log.stage("aot"):
-                return _Capture(options, log).compile(graph, example_inputs)
+                program = _Capture(options, log).compile(graph, example_inputs)
         except CONTROL_FLOW:
-            raise
+            raise  # Dynamo captures it again, in another way
         except _Abandoned:
-            pass
+            program = eager_graph(graph)
         except Exception as error:
             serve_eager(log, "aot", error)
-        return eager_graph(graph)
+            program = eager_graph(graph)
+        log.captured()
+        return program
 
     return burnish_graph
 
@@ -65,16 +67,18 @@ class _Capture:
         self.direct: Program | None = None  # set when nothing of AOTAutograd is needed at run time
 
     def compile(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        whole: Callable[..., Any] = aot_module_simplified(
-            graph,
-            example_inputs,
-            fw_compiler=self._compiler("forward"),
-            bw_compiler=self._compiler("backward"),
-            inference_compiler=self._inference_compiler(_plain_inputs(graph, example_inputs)),
-            partition_fn=partition,
-            decompositions=_decompositions(),
-            keep_inference_input_mutations=True,
-        )
+        # By this switch AOTAutograd, too, decides whether a draw that nobody reads may go; eager makes it.
+        with inductor_config.patch(fallback_random=True):
+            whole: Callable[..., Any] = aot_module_simplified(
+                graph,
+                example_inputs,
+                fw_compiler=self._compiler("forward"),
+                bw_compiler=self._compiler("backward"),
+                inference_compiler=self._inference_compiler(_plain_inputs(graph, example_inputs)),
+                partition_fn=partition,
+                decompositions=_decompositions(),
+                keep_inference_input_mutations=True,
+            )
         return whole if self.direct is None else _unboxed(self.direct)
 
     def _compiler(self, kind: Kind) -> GraphCompiler:

@@ -31,6 +31,7 @@ from burnish.capture.dynamo import make_backend
 from burnish.capture.hooks import Hooks
 from burnish.errors import CompileError
 from burnish.options import Options
+from burnish.runtime.build import prepare_native
 from burnish.stats import CompileLog
 
 _serial = itertools.count(1)
@@ -76,7 +77,9 @@ class Entrance:
         inner = getattr(context, "callback", None)
         if inner is None:  # Dynamo is switched off for this process
             return self.target
-        callback = context.callback = FrameCompiler(inner, self.options, self.log, self.place)  # type: ignore
+        callback = context.callback = FrameCompiler(  # type: ignore
+            inner, self.options, self.log, self.place, needs_runtime=_has_large_weights(self.target)
+        )
         return self._direct(frame, callback, context(frame), hooks)
 
     def _direct(
@@ -127,7 +130,12 @@ class FrameCompiler:
     """Dynamo's callback for one entrance: called for a frame that has no compiled code for its inputs yet."""
 
     def __init__(
-        self, inner: Callable[..., ConvertFrameReturn], options: Options, log: CompileLog, place: Place
+        self,
+        inner: Callable[..., ConvertFrameReturn],
+        options: Options,
+        log: CompileLog,
+        place: Place,
+        needs_runtime: bool = False,
     ) -> None:
         self._torchdynamo_orig_backend = inner  # the chain by which Dynamo finds whose code an entry in its cache is
         self.__name__ = getattr(inner, "__name__", "burnish")
@@ -138,8 +146,13 @@ class FrameCompiler:
         self._fullgraph = options.fullgraph
         self._dynamic = options.dynamic
         self._failures: dict[str, int] = {}
+        self._options = options
+        self._needs_runtime = needs_runtime
 
     def __call__(self, frame: Any, cache_entry: Any, frame_state: Any) -> ConvertFrameReturn:
+        if self._needs_runtime:
+            self._needs_runtime = False
+            prepare_native(self._options)  # the C compiler works while Dynamo traces
         with convert_frame.compile_lock, self._settings(frame.f_code):
             mutation_guard.install_generation_tagging_init()
             watch = Watch()
@@ -178,6 +191,11 @@ class FrameCompiler:
         given_up = not isinstance(error, dynamo_errors.TorchRuntimeError) or tries >= _BAD_INPUT_LIMIT
         action = FrameAction.RUN_ONLY if given_up else FrameAction.SKIP
         return ConvertFrameReturn(FrameExecStrategy(action, FrameAction.DEFAULT), apply_to_code=given_up)
+
+
+def _has_large_weights(target: object) -> bool:
+    """Whether the matrix products of the native library will be wanted."""
+    return isinstance(target, torch.nn.Module) and any(p.numel() >= 1 << 16 for p in target.parameters())
 
 
 def _limit_reached(function: str) -> CompileError:

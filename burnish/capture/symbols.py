@@ -8,12 +8,12 @@ import sympy  # type: ignore[import-untyped]
 import torch
 
 from burnish.errors import CompileError
-from burnish.ir.expr import Dim, Expr, floordiv, maximum, minimum, mod, sym, symbols
+from burnish.ir.expr import Dim, Expr, Sym, floordiv, maximum, minimum, mod, sym
 
 
 class Symbols:
     def __init__(self) -> None:
-        self.sources: dict[str, tuple[int, str, int]] = {}  # name -> (argument, "value" | "size" | "stride", dimension)
+        self.sources: dict[str, tuple[int, str, int]] = {}  # name -> (argument, "value" | "size" | "stride" | "offset", dimension)
         self._memo: dict[Any, Dim] = {}
         self._ranges: dict[Any, Any] = {}
 
@@ -63,8 +63,8 @@ class Symbols:
         if name:
             self.sources[name] = (position, "value", 0)
 
-    def bind_tensor(self, position: int, shape: tuple[Dim, ...], strides: tuple[Dim, ...]) -> None:
-        for kind, dims in (("size", shape), ("stride", strides)):
+    def bind_tensor(self, position: int, shape: tuple[Dim, ...], strides: tuple[Dim, ...], offset: Dim) -> None:
+        for kind, dims in (("size", shape), ("stride", strides), ("offset", (offset,))):
             for d, value in enumerate(dims):
                 name = _bare(value)
                 if name:
@@ -75,7 +75,6 @@ def _bare(value: Dim) -> str | None:
     """The symbol's name where the expression is just that symbol."""
     if isinstance(value, Expr) and len(value.terms) == 1:
         ((mono, coef),) = value.terms.items()
-        names = list(symbols(value))
-        if coef == 1 and len(mono) == 1 and len(names) == 1:
-            return names[0].name
+        if coef == 1 and len(mono) == 1 and isinstance(mono[0], Sym):  # s // 2 mentions s but is not its value
+            return mono[0].name
     return None

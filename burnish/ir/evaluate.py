@@ -92,7 +92,7 @@ class _Evaluation:
     def _load(self, buffer: str, index: Dim, guard: int | None, fill: bool | int | float) -> torch.Tensor:
         memory, at = self.buffers[buffer], self.offset(index)
         if guard is None:
-            return memory[at]
+            return memory[at].clone()  # a single element would be a view, and change with what is stored later
         ok = self.values[guard].broadcast_to(_broadcast(at.shape, self.values[guard].shape))
         if not ok.any():
             return torch.full(ok.shape, fill, dtype=memory.dtype)

@@ -182,22 +182,4 @@ def filled(template: Any, args: Sequence[torch.Tensor], sizes: Mapping[str, int]
     return template
 
 
-def size_bindings(graph: Graph, inputs: Sequence[torch.Tensor | int | None]) -> dict[str, int]:
-    """The value of each symbol that an argument's size or the argument itself is."""
-    sizes: dict[str, int] = {}
-    for declared, given in zip(graph.inputs, inputs, strict=True):
-        if isinstance(declared, Node) and isinstance(given, torch.Tensor):
-            pairs = list(zip(declared.shape, given.shape, strict=True))
-        elif isinstance(declared, Expr) and isinstance(given, int):
-            pairs = [(declared, given)]
-        else:
-            continue
-        for dim, value in pairs:
-            if isinstance(dim, Expr) and len(dim.terms) == 1:
-                ((mono, coef),) = dim.terms.items()
-                if coef == 1 and len(mono) == 1 and isinstance(mono[0], Sym):
-                    sizes[mono[0].name] = int(value)
-    return sizes
-
-
-__all__ = ["attention", "evaluate_extern", "evaluate_graph", "evaluate_node", "filled", "size_bindings"]
+__all__ = ["attention", "evaluate_extern", "evaluate_graph", "evaluate_node", "filled"]

@@ -30,6 +30,7 @@ from burnish.ir.graph import (
 
 Scalar = bool | int | float | Expr
 Operand = Node | Scalar
+_OF_NOTHING: dict[str, bool | int] = {"sum": 0, "prod": 1, "any": False, "all": True}
 
 
 class NotLowered(Exception):
@@ -135,6 +136,8 @@ class Builder:
 
     def reshape(self, x: Node, shape: Sequence[Dim]) -> Node:
         shape = tuple(shape)
+        if 0 in shape:  # no element, so no index matters
+            return self.view(x, shape, lambda *a: [0] * len(x.shape))
         groups = reshape_groups(x.shape, shape)
         return self.view(x, shape, lambda *a: unravel_groups(a, x.shape, shape, groups))
 
@@ -157,9 +160,12 @@ class Builder:
         axes = tuple(sorted({a % max(len(x.shape), 1) for a in axes}))
         kept = tuple(d for i, d in enumerate(x.shape) if i not in axes)
         result = dtype or (DType.i64 if kind.startswith("arg") else x.dtype)
-        node = self.add(Reduce(kind, axes), (x,), TensorType(result, kept)) if axes else x
-        if not axes and kind.startswith("arg"):
+        if any(x.shape[a] == 0 for a in axes) and kind in _OF_NOTHING:
+            node = self.full(_OF_NOTHING[kind], kept, result)
+        elif not axes and kind.startswith("arg"):
             node = self.full(0, x.shape, DType.i64)
+        else:
+            node = self.add(Reduce(kind, axes), (x,), TensorType(result, kept)) if axes else x
         if keepdim:
             for a in axes:
                 node = self.unsqueeze(node, a)
@@ -228,7 +234,7 @@ def reshape_groups(old: tuple[Dim, ...], new: tuple[Dim, ...]) -> list[tuple[ran
             elif i < len(old):
                 a, i = a * old[i], i + 1
             else:
-                raise NotLowered(f"reshape {old} -> {new}")
+                break  # d and (d // 4) * 4: eager has checked that what is left on both sides is equal
         groups.append((range(i0, i), range(j0, j)))
     return groups
 

@@ -27,7 +27,7 @@ import torch  # loads the OpenMP runtime that everything built here resolves aga
 
 from burnish.errors import CompilerFailed, LibraryUnloadable, NativeSourceMissing, NoRoomToBuild
 from burnish.options import Options
-from burnish.runtime.cache import Cache, CacheKey
+from burnish.runtime.cache import Cache, CacheKey, open_cache
 from burnish.runtime.compiler import (
     CommandFailed,
     Compiler,
@@ -70,10 +70,11 @@ class _Job:
     sources: tuple[CSource, ...]
     flags: tuple[str, ...]
     exported: bool  # later libraries may call into this one
+    headers: str = ""  # text the sources include, where the package's own hash does not stand for it
 
     def key(self, compiler: Compiler) -> CacheKey:
         """Everything the library depends on."""
-        text = "\0".join(source.text for source in self.sources)
+        text = "\0".join((*(source.text for source in self.sources), self.headers))
         return CacheKey(
             (
                 ("name", self.name),
@@ -119,8 +120,19 @@ def native_library(options: Options, cache: Cache, log: CompileLog) -> tuple[cty
     sources = tuple(CSource(path.read_text(), path.stem) for path in sorted(NATIVE_DIR.glob("*.c")))
     if not sources:
         raise NativeSourceMissing(NATIVE_DIR)
-    library = _obtain(_Job("native", sources, _NATIVE_FLAGS, exported=True), options, cache, log)
+    headers = "".join(path.read_text() for path in sorted(NATIVE_DIR.glob("*.h")))
+    library = _obtain(_Job("native", sources, _NATIVE_FLAGS, True, headers), options, cache, log)
     return library.handle, library.path
+
+
+def prepare_native(options: Options) -> None:
+    """Build the C runtime in the background. A failure is silent here: whoever needs the library meets it again."""
+
+    def build() -> None:
+        with contextlib.suppress(Exception):
+            native_library(options, open_cache(options), CompileLog())
+
+    threading.Thread(target=build, name="burnish-native", daemon=True).start()
 
 
 @functools.cache

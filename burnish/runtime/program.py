@@ -220,6 +220,7 @@ class _Renderer:
                 "value": f"int(in{position})",
                 "size": f"in{position}.shape[{d}]",
                 "stride": f"in{position}.stride({d})",
+                "offset": f"in{position}.storage_offset()",
             }[kind]
             self.line(f"{name} = {text}")
 

@@ -183,6 +183,17 @@ class Schedule:
             if isinstance(r, ResultBuffer) and r.alias_of is None and self.buffers[r.operand.buffer].elements != 0:
                 assert r.operand.buffer in written, f"result {r.operand} is never written"
 
+    def drop_dead_kernels(self) -> None:
+        """What only readers without elements would have read is not computed. ATen calls stay: they have effects."""
+        needed = {r.operand.buffer for r in self.results if isinstance(r, ResultBuffer)}
+        needed |= {n for n, b in self.buffers.items() if b.role == "input"}
+        kept: list[Kernel] = []
+        for k in reversed(self.kernels):
+            if isinstance(k, ExternKernel) or k.writes & needed:
+                kept.append(k)
+                needed |= k.reads
+        self.kernels = kept[::-1]
+
     def drop_unused_buffers(self) -> None:
         used = {n for k in self.kernels for n in (*k.reads, *k.writes)}
         used |= {r.operand.buffer for r in self.results if isinstance(r, ResultBuffer)}

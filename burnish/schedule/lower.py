@@ -225,6 +225,7 @@ class _Lowerer:
         results = self._results()  # before inputs change: a result may be the old value of one
         self._write_mutations()
         schedule = Schedule(self.buffers, self.kernels, results, dict(self.constants))
+        schedule.drop_dead_kernels()
         schedule.drop_unused_buffers()
         return schedule
 
@@ -292,6 +293,8 @@ class _Lowerer:
         return tuple(axes), tuple(index)
 
     def _emit_loop(self, axes: tuple[Axis, ...], emitter: _Emitter, sequential: bool = False) -> None:
+        if any(a.size == 0 for a in axes):  # nothing to write; and hoisted out of such a loop, a load would be astray
+            return
         self.kernels.append(LoopKernel(Loop(axes, tuple(emitter.body.instrs), sequential)))
 
     def _store_map(self, node: Node) -> None:
@@ -340,8 +343,7 @@ class _Lowerer:
             value = emitter.value(part, index)
             at = tuple(i + start if d == axis else i for d, i in enumerate(index))
             emitter.store(buffer, self._offset(buffer, at), value)
-            if product(part.shape) != 0:
-                self._emit_loop(axes, emitter)
+            self._emit_loop(axes, emitter)
             start = start + part.shape[axis]
 
     def _store_scatter(self, node: Node) -> None:
@@ -415,8 +417,7 @@ class _Lowerer:
             else:
                 read = emitter.value(value, index)
             emitter.store(buffer, self._offset(buffer, index), read)
-            if product(target.shape) != 0:
-                self._emit_loop(axes, emitter)
+            self._emit_loop(axes, emitter)
 
     def _may_overwrite_early(self, target: Node, value: Node) -> bool:
         """A value inlined over another mutated input, or over shifted reads of this one, must be complete first."""
@@ -448,8 +449,7 @@ class _Lowerer:
         axes, index = self._axes(value.shape)
         emitter = _Emitter(self)
         emitter.store(buffer, self._offset(buffer, index), emitter.value(value, index))
-        if product(value.shape) != 0:
-            self._emit_loop(axes, emitter)
+        self._emit_loop(axes, emitter)
 
     def _results(self) -> list[ResultBuffer | Dim | None]:
         results: list[ResultBuffer | Dim | None] = []

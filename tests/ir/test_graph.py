@@ -26,8 +26,8 @@ from burnish.ir.graph import (
     axes_for,
     axis_exprs,
 )
-from burnish.ir.reference import evaluate_graph, size_bindings
-from tests.programs import capture, copies
+from burnish.ir.reference import evaluate_graph
+from tests.programs import capture, copies, sizes_of
 
 F32 = DType.f32
 
@@ -213,22 +213,12 @@ def test_evaluation_with_symbolic_sizes() -> None:
     def fn(x: torch.Tensor, y: torch.Tensor) -> Any:
         return (x @ y).reshape(-1).softmax(0), x.transpose(0, 1).flatten(), x.mean(0) + y.shape[0]
 
-    inputs = [torch.randn(4, 6), torch.randn(6, 5)]
-    (got,) = capture(fn, *inputs, dynamic=True)
-    for shapes in ((4, 6, 5), (3, 2, 7)):
-        tensors = [torch.randn(shapes[0], shapes[1]), torch.randn(shapes[1], shapes[2])]
-        arguments = _arguments(got.captured.graph, tensors)
-        results = evaluate_graph(got.captured.graph, arguments, size_bindings(got.captured.graph, arguments))
+    (got,) = capture(fn, torch.randn(4, 6), torch.randn(6, 5), dynamic=True)
+    for m, k, n in ((4, 6, 5), (3, 2, 7)):
+        tensors = [torch.randn(m, k), torch.randn(k, n)]
+        results = evaluate_graph(got.captured.graph, tensors, sizes_of(got.captured, tensors))
         for r, w in zip(results, fn(*tensors), strict=True):
             torch.testing.assert_close(r, w)
-
-
-def _arguments(graph: Graph, tensors: list[torch.Tensor]) -> list[Any]:
-    """Arguments in the graph's order: sizes that are arguments of their own get the tensors' values."""
-    waiting = iter(tensors)
-    given: list[Any] = [next(waiting) if isinstance(n, Node) else None for n in graph.inputs]
-    sizes = size_bindings(graph, given)
-    return [sizes[str(n)] if g is None and n is not None else g for n, g in zip(graph.inputs, given, strict=True)]
 
 
 def test_backward_graphs_evaluate() -> None:

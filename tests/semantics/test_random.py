@@ -1,0 +1,114 @@
+"""After torch.manual_seed a compiled model draws the numbers eager draws, and leaves the generator where eager does."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import burnish
+from tests.against_eager import served_by_us
+
+DRAWS: dict[str, Callable[[torch.Tensor], object]] = {
+    "dropout": lambda x: F.dropout(x, 0.3, training=True) * 2,
+    "dropout unused": lambda x: (F.dropout(x, 0.3, training=True), torch.rand(3))[1] + x.sum(),
+    "feature dropout": lambda x: F.dropout1d(x, 0.5),
+    "alpha dropout": lambda x: F.alpha_dropout(x, 0.4, training=True),
+    "no dropout": lambda x: F.dropout(x, 0.3, training=False) + torch.rand_like(x),
+    "rand": lambda x: torch.rand(4, 5) + x,
+    "rand_like": lambda x: torch.rand_like(x) + torch.randn_like(x),
+    "randn": lambda x: torch.randn(x.shape, dtype=torch.float64).float() + x,
+    "randint": lambda x: torch.randint(0, 10, x.shape) + x,
+    "randperm": lambda x: x[torch.randperm(4)],
+    "bernoulli": lambda x: torch.bernoulli(x.sigmoid()) + torch.bernoulli(x, 0.25),
+    "normal": lambda x: torch.normal(x, 2.0) + torch.empty_like(x).normal_(),
+    "multinomial": lambda x: torch.multinomial(x.exp(), 2),
+    "uniform": lambda x: x.clone().uniform_(-1, 1),
+    "exponential": lambda x: torch.empty_like(x).exponential_(2.0) + x,
+    "rrelu": lambda x: F.rrelu(x, training=True),
+    "gumbel": lambda x: F.gumbel_softmax(x),
+    "order": lambda x: torch.rand_like(x) - torch.rand_like(x) * torch.randn_like(x),
+    "half": lambda x: F.dropout(x.bfloat16(), 0.5) + torch.rand_like(x, dtype=torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_draws(name):
+    draw = DRAWS[name]
+    compiled = burnish.compile(lambda x: draw(x))
+    x = torch.randn(4, 5)
+    torch.manual_seed(5)
+    expected = [draw(x) for _ in range(3)]
+    after = torch.rand(4)
+    torch.manual_seed(5)
+    for want in expected:
+        torch.testing.assert_close(compiled(x), want, atol=1e-6, rtol=1e-6)
+    assert torch.equal(torch.rand(4), after), "the generator is elsewhere than eager leaves it"
+    served_by_us(compiled)
+
+
+class Noisy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last, self.drop = nn.Linear(8, 16), nn.Linear(16, 4), nn.Dropout(0.4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.drop(F.gelu(self.first(x)))
+        return F.dropout(self.last(hidden), 0.2, self.training)
+
+
+def test_dropout_in_training_over_steps():
+    eager = Noisy()
+    compiled = burnish.compile(copy.deepcopy(eager))
+    x = torch.randn(6, 8)
+    for net in (compiled, eager):
+        torch.manual_seed(9)
+        optimiser = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(3):
+            optimiser.zero_grad()
+            net(x).square().mean().backward()
+            optimiser.step()
+    for ours, theirs in zip(compiled.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    served_by_us(compiled)
+
+
+def test_train_and_eval():
+    eager = Noisy()
+    compiled = burnish.compile(eager)
+    x = torch.randn(6, 8)
+    with torch.no_grad():
+        for training in (True, False, True):
+            eager.train(training), compiled.train(training)
+            torch.manual_seed(1)
+            want = eager(x)
+            torch.manual_seed(1)
+            torch.testing.assert_close(compiled(x), want)
+    served_by_us(compiled, 2)
+
+
+def test_attention_with_dropout():
+    def fn(x):
+        return F.scaled_dot_product_attention(x, x, x, dropout_p=0.3)
+
+    x = torch.randn(2, 4, 6, 8)
+    torch.manual_seed(2)
+    want = fn(x)
+    compiled = burnish.compile(fn)
+    torch.manual_seed(2)
+    torch.testing.assert_close(compiled(x), want)
+    served_by_us(compiled)
+
+
+def test_two_seeds_differ_and_one_repeats():
+    compiled = burnish.compile(lambda x: F.dropout(x, 0.5))
+    x = torch.ones(64)
+    seen = []
+    for seed in (1, 2, 1):
+        torch.manual_seed(seed)
+        seen.append(compiled(x))
+    assert torch.equal(seen[0], seen[2]) and not torch.equal(seen[0], seen[1])
