@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 from torch.fx import GraphModule
 
 from burnish.capture.aten import import_graph
 from burnish.codegen.c import generate
+from burnish.errors import CompileError
 from burnish.ir.graph import Graph
 from burnish.options import Options
 from burnish.passes import run_passes
@@ -19,7 +21,7 @@ from burnish.runtime.program import build_program, load_program
 from burnish.schedule.fuse import fuse
 from burnish.schedule.kernels import ExternKernel, Schedule
 from burnish.schedule.lower import lower_graph
-from burnish.stats import CompileLog
+from burnish.stats import CompileLog, failure_reason
 
 Kind = Literal["forward", "backward", "inference"]
 
@@ -34,31 +36,31 @@ def compile_graph(
     static_inputs: frozenset[int] = frozenset(),
 ) -> Callable[[list[Any]], Sequence[Any]]:
     """Compile one functional ATen graph into a boxed callable. Raises on any failure; the caller serves eager then."""
-    with log.stage("import"):
+    with _stage("import", log):
         captured = import_graph(gm)  # ATen calls become our operations; sizes become expressions
     fuel = Fuel(options.fuel)
     _checkpoint(f"{kind}.graph", captured.graph, options, log)
-    with log.stage("passes"):  # named rewrites, listed in burnish/passes/__init__.py
+    with _stage("passes", log):  # named rewrites, listed in burnish/passes/__init__.py
         captured.graph = run_passes(
             captured.graph, fuel, lambda name, g: _checkpoint(f"{kind}.graph.{name}", g, options, log)
         )
-    with log.stage("schedule"):
+    with _stage("schedule", log):
         schedule = lower_graph(captured)  # what is stored, and the loop that computes it
     _checkpoint(f"{kind}.schedule.unfused", schedule, options, log)
     unfused = len(schedule.kernels)
-    with log.stage("fuse"):
+    with _stage("fuse", log):
         schedule = fuse(schedule, fuel)  # loops that share data become one
     log.fusion(f"{kind}: {unfused} kernels became {len(schedule.kernels)}")
     _checkpoint(f"{kind}.schedule", schedule, options, log)
-    with log.stage("codegen"):
+    with _stage("codegen", log):
         unit = generate(schedule)  # one C file, each distinct kernel once
         program = build_program(schedule, unit, captured.symbols.sources, len(captured.graph.inputs))
     log.dump(f"{kind}.kernels.c", unit.text)
     log.dump(f"{kind}.program.py", str(program))
-    with log.stage("build"):
+    with _stage("build", log):
         source = CSource(unit.text, f"{log.name or 'a graph'} ({kind})")
         library = _build(source, unit.uses_library, options, log) if unit.segments else None
-    with log.stage("load"):
+    with _stage("load", log):
         run = load_program(program, library)
     log.kernels(unit.kernels)
     for kernel in schedule.kernels:
@@ -67,12 +69,25 @@ def compile_graph(
     return run
 
 
+@contextlib.contextmanager
+def _stage(name: str, log: CompileLog) -> Iterator[None]:
+    """Time a stage, and give its name to whatever fails in it."""
+    with log.stage(name):
+        try:
+            yield
+        except CompileError:
+            raise
+        except Exception as error:
+            raise CompileError(name, failure_reason(error)) from error
+
+
 def _checkpoint(name: str, form: Graph | Schedule, options: Options, log: CompileLog) -> None:
     """Between two stages: what the first made is written down where asked, and checked where asked."""
     if log.dump_dir is not None:
         log.dump(f"{name}.txt", str(form))
     if options.verify_ir:
-        form.verify()
+        with _stage("verify", log):
+            form.verify()
 
 
 def _build(source: CSource, uses_library: bool, options: Options, log: CompileLog) -> Any:

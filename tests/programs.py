@@ -118,14 +118,14 @@ def compiled(fn: Function, compiler: Compiler | None = None, dynamic: bool = Fal
     return aot(fn, compiler or Compiler(), dynamic)
 
 
-def copies(tensors: Sequence[Any]) -> list[Any]:
-    """Fresh tensors with the same values and strides."""
-    return [_copy(t) if isinstance(t, torch.Tensor) else t for t in tensors]
+def copies(tensors: Sequence[Any], double: bool = False) -> list[Any]:
+    """Fresh tensors with the same values, strides and offset; with `double`, floats become float64."""
+    return [_copy(t, double) if isinstance(t, torch.Tensor) else t for t in tensors]
 
 
-def _copy(t: torch.Tensor) -> torch.Tensor:
+def _copy(t: torch.Tensor, double: bool) -> torch.Tensor:
     size = 1 + sum((d - 1) * s for d, s in zip(t.shape, t.stride(), strict=True)) if t.numel() else 0
-    held = torch.empty(size + t.storage_offset(), dtype=t.dtype)
-    whole = t.detach().as_strided((size,), (1,))
-    held[t.storage_offset() :].copy_(whole)
+    dtype = torch.float64 if double and t.is_floating_point() else t.dtype
+    held = torch.empty(size + t.storage_offset(), dtype=dtype)
+    held[t.storage_offset() :].copy_(t.detach().as_strided((size,), (1,)))
     return held.as_strided(t.shape, t.stride(), t.storage_offset()).requires_grad_(t.requires_grad)

@@ -37,6 +37,7 @@ from burnish.stats import CompileLog
 _serial = itertools.count(1)
 # What torch.compiler.set_stance replaces, and puts back. (None, which no stance is, if it had been replaced already.)
 _ORDINARY_STANCE = eval_frame._stance if eval_frame._stance == eval_frame.DynamoStance() else None
+_ONCE_IN_EAGER = ConvertFrameReturn(FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP), apply_to_code=False)
 _BAD_INPUT_LIMIT = 8  # attempts at a frame that fails in the same way, before giving up on more
 
 
@@ -153,7 +154,10 @@ class FrameCompiler:
         if self._needs_runtime:
             self._needs_runtime = False
             prepare_native(self._options)  # the C compiler works while Dynamo traces
+        known = len(self._entries(frame.f_code))
         with convert_frame.compile_lock, self._settings(frame.f_code):
+            if self._fits_one_more_than(known, frame):
+                return _ONCE_IN_EAGER  # another thread compiled it while this one waited for the lock
             mutation_guard.install_generation_tagging_init()
             watch = Watch()
             try:
@@ -171,10 +175,17 @@ class FrameCompiler:
             serve_eager(self._log, "recompile limit", _limit_reached(frame.f_code.co_name))
         return result
 
+    def _entries(self, code: types.CodeType) -> list[Any]:
+        return [entry for entry in native._debug_get_cache_entry_list(code) if entry.backend is self._backend]
+
+    def _fits_one_more_than(self, known: int, frame: Any) -> bool:
+        entries = self._entries(frame.f_code)
+        return len(entries) > known and any(entry.guard_manager.check(frame.f_locals) for entry in entries)
+
     @contextlib.contextmanager
     def _settings(self, code: types.CodeType) -> Iterator[None]:
         # Other compiled objects' entries on shared code (a graph break puts a class's forward there) are not ours.
-        others = sum(entry.backend is not self._backend for entry in native._debug_get_cache_entry_list(code))
+        others = len(native._debug_get_cache_entry_list(code)) - len(self._entries(code))
         shapes = eval_frame.set_enable_dynamic(self._dynamic) if self._dynamic is not None else contextlib.nullcontext()
         with shapes, dynamo_config.patch(recompile_limit=dynamo_config.recompile_limit + others):
             yield

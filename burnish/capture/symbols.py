@@ -13,7 +13,8 @@ from burnish.ir.expr import Dim, Expr, Sym, floordiv, maximum, minimum, mod, sym
 
 class Symbols:
     def __init__(self) -> None:
-        self.sources: dict[str, tuple[int, str, int]] = {}  # name -> (argument, "value" | "size" | "stride" | "offset", dimension)
+        # name -> (argument, "value" | "size" | "stride" | "offset", dimension)
+        self.sources: dict[str, tuple[int, str, int]] = {}
         self._memo: dict[Any, Dim] = {}
         self._ranges: dict[Any, Any] = {}
 

@@ -9,7 +9,7 @@ Three shapes of loop nest, chosen by which axis runs contiguously through memory
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from burnish.codegen.c_scalar import (
     MEMORY_TYPE,
@@ -36,13 +36,13 @@ from burnish.ir.body import (
     Store,
     instr_args,
     instr_index,
-    make_axis,
-    remap,
     value_refs,
 )
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, Expr, coefficient, mentions, product, render, symbols
-from burnish.ir.scalar import SCALAR_OPS, TRANSCENDENTAL
+from burnish.ir.scalar import TRANSCENDENTAL
+from burnish.schedule.axes import column_axis, row_order
+from burnish.schedule.phases import Phases, cost
 
 _STRIP = 64  # columns handled together
 _PARALLEL_WORK = 30_000  # scalar operations below which waking other threads costs more than it saves
@@ -63,59 +63,6 @@ class Signature:
 class CFunction:
     text: str  # with `@` for the function's name, so equal kernels have equal text
     signature: Signature
-
-
-def normalise(loop: Loop) -> Loop:
-    """Order axes for memory, then join neighbours that every access walks as one."""
-    axes = _memory_order(loop)
-    loop = replace(loop, axes=axes)
-    if any(isinstance(i, Scanned) for i in loop.body):
-        return loop
-    k = 0
-    while k + 1 < len(loop.axes):
-        merged = _merge_axes(loop, k)
-        if merged is None:
-            k += 1
-        else:
-            loop = merged
-    return loop
-
-
-def _memory_order(loop: Loop) -> tuple[Axis, ...]:
-    """Axes from the slowest to the fastest by the strides of what the loop touches most."""
-
-    def weight(axis: Axis) -> tuple[int, int]:
-        best = 0
-        for i in loop.body:
-            if isinstance(i, Store | Load):
-                c = coefficient(instr_index(i), axis.name)
-                size = 1 << 40 if isinstance(c, Expr) else abs(c) if c is not None else 1 << 20
-                scale = 4 if isinstance(i, Store) else 1
-                best += scale * (min(size, 1 << 20).bit_length())
-        return (-best, loop.axes.index(axis))
-
-    if any(isinstance(i, Scanned) for i in loop.body):
-        return (*loop.parallel, *loop.reduction)
-    return (*sorted(loop.parallel, key=weight), *sorted(loop.reduction, key=weight))
-
-
-def _merge_axes(loop: Loop, k: int) -> Loop | None:
-    outer, inner = loop.axes[k], loop.axes[k + 1]
-    if outer.reduce != inner.reduce:
-        return None
-    for i in loop.body:
-        indices = [instr_index(i)] + ([i.at] if isinstance(i, Reduced) else [])
-        for index in indices:
-            if not mentions(index, {outer.name, inner.name}):
-                continue
-            a, b = coefficient(index, outer.name), coefficient(index, inner.name)
-            if a is None or b is None or a != b * inner.size:
-                return None
-    joined = make_axis(inner.name, outer.size * inner.size, inner.reduce)
-    env: dict[str, Dim] = {outer.name: 0, inner.name: Expr({(joined.sym,): 1})}
-    identity = {n: n for n in range(len(loop.body))}
-    body = tuple(remap(i, identity, env) for i in loop.body)
-    return replace(loop, axes=(*loop.axes[:k], joined, *loop.axes[k + 2 :]), body=body)
 
 
 class LoopPrinter:
@@ -211,7 +158,7 @@ class LoopPrinter:
             self._scan_nest()
         elif not self.loop.reduction:
             self._map_nest()
-        elif self._column_axis() is not None:
+        elif column_axis(self.loop) is not None:
             _ColumnNest(self).print()
         else:
             _RowNest(self).print()
@@ -243,7 +190,7 @@ class LoopPrinter:
         return out
 
     def cost(self) -> int:
-        return sum(_cost(i) for i in self.body)
+        return sum(cost(i) for i in self.body)
 
     def work_condition(self, axes: Sequence[Axis]) -> str | None:
         """`if` clause for going parallel; None when the loop is known to be too small, "" when known to be large."""
@@ -331,76 +278,19 @@ class LoopPrinter:
         for _ in rows:
             self.close()
 
-    def _column_axis(self) -> Axis | None:
-        """The kept axis that runs contiguously through more of the loads than any reduced one, if there is one."""
-        score: dict[str, int] = {a.name: 0 for a in self.loop.axes}
-        level = self.loop.element_level()
-        for n, i in enumerate(self.body):
-            if isinstance(i, Load | Store) and level[n]:
-                for a in self.loop.axes:
-                    if coefficient(i.index, a.name) == 1:
-                        score[a.name] += 1
-        kept = [a for a in self.loop.parallel if score[a.name] > 0]
-        reduced = max((score[a.name] for a in self.loop.reduction), default=0)
-        best = max(kept, key=lambda a: score[a.name], default=None)
-        return best if best is not None and score[best.name] > reduced else None
 
-
-class _Nest:
-    """What both reduction nests share: which values each pass needs."""
+class _Nest(Phases):
+    """What both reduction nests share: the printer, and which values each pass needs."""
 
     def __init__(self, printer: LoopPrinter) -> None:
+        super().__init__(printer.loop)
         self.p = printer
-        self.body = printer.body
-        self.level = printer.loop.element_level()
-        self.ready = self._ready_phases()
-        self.last = max(self.ready, default=0)
-
-    def _ready_phases(self) -> list[int]:
-        """The number of passes that must be over before a value can be computed."""
-        ready: list[int] = []
-        for i in self.body:
-            known = max((ready[a] for a in instr_args(i)), default=0)
-            ready.append(known + 1 if isinstance(i, Reduced) else known)
-        return ready
-
-    def reductions(self, phase: int) -> list[int]:
-        return [n for n, i in enumerate(self.body) if isinstance(i, Reduced) and self.ready[n] == phase + 1]
-
-    def element_stores(self, phase: int) -> list[int]:
-        return [n for n, i in enumerate(self.body) if isinstance(i, Store) and self.level[n] and self.ready[n] == phase]
-
-    def row_values(self, phase: int) -> list[int]:
-        return [
-            n for n, i in enumerate(self.body)
-            if not self.level[n] and not isinstance(i, Reduced) and self.ready[n] == phase
-        ]  # fmt: skip
-
-    def needed(self, roots: list[int], stop: set[int]) -> list[int]:
-        """Element-level values a pass computes for `roots`; those in `stop` are at hand already."""
-        seen: set[int] = set()
-        stack = list(roots)
-        while stack:
-            n = stack.pop()
-            if n in seen:
-                continue
-            seen.add(n)
-            if n not in stop or n in roots:
-                stack.extend(a for a in instr_args(self.body[n]) if self.level[a])
-        return sorted(seen)
-
-    def pass_roots(self, phase: int) -> list[int]:
-        args = [self.body[n].arg for n in self.reductions(phase)]  # type: ignore[union-attr]
-        return [a for a in args if self.level[a]] + self.element_stores(phase)
-
-    def full_cost(self, value: int) -> int:
-        return sum(_cost(self.body[n]) for n in self.needed([value], set()))
 
 
 class _RowNest(_Nest):
     def print(self) -> None:
         p, loop = self.p, self.p.loop
-        rows, along = loop.parallel, self._row_order()
+        rows, along = loop.parallel, row_order(loop)
         p.name_axes((*rows, *along))
         condition = p.work_condition(loop.axes)
         if rows and condition is not None:
@@ -421,14 +311,6 @@ class _RowNest(_Nest):
                 self._pass(phase, scratch, kept)
         for _ in rows:
             p.close()
-
-    def _row_order(self) -> tuple[Axis, ...]:
-        """Reduced axes with the contiguous one innermost."""
-
-        def contiguous(a: Axis) -> int:
-            return sum(1 for i in self.body if isinstance(i, Load | Store) and coefficient(i.index, a.name) == 1)
-
-        return tuple(sorted(self.p.loop.reduction, key=contiguous))
 
     def _scratch(self) -> list[int]:
         """Costly values that more than one pass reads, kept in an array along the row."""
@@ -510,7 +392,7 @@ class _RowNest(_Nest):
 class _ColumnNest(_Nest):
     def print(self) -> None:
         p, loop = self.p, self.p.loop
-        lane = p._column_axis()
+        lane = column_axis(loop)
         assert lane is not None
         rows = tuple(a for a in loop.parallel if a is not lane)
         p.name_axes((*rows, *loop.reduction))
@@ -639,9 +521,3 @@ def _reduction_clause(i: Instr, name: str) -> str:
         suffix = i.dtype.compute.value
         op = f"bn_{i.kind}_{suffix}"
     return f" reduction({op}:{name})"
-
-
-def _cost(i: Instr) -> int:
-    if isinstance(i, Apply):
-        return SCALAR_OPS[i.fn].cost
-    return 1 if isinstance(i, Load | Store | Reduced) else 0

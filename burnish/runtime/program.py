@@ -16,7 +16,7 @@ import torch
 from burnish.codegen.c import ERROR_SLOT, CUnit
 from burnish.ir.expr import Dim, Expr, render, symbols
 from burnish.ir.graph import Ref
-from burnish.schedule.kernels import Buffer, ExternKernel, Operand, ResultBuffer, Schedule
+from burnish.schedule.kernels import ExternKernel, Operand, ResultBuffer, Schedule
 from burnish.schedule.memory import Lifetime, lifetimes, plan
 
 
@@ -111,7 +111,8 @@ class WorkspacePool:
         kept = self.free.get(values)
         if kept is None:
             if len(self.free) >= 8:  # many sizes: keep the newest few, memory is not hoarded
-                self.free.pop(next(iter(self.free)))
+                oldest, *_ = self.free  # at once: other threads release, too, and one may be first to drop it
+                self.free.pop(oldest, None)
             kept = self.free.setdefault(values, [])
         if len(kept) < 4:
             kept.append(workspace)
@@ -162,6 +163,7 @@ class _Renderer:
         self.views: list[Operand] = []
         self.literals: list[Any] = []
         self.lines: list[str] = []
+        self.made: set[str] = set()  # outputs that exist by now
         self.sizes = self._size_names()
 
     def _size_names(self) -> set[str]:
@@ -183,7 +185,7 @@ class _Renderer:
         self.lines.append(f"    {text}")
 
     def render(self) -> str:
-        self.lines, self.views, self.literals = [], [], []
+        self.lines, self.views, self.literals, self.made = [], [], [], set()
         self._arguments()
         names = ", ".join(sorted(self.sizes))
         self.line(f"workspace = pool.acquire({names})")
@@ -232,14 +234,16 @@ class _Renderer:
     def _allocate(self, step: NativeStep) -> None:
         for n in self.unit.segments[step.segment]:
             for name in sorted(self.schedule.kernels[n].writes):
-                b = self.schedule.buffers[name]
-                if b.role == "output" and f"    {name} = " not in "".join(
-                    x + "\n" for x in self.lines if x.startswith(f"    {name} = ")
-                ):
-                    self._new_output(b)
+                if self.schedule.buffers[name].role == "output":
+                    self._ensure_output(name)
 
-    def _new_output(self, b: Buffer) -> None:
+    def _ensure_output(self, name: str) -> None:
+        """Results are allocated where first used: by a kernel, or by its reader where there was nothing to write."""
+        b = self.schedule.buffers[name]
+        if name in self.made:
+            return
         assert b.dtype is not None
+        self.made.add(name)
         self.line(f"{b.name} = empty_strided({self._dims(b.shape)}, {self._dims(b.strides)}, dtype={b.dtype.torch})")
         if b.name in self.unit.slots:
             self.line(f"t[{self.unit.slots[b.name]}] = {b.name}.data_ptr()")
@@ -286,6 +290,8 @@ class _Renderer:
         if b.role == "temp":
             self.views.append(o)
             return f"workspace.views[{len(self.views) - 1}]"
+        if b.role == "output":
+            self._ensure_output(b.name)
         base = f"constants[{b.name!r}]" if b.role == "constant" else b.name
         if o.offset == 0 and o.shape == b.shape and o.strides == b.strides:
             return base
@@ -298,8 +304,6 @@ class _Renderer:
         o = r.operand
         if r.alias_of is not None:
             return f"in{r.alias_of}.as_strided({self._dims(o.shape)}, {self._dims(o.strides)}, {render(o.offset)})"
-        if not any(line.startswith(f"    {o.buffer} = ") for line in self.lines):
-            self._new_output(self.schedule.buffers[o.buffer])
         return self._tensor(o)
 
     def _last_uses(self) -> dict[int, list[str]]:

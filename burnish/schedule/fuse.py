@@ -267,7 +267,9 @@ class _Fuser:
     def _merge(self, p: int, k: int) -> bool:
         first, second = self.kernels[p], self.kernels[k]
         merged = _join_kernels(first, second)
-        if merged is None or self._path(p, k) or self._path(k, p) or not self._worthwhile(first, second, merged):
+        if merged is None or p in self.after[k] or self._path(p, k) or self._path(k, p):
+            return False
+        if not self._worthwhile(first, second, merged):
             return False
         if not self.fuel.spend(f"fuse kernels {p} and {k}"):
             return False
@@ -338,7 +340,10 @@ class _Fuser:
         body = [i for i in loop.body if isinstance(i, Store) and i.buffer in dropped]
         if not body:
             return merged
-        return with_loop(merged, Loop(loop.axes, prune(_without(loop, dropped)), loop.sequential))
+        kept = Loop(loop.axes, prune(_without(loop, dropped)), loop.sequential)
+        if isinstance(merged, ContractKernel) and not any(i.buffer == merged.acc for i in kept.loads):
+            return LoopKernel(kept)  # nobody wants the product
+        return with_loop(merged, kept)
 
     def _join_siblings(self) -> None:
         """Kernels over one space that read the same data: one pass over it instead of several."""

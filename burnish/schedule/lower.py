@@ -246,7 +246,7 @@ class _Lowerer:
                 continue
             results = [out for k, out in enumerate(self.graph.outputs) if k not in self.captured.aliases]
             values = [v for _, v in self.graph.mutations]
-            read = any(target in n.inputs and n is not value for n in self.graph.nodes)
+            read = any(target in (n.inputs[1:] if n is value else n.inputs) for n in self.graph.nodes)
             if not read and target not in (*results, *values) and value.id not in self.output_roles:
                 self.in_place[value.id] = target
 

@@ -16,7 +16,7 @@ MINUS_INFINITY = float("-inf")
 
 
 class AttendArgs(ctypes.Structure):
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         *((name, c_void_p) for name in "q k v mask out lse".split()),
         *((name, c_int64) for name in "batch heads_q heads_kv len_q len_k dim dim_v".split()),
         *((name, c_int64 * 4) for name in "sq sk sv sm so".split()),

@@ -108,7 +108,8 @@ def test_pow(math: ctypes.CDLL) -> None:
     y = (random.uniform(-1, 1, 200000) * 100 / np.maximum(np.abs(np.log(x)), 1e-3)).astype(np.float32)
     with np.errstate(over="ignore", under="ignore"):
         assert errors(mapped(math, "powf", x, y), np.power(x.astype(np.float64), y.astype(np.float64))).max() <= 0.51
-    edge = [0.0, -0.0, 1, -1, 2, -2, 0.5, -0.5, 3, -3, 2.5, -2.5, np.inf, -np.inf, np.nan, 1e-45, 3e38, 16777217, 8388609]
+    half = [0.0, 1, 2, 0.5, 3, 2.5, np.inf, 1e-45, 3e38, 16777217, 8388609]
+    edge = [*half, *(-x for x in half), np.nan]
     a, b = (g.ravel().astype(np.float32) for g in np.meshgrid(edge, edge))
     with np.errstate(all="ignore"):
         exact = np.power(a.astype(np.float64), b.astype(np.float64))

@@ -44,7 +44,12 @@ def rearranged(x, mask):
 def gathered(x, mask):
     last = mask.long().sum(1) - 1
     order = x[..., 0].argsort(1)
-    return x[torch.arange(x.shape[0]), last], x.gather(1, order.unsqueeze(-1).expand_as(x)), x.argmax(1), x.topk(2, 1).values
+    return (
+        x[torch.arange(x.shape[0]), last],
+        x.gather(1, order.unsqueeze(-1).expand_as(x)),
+        x.argmax(1),
+        x.topk(2, 1).values,
+    )
 
 
 SIZES = [(2, 5), (2, 9), (3, 7), (5, 16), (2, 4), (7, 33)]  # torch keeps 0 and 1 apart, also as half of a length
@@ -143,7 +148,9 @@ def test_training_at_many_sizes():
     referee = copy.deepcopy(eager).double()
     for batch, length in SIZES:
         ids = torch.randint(0, 30, (batch, length))
-        got, want, truth = (trained(net, lambda net: net(ids).square().mean()) for net in (compiled, eager, referee))
+        got, want, truth = (
+            trained(net, lambda net, ids=ids: net(ids).square().mean()) for net in (compiled, eager, referee)
+        )
         for ours, theirs, exact in zip(got, want, truth, strict=True):
             error, allowed = (ours - exact).abs().max(), (theirs - exact).abs().max()
             assert error <= max(2 * allowed, 1e-6)

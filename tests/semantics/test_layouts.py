@@ -19,7 +19,15 @@ def reductions(x):
 
 
 def rearranged(x):
-    return x.reshape(-1), x.permute(2, 0, 1), x[..., 1:], x.flip(0), torch.cat([x, x], 1), x.contiguous(), F.pad(x, (1, 2))
+    return (
+        x.reshape(-1),
+        x.permute(2, 0, 1),
+        x[..., 1:],
+        x.flip(0),
+        torch.cat([x, x], 1),
+        x.contiguous(),
+        F.pad(x, (1, 2)),
+    )
 
 
 def products(x):

@@ -18,22 +18,32 @@
  * in all it is a small part of a first-level cache. */
 #define BN_DELIVER_ROWS 64
 #define BN_DELIVER_COLUMNS 48
-/* Up to this many rows of the broadcast operand are one chunk. */
-#define BN_LOCAL_ROWS 192
+/* Up to this many rows of the broadcast operand may be one chunk. */
+#define BN_ONE_CHUNK 192
+/* The most a thread packs for itself alone: it must stay in the second-level cache. */
+#ifndef BN_OWN_BYTES
+#define BN_OWN_BYTES (2 << 20)
+#endif
+#ifndef BN_TASKS_PER_THREAD
+#define BN_TASKS_PER_THREAD 8
+#endif
 /* Panels packed in one go: long runs of memory, but small enough pieces to share among threads. */
 #define BN_PACK_PANELS 4
 /* The shared packed operand: what is larger is packed in rounds. */
 #define BN_PACKED_BYTES ((int64_t)16 << 20)
 /* Multiplications below this many flops are over before other threads would have woken. */
 #define BN_SERIAL_WORK 400e3
-/* "Few" rows, and how much of the long side one task covers. */
+/* "Few" rows, and how much of the long side one task covers: a page, for the sake of operands that
+ * are read across their rows. */
 #define BN_FEW_MAX 8
-#define BN_THIN_CHUNK 256
+#define BN_THIN_CHUNK_BYTES 4096
 /* Long operands below this many elements are read before other threads would have woken. */
 #define BN_SERIAL_ELEMENTS 48e3
 
 /* How the broadcast operand is read. */
 enum { BN_BY_ROW, BN_BY_COLUMN, BN_COPY_ROWS, BN_PACK };
+/* Who packs the vector operand: all threads together, each thread for itself, or each task its part. */
+enum { BN_BY_ALL, BN_BY_THREAD, BN_BY_TASK };
 
 #include "bn_real_f32.h"
 #include "bn_gemm_packed.h"

@@ -44,7 +44,6 @@ static void TYPE(multiply_packed)(const bn_gemm_args *args, const bn_operand *a,
     plan.v_batch[0] = plan.swapped ? args->sa0 : args->sb0;
     plan.v_batch[1] = plan.swapped ? args->sa1 : args->sb1;
     plan.read_s = TYPE(way_to_read)(&plan.s);
-    plan.local_v = TYPE(packs_locally)(&plan.v, plan.s_len);
     const double work = 2.0 * (double)(args->nb0 * args->nb1) * (double)args->m * (double)args->n *
                         (double)args->k;
     TYPE(run_plan)(&plan, work < BN_SERIAL_WORK ? 1 : bn_threads());

@@ -14,13 +14,13 @@ typedef struct {
     int64_t nb0, nb1;
     int swapped;
     int read_s; /* BN_BY_ROW ... BN_PACK */
-    int local_v; /* every task packs its own part of v, since no other task uses it */
+    int share_v; /* BN_BY_ALL ... BN_BY_TASK */
     int64_t s_chunk, v_chunk; /* what one task multiplies */
     int64_t round_v;          /* how much of v is packed at once: a multiple of v_chunk or all */
     int64_t round_batches;    /* batches packed at once; more than one only if round_v is all */
     TYPE(bn_epilogue) epilogue;
     void *ctx;
-    REAL *packed; /* shared by all threads */
+    REAL *packed; /* v, where all threads share it */
     bn_queue packing, multiplying;
 } TYPE(plan);
 
@@ -108,9 +108,9 @@ static bn_fetch TYPE(fetch_for)(const TYPE(plan) * plan, const TYPE(task) * now,
 {
     const bn_operand s = bn_batch_of(&plan->s, plan->s_batch, next->b0, next->b1);
     const bn_operand v = bn_batch_of(&plan->v, plan->v_batch, next->b0, next->b1);
-    const bn_operand *x = plan->local_v ? &v : &s;
-    const int64_t row0 = plan->local_v ? next->v0 : next->s0;
-    const int64_t rows = plan->local_v ? next->v1 - next->v0 : next->s1 - next->s0;
+    const bn_operand *x = plan->share_v == BN_BY_TASK ? &v : &s;
+    const int64_t row0 = x == &v ? next->v0 : next->s0;
+    const int64_t rows = x == &v ? next->v1 - next->v0 : next->s1 - next->s0;
     const int64_t next_depth = bn_min(BN_KC, plan->k - next_k);
     if (x->k != 1 && x->row != 1) return (bn_fetch){0};
     bn_fetch fetch = {
@@ -167,7 +167,7 @@ static void TYPE(multiply_task)(const TYPE(plan) * plan, const TYPE(task) * task
         const int last = k0 + depth == plan->k;
         bn_fetch fetch =
             TYPE(fetch_for)(plan, task, last ? after : task, last ? 0 : k0 + depth, depth);
-        if (plan->local_v) {
+        if (plan->share_v == BN_BY_TASK) {
             TYPE(pack_slab)(plan, task, k0, depth, scratch->panels);
             TYPE(multiply_slab)(plan, task, k0, depth, scratch->panels, PANEL * depth, &fetch, scratch);
         } else {
@@ -175,6 +175,13 @@ static void TYPE(multiply_task)(const TYPE(plan) * plan, const TYPE(task) * task
                                 &fetch, scratch);
         }
     }
+}
+
+/* How much of v is packed at once, in elements. */
+BN_INLINE int64_t TYPE(packed_size)(const TYPE(plan) * plan)
+{
+    if (plan->share_v == BN_BY_TASK) return plan->v_chunk * BN_KC;
+    return plan->round_batches * TYPE(panels)(plan->round_v) * PANEL * plan->k;
 }
 
 /* The size of a thread's scratch; its pieces too where memory is given. */
@@ -188,7 +195,7 @@ static size_t TYPE(divide_scratch)(const TYPE(plan) * plan, REAL *memory, TYPE(s
         pieces->sums = pieces->tile + tile;
         pieces->panels = pieces->sums + sums;
     }
-    const int64_t panels = plan->local_v ? plan->v_chunk * BN_KC : 0;
+    const int64_t panels = plan->share_v == BN_BY_ALL ? 0 : TYPE(packed_size)(plan);
     return (size_t)(block + tile + sums + panels) * sizeof(REAL);
 }
 
@@ -207,7 +214,8 @@ BN_INLINE int64_t TYPE(pack_groups)(const TYPE(round) * round)
     return bn_ceil_div(TYPE(panels)(round->v1 - round->v0), BN_PACK_PANELS);
 }
 
-static void TYPE(pack_unit)(const TYPE(plan) * plan, const TYPE(round) * round, int64_t unit)
+static void TYPE(pack_unit)(const TYPE(plan) * plan, const TYPE(round) * round, int64_t unit,
+                            REAL *packed)
 {
     const int64_t panels = TYPE(panels)(round->v1 - round->v0), groups = TYPE(pack_groups)(round);
     const int64_t slabs = bn_ceil_div(plan->k, BN_KC);
@@ -215,10 +223,9 @@ static void TYPE(pack_unit)(const TYPE(plan) * plan, const TYPE(round) * round, 
     const int64_t k0 = unit % slabs * BN_KC, depth = bn_min(BN_KC, plan->k - k0);
     const int64_t v0 = round->v0 + panel * PANEL;
     const int64_t v1 = bn_min(round->v1, v0 + BN_PACK_PANELS * PANEL);
-    const bn_operand x =
-        bn_batch_of(&plan->v, plan->v_batch, (round->batch0 + batch) / plan->nb1,
-                       (round->batch0 + batch) % plan->nb1);
-    REAL *to = plan->packed + ((batch * panels + panel) * plan->k + k0) * PANEL;
+    const bn_operand x = bn_batch_of(&plan->v, plan->v_batch, (round->batch0 + batch) / plan->nb1,
+                                     (round->batch0 + batch) % plan->nb1);
+    REAL *to = packed + ((batch * panels + panel) * plan->k + k0) * PANEL;
     if (x.row == 1 && x.k != 1) {
         TYPE(bn_pack_columns)(&x, v0, v1 - v0, k0, depth, PANEL, to, PANEL * plan->k);
         return;
@@ -228,7 +235,8 @@ static void TYPE(pack_unit)(const TYPE(plan) * plan, const TYPE(round) * round, 
 }
 
 /* Neighbouring tasks share rows of s: those belong to the larger operand. */
-BN_INLINE TYPE(task) TYPE(task_at)(const TYPE(plan) * plan, const TYPE(round) * round, int64_t t)
+BN_INLINE TYPE(task) TYPE(task_at)(const TYPE(plan) * plan, const TYPE(round) * round, int64_t t,
+                                   const REAL *packed)
 {
     const int64_t s_tasks = bn_ceil_div(plan->s_len, plan->s_chunk);
     const int64_t v_tasks = bn_ceil_div(round->v1 - round->v0, plan->v_chunk);
@@ -238,8 +246,7 @@ BN_INLINE TYPE(task) TYPE(task_at)(const TYPE(plan) * plan, const TYPE(round) * 
         .b0 = (round->batch0 + batch) / plan->nb1, .b1 = (round->batch0 + batch) % plan->nb1,
         .s0 = s, .s1 = bn_min(plan->s_len, s + plan->s_chunk),
         .v0 = round->v0 + v, .v1 = bn_min(round->v1, round->v0 + v + plan->v_chunk),
-        .packed = plan->packed +
-                  (batch * TYPE(panels)(round->v1 - round->v0) * PANEL + v) * plan->k,
+        .packed = packed + (batch * TYPE(panels)(round->v1 - round->v0) * PANEL + v) * plan->k,
     };
 }
 
@@ -250,39 +257,53 @@ static TYPE(round) TYPE(round_at)(const TYPE(plan) * plan, const TYPE(round) * b
     const int64_t v1 = bn_min(plan->v_len, v0 + plan->round_v);
     const int64_t tasks = bn_ceil_div(v1 - v0, plan->v_chunk) * bn_ceil_div(plan->s_len, plan->s_chunk);
     TYPE(round) round = {.batch0 = batch0, .batch1 = batch1, .v0 = v0, .v1 = v1};
-    const int64_t units =
-        plan->local_v ? 0 : TYPE(pack_groups)(&round) * bn_ceil_div(plan->k, BN_KC);
+    const int64_t units = plan->share_v == BN_BY_TASK
+                              ? 0 : TYPE(pack_groups)(&round) * bn_ceil_div(plan->k, BN_KC);
     round.pack_end = before->pack_end + (batch1 - batch0) * units;
     round.task_first = before->task_end;
     round.task_end = before->task_end + (batch1 - batch0) * tasks;
     return round;
 }
 
-/* Every thread runs this. Each holds the numbers of the pieces of work it does next, perhaps of a
- * later round, so that a task's operand can be fetched ahead. There is no barrier: a thread waits
- * only for work that others have begun, never for a thread that has not been given a core yet. */
+/* Packs one round's part of v: alone, or together with the other threads. `unit` is the number of the
+ * piece this thread packs next, perhaps in a later round. */
+static void TYPE(pack_round)(TYPE(plan) * plan, const TYPE(round) * round, int64_t first, int64_t *unit,
+                             REAL *packed)
+{
+    if (plan->share_v == BN_BY_THREAD) {
+        for (int64_t u = first; u < round->pack_end; u++)
+            TYPE(pack_unit)(plan, round, u - first, packed);
+        return;
+    }
+    bn_queue_wait(&plan->multiplying, round->task_first); /* nobody still reads the last panels */
+    for (; *unit < round->pack_end; *unit = bn_queue_draw(&plan->packing)) {
+        TYPE(pack_unit)(plan, round, *unit - first, packed);
+        bn_queue_done(&plan->packing);
+    }
+    bn_queue_wait(&plan->packing, round->pack_end);
+}
+
+/* Every thread runs this. Each holds the number of the task it does next, perhaps of a later round, so
+ * that the task's operand can be fetched ahead. There is no barrier: a thread waits only for work that
+ * others have begun, never for a thread that has not been given a core yet. */
 static void TYPE(work)(TYPE(plan) * plan)
 {
     REAL *memory = bn_scratch_take(TYPE(divide_scratch)(plan, 0, 0));
     TYPE(scratch) scratch;
     TYPE(divide_scratch)(plan, memory, &scratch);
+    REAL *packed = plan->share_v == BN_BY_ALL ? plan->packed : scratch.panels;
     TYPE(round) round = {0};
     int64_t unit = bn_queue_draw(&plan->packing), mine = bn_queue_draw(&plan->multiplying);
     for (int64_t batch0 = 0; batch0 < plan->nb0 * plan->nb1; batch0 += plan->round_batches)
         for (int64_t v0 = 0; v0 < plan->v_len; v0 += plan->round_v) {
             const int64_t pack_first = round.pack_end;
             round = TYPE(round_at)(plan, &round, batch0, v0);
-            bn_queue_wait(&plan->multiplying, round.task_first); /* nobody still reads the panels */
-            for (; unit < round.pack_end; unit = bn_queue_draw(&plan->packing)) {
-                TYPE(pack_unit)(plan, &round, unit - pack_first);
-                bn_queue_done(&plan->packing);
-            }
-            bn_queue_wait(&plan->packing, round.pack_end);
+            TYPE(pack_round)(plan, &round, pack_first, &unit, packed);
             while (mine < round.task_end) {
                 const int64_t next = bn_queue_draw(&plan->multiplying);
-                const TYPE(task) task = TYPE(task_at)(plan, &round, mine - round.task_first);
-                const TYPE(task) after =
-                    next < round.task_end ? TYPE(task_at)(plan, &round, next - round.task_first) : task;
+                const int64_t seen = next < round.task_end ? next : mine;
+                const TYPE(task) task = TYPE(task_at)(plan, &round, mine - round.task_first, packed);
+                const TYPE(task) after = TYPE(task_at)(plan, &round, seen - round.task_first, packed);
                 TYPE(multiply_task)(plan, &task, &after, &scratch);
                 bn_queue_done(&plan->multiplying);
                 mine = next;
@@ -305,13 +326,6 @@ BN_INLINE int TYPE(way_to_read)(const bn_operand *s)
 #endif
 }
 
-/* Where s is one chunk, no two tasks share any of v. Packed by its task, v never leaves the cache.
- * Only for rows that are contiguous: those are copied at the speed of reading them. */
-BN_INLINE int TYPE(packs_locally)(const bn_operand *v, int64_t s_len)
-{
-    return v->row == 1 && v->k != 1 && s_len <= BN_LOCAL_ROWS;
-}
-
 /* Rough cost per step of k, in multiply-adds, of one assignment of roles: lanes multiplied in vain
  * count, and so does packing, about as much as that many multiply-adds take. */
 BN_INLINE double TYPE(role_cost)(const bn_operand *s, int64_t s_len, const bn_operand *v,
@@ -326,12 +340,26 @@ BN_INLINE double TYPE(role_cost)(const bn_operand *s, int64_t s_len, const bn_op
     return (double)s_len * (double)bn_round_up(v_len, LANES) + pack_v + copy_s;
 }
 
+/* Who packs v. Where s is one chunk, no two tasks share any of v: packed by its task, it never leaves
+ * the cache. That is for contiguous rows, which are copied at the speed of reading them. With few
+ * threads, packing all of v once each takes less time than fetching what the other threads packed
+ * from their caches: that takes about as long as multiplying 200 rows. */
+BN_INLINE int TYPE(way_to_share)(const TYPE(plan) * plan, int threads)
+{
+    const int64_t bytes = TYPE(panels)(plan->v_len) * PANEL * plan->k * (int64_t)sizeof(REAL);
+    if (plan->v.row == 1 && plan->v.k != 1 && plan->s_len <= BN_ONE_CHUNK) return BN_BY_TASK;
+    if (threads > 1 && plan->nb0 * plan->nb1 == 1 && bytes <= BN_OWN_BYTES && plan->s_len >= 200 * threads)
+        return BN_BY_THREAD;
+    return BN_BY_ALL;
+}
+
 static void TYPE(choose_chunks)(TYPE(plan) * plan, int threads)
 {
     const int64_t batches = plan->nb0 * plan->nb1, panels = TYPE(panels)(plan->v_len);
     /* Enough tasks that an uneven last one costs little, but no thinner than a register tile. */
-    const int64_t wanted = threads == 1 ? 1 : bn_ceil_div(4 * threads, batches);
-    if (plan->local_v) {
+    const int64_t wanted = threads == 1 ? 1 : bn_ceil_div(BN_TASKS_PER_THREAD * threads, batches);
+    plan->share_v = TYPE(way_to_share)(plan, threads);
+    if (plan->share_v == BN_BY_TASK) {
         plan->s_chunk = bn_round_up(plan->s_len, TILE_ROWS);
         plan->v_chunk = bn_min(BN_V_CHUNK / PANEL, bn_ceil_div(panels, wanted)) * PANEL;
         plan->round_v = plan->v_len, plan->round_batches = batches;
@@ -352,8 +380,8 @@ static void TYPE(choose_chunks)(TYPE(plan) * plan, int threads)
 static void TYPE(run_plan)(TYPE(plan) * plan, int threads)
 {
     TYPE(choose_chunks)(plan, threads);
-    const int64_t packed = plan->round_batches * TYPE(panels)(plan->round_v) * PANEL * plan->k;
-    plan->packed = bn_scratch_take(plan->local_v ? 0 : (size_t)packed * sizeof(REAL));
+    if (plan->share_v == BN_BY_ALL)
+        plan->packed = bn_scratch_take((size_t)TYPE(packed_size)(plan) * sizeof(REAL));
 #ifdef _OPENMP
     if (threads > 1) {
 #pragma omp parallel
@@ -361,5 +389,5 @@ static void TYPE(run_plan)(TYPE(plan) * plan, int threads)
     } else
 #endif
         TYPE(work)(plan);
-    bn_scratch_give(plan->packed);
+    if (plan->share_v == BN_BY_ALL) bn_scratch_give(plan->packed);
 }

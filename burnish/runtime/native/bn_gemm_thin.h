@@ -15,7 +15,7 @@ typedef struct {
 
 static void TYPE(thin_task)(const TYPE(thin) * thin, int64_t task, REAL *copy)
 {
-    enum { LD = BN_THIN_CHUNK };
+    enum { LD = BN_THIN_CHUNK_BYTES / sizeof(REAL) };
     REAL out[BN_FEW_MAX * LD] __attribute__((aligned(64)));
     const int64_t chunks = bn_ceil_div(thin->many_len, thin->chunk), batch = task / chunks;
     const int64_t b0 = batch / thin->nb1, b1 = batch % thin->nb1, k = thin->k;
@@ -56,7 +56,7 @@ static void TYPE(run_thin)(TYPE(thin) * thin)
     const int threads = elements < BN_SERIAL_ELEMENTS ? 1 : bn_threads();
     const int64_t wanted = threads == 1 ? 1 : bn_ceil_div(4 * threads, thin->nb0 * thin->nb1);
     const int64_t chunk = bn_round_up(bn_ceil_div(thin->many_len, wanted), 16);
-    thin->chunk = bn_min(chunk, BN_THIN_CHUNK);
+    thin->chunk = bn_min(chunk, BN_THIN_CHUNK_BYTES / (int64_t)sizeof(REAL));
 #ifdef _OPENMP
     if (threads > 1) {
 #pragma omp parallel

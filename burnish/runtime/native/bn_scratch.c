@@ -12,7 +12,7 @@ extern void free(void *);
 extern void abort(void);
 
 #define SMALL_SLOTS 128
-#define LARGE_SLOTS 8
+#define LARGE_SLOTS 16
 #define SMALL_BYTES ((size_t)1024 << 10)
 #define LARGEST_KEPT ((size_t)32 << 20)
 

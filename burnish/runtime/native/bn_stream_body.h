@@ -33,7 +33,38 @@ BN_INLINE REAL TYPE(sum_lanes)(TYPE(vec) x)
 
 /* ------------------------------------------------------------------ long rows contiguous in k */
 
-/* out[i*ld + j] = few row i . many row j. few_rows, many_rows and dtype are constants. */
+/* The operands of a block of dot products: out[i*ld + j] = few row i . many row j. */
+typedef struct {
+    const REAL *few;
+    int64_t few_stride;
+    const char *many;
+    int64_t many_bytes; /* from row to row */
+    int64_t k;
+    REAL *out;
+    int64_t ld;
+} TYPE(dots);
+
+/* The lanes added up, and the end of the rows that fills no vector. Not inlined: there are many
+ * kinds of blocks, and they end alike. */
+static __attribute__((noinline)) void TYPE(finish_dots)(const TYPE(dots) * x, int few_rows,
+                                                        int many_rows, int32_t dtype,
+                                                        TYPE(vec) acc[FEW_AT_ONCE][MANY_AT_ONCE])
+{
+    const int64_t whole = x->k / LANES * LANES;
+    for (int j = 0; j < many_rows; j++) {
+        REAL rest[LANES];
+        TYPE(bn_widen)(rest, x->many + j * x->many_bytes + whole * bn_element_bytes(dtype), dtype, 1,
+                       x->k - whole);
+        for (int i = 0; i < few_rows; i++) {
+            REAL sum = TYPE(sum_lanes)(acc[i][j]);
+            const REAL *few = x->few + i * x->few_stride + whole;
+            for (int64_t q = 0; q < x->k - whole; q++) sum += few[q] * rest[q];
+            x->out[i * x->ld + j] = sum;
+        }
+    }
+}
+
+/* few_rows, many_rows and dtype are constants wherever this is inlined. */
 BN_INLINE void TYPE(dot_block)(const int few_rows, const int many_rows, const int32_t dtype,
                                const REAL *few, int64_t few_stride, const char *many,
                                int64_t many_bytes, int64_t k, REAL *out, int64_t ld)
@@ -42,8 +73,7 @@ BN_INLINE void TYPE(dot_block)(const int few_rows, const int many_rows, const in
     TYPE(vec) acc[FEW_AT_ONCE][MANY_AT_ONCE];
     _Pragma("GCC unroll 4") for (int i = 0; i < few_rows; i++)
         _Pragma("GCC unroll 4") for (int j = 0; j < many_rows; j++) acc[i][j] = (TYPE(vec)){0};
-    int64_t p = 0;
-    for (; p + LANES <= k; p += LANES) {
+    for (int64_t p = 0; p + LANES <= k; p += LANES) {
         TYPE(vec) y[MANY_AT_ONCE];
         _Pragma("GCC unroll 4") for (int j = 0; j < many_rows; j++)
             y[j] = TYPE(bn_load_as)(many + j * many_bytes + p * element, dtype);
@@ -53,16 +83,8 @@ BN_INLINE void TYPE(dot_block)(const int few_rows, const int many_rows, const in
             _Pragma("GCC unroll 4") for (int j = 0; j < many_rows; j++) acc[i][j] += x * y[j];
         }
     }
-    _Pragma("GCC unroll 4") for (int i = 0; i < few_rows; i++)
-        _Pragma("GCC unroll 4") for (int j = 0; j < many_rows; j++)
-            out[i * ld + j] = TYPE(sum_lanes)(acc[i][j]);
-    if (p == k) return;
-    for (int j = 0; j < many_rows; j++) {
-        REAL tail[LANES];
-        TYPE(bn_widen)(tail, many + j * many_bytes + p * element, dtype, 1, k - p);
-        for (int i = 0; i < few_rows; i++)
-            for (int64_t q = p; q < k; q++) out[i * ld + j] += few[i * few_stride + q] * tail[q - p];
-    }
+    const TYPE(dots) block = {few, few_stride, many, many_bytes, k, out, ld};
+    TYPE(finish_dots)(&block, few_rows, many_rows, dtype, acc);
 }
 
 BN_INLINE void TYPE(dot_chunk_as)(const int32_t dtype, const REAL *few, int64_t few_stride,

@@ -1,0 +1,85 @@
+"""A loop's axes in the order memory likes them. What every printer does first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from burnish.ir.body import Axis, Load, Loop, Reduced, Scanned, Store, instr_index, make_axis, remap
+from burnish.ir.expr import Dim, Expr, coefficient, mentions
+
+
+def normalise(loop: Loop) -> Loop:
+    """Order axes for memory, then join neighbours that every access walks as one."""
+    axes = _memory_order(loop)
+    loop = replace(loop, axes=axes)
+    if any(isinstance(i, Scanned) for i in loop.body):
+        return loop
+    k = 0
+    while k + 1 < len(loop.axes):
+        merged = _merge_axes(loop, k)
+        if merged is None:
+            k += 1
+        else:
+            loop = merged
+    return loop
+
+
+def _memory_order(loop: Loop) -> tuple[Axis, ...]:
+    """Axes from the slowest to the fastest by the strides of what the loop touches most."""
+
+    def weight(axis: Axis) -> tuple[int, int]:
+        best = 0
+        for i in loop.body:
+            if isinstance(i, Store | Load):
+                c = coefficient(instr_index(i), axis.name)
+                size = 1 << 40 if isinstance(c, Expr) else abs(c) if c is not None else 1 << 20
+                scale = 4 if isinstance(i, Store) else 1
+                best += scale * (min(size, 1 << 20).bit_length())
+        return (-best, loop.axes.index(axis))
+
+    if any(isinstance(i, Scanned) for i in loop.body):
+        return (*loop.parallel, *loop.reduction)
+    return (*sorted(loop.parallel, key=weight), *sorted(loop.reduction, key=weight))
+
+
+def _merge_axes(loop: Loop, k: int) -> Loop | None:
+    outer, inner = loop.axes[k], loop.axes[k + 1]
+    if outer.reduce != inner.reduce:
+        return None
+    for i in loop.body:
+        indices = [instr_index(i)] + ([i.at] if isinstance(i, Reduced) else [])
+        for index in indices:
+            if not mentions(index, {outer.name, inner.name}):
+                continue
+            a, b = coefficient(index, outer.name), coefficient(index, inner.name)
+            if a is None or b is None or a != b * inner.size:
+                return None
+    joined = make_axis(inner.name, outer.size * inner.size, inner.reduce)
+    env: dict[str, Dim] = {outer.name: 0, inner.name: Expr({(joined.sym,): 1})}
+    identity = {n: n for n in range(len(loop.body))}
+    body = tuple(remap(i, identity, env) for i in loop.body)
+    return replace(loop, axes=(*loop.axes[:k], joined, *loop.axes[k + 2 :]), body=body)
+
+
+def column_axis(loop: Loop) -> Axis | None:
+    """The kept axis that runs contiguously through more of the loads than any reduced one, if there is one."""
+    score: dict[str, int] = {a.name: 0 for a in loop.axes}
+    level = loop.element_level()
+    for n, i in enumerate(loop.body):
+        if isinstance(i, Load | Store) and level[n]:
+            for a in loop.axes:
+                if coefficient(i.index, a.name) == 1:
+                    score[a.name] += 1
+    kept = [a for a in loop.parallel if score[a.name] > 0]
+    reduced = max((score[a.name] for a in loop.reduction), default=0)
+    best = max(kept, key=lambda a: score[a.name], default=None)
+    return best if best is not None and score[best.name] > reduced else None
+
+
+def row_order(loop: Loop) -> tuple[Axis, ...]:
+    """Reduced axes with the contiguous one innermost."""
+
+    def contiguous(a: Axis) -> int:
+        return sum(1 for i in loop.body if isinstance(i, Load | Store) and coefficient(i.index, a.name) == 1)
+
+    return tuple(sorted(loop.reduction, key=contiguous))
