@@ -8,16 +8,16 @@ from typing import Any, Literal
 
 from torch.fx import GraphModule
 
-from burnish.capture.aten import import_graph
+from burnish.capture.aten import Captured, import_graph
 from burnish.codegen.c import generate
 from burnish.errors import CompileError
-from burnish.ir.graph import Graph
+from burnish.ir.graph import Graph, Input
 from burnish.options import Options
 from burnish.passes import run_passes
 from burnish.passes.rewrite import Fuel
 from burnish.runtime.build import CSource, build_shared, native_library
 from burnish.runtime.cache import open_cache
-from burnish.runtime.program import build_program, load_program
+from burnish.runtime.program import Run, build_program, load_program
 from burnish.schedule.fuse import fuse
 from burnish.schedule.kernels import ExternKernel, Schedule
 from burnish.schedule.lower import lower_graph
@@ -52,6 +52,19 @@ def compile_graph(
         schedule = fuse(schedule, fuel)  # loops that share data become one
     log.fusion(f"{kind}: {unfused} kernels became {len(schedule.kernels)}")
     _checkpoint(f"{kind}.schedule", schedule, options, log)
+    finish = _finish_for_cuda if captured.device.type == "cuda" else _finish_for_cpu
+    run = finish(
+        kind, captured, schedule, options, log, static_inputs
+    )  # kernels as source, built, and the program that calls them
+    for kernel in schedule.kernels:
+        if isinstance(kernel, ExternKernel):
+            log.aten_call(kernel.op.name)
+    return run
+
+
+def _finish_for_cpu(
+    kind: Kind, captured: Captured, schedule: Schedule, options: Options, log: CompileLog, static: frozenset[int]
+) -> Run:
     with _stage("codegen", log):
         unit = generate(schedule)  # one C file, each distinct kernel once
         program = build_program(schedule, unit, captured.symbols.sources, len(captured.graph.inputs))
@@ -63,9 +76,26 @@ def compile_graph(
     with _stage("load", log):
         run = load_program(program, library)
     log.kernels(unit.kernels)
-    for kernel in schedule.kernels:
-        if isinstance(kernel, ExternKernel):
-            log.aten_call(kernel.op.name)
+    return run
+
+
+def _finish_for_cuda(
+    kind: Kind, captured: Captured, schedule: Schedule, options: Options, log: CompileLog, static: frozenset[int]
+) -> Run:
+    from burnish.runtime.cuda_program import generate_cuda, load_cuda_program  # a CPU never imports Triton
+    from burnish.runtime.cudagraph import GraphedProgram
+
+    with _stage("codegen", log):
+        unit = generate_cuda(schedule)  # one module of Triton kernels
+        program = build_program(schedule, unit, captured.symbols.sources, len(captured.graph.inputs), captured.device)
+    log.dump(f"{kind}.kernels.py", unit.triton.text)
+    with _stage("build", log):
+        run = load_cuda_program(program, options)
+    log.kernels(unit.kernels)
+    if options.mode in ("reduce-overhead", "max-autotune") and kind == "inference" and not program.sources:
+        mutated = frozenset(t.op.position for t, _ in captured.graph.mutations if isinstance(t.op, Input))
+        if not mutated:
+            run = GraphedProgram(run, static, mutated)
     return run
 
 

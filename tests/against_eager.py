@@ -149,6 +149,18 @@ def loss_of(results: Any) -> torch.Tensor:
     return total
 
 
+def whole_copies(schedule: str, smallest: int) -> list[str]:
+    """Loop kernels of a printed schedule that read memory and write `smallest` elements or more."""
+    found = []
+    for kernel in schedule.split("\nkernel ")[1:]:
+        points = 1
+        for axis in kernel.split("[", 1)[1].split("]", 1)[0].split(", "):
+            points *= int(axis.split("<")[1].split()[0]) if "<" in axis and "reduce" not in axis else 1
+        if " load " in kernel and " contract " not in kernel and points >= smallest:
+            found.append(kernel)
+    return found
+
+
 def _outcome(
     fn: Callable[..., Any], args: tuple[Any, ...], mode: Callable[[], AbstractContextManager[Any]]
 ) -> list[torch.Tensor]:

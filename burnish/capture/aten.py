@@ -40,6 +40,7 @@ class Captured:
     symbols: Symbols
     aliases: dict[int, Window] = field(default_factory=dict)  # result -> where in which argument it is
     windows: dict[int, Window] = field(default_factory=dict)  # result -> where in which other result it is
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))  # where every tensor of the graph is
     results: int = 0  # outputs beyond these are only there for `windows` to look into
     externs: list[tuple[str, str]] = field(default_factory=list)  # (op, why it was not lowered)
 
@@ -53,7 +54,8 @@ class _Importer:
         self.gm = gm
         self.graph = Graph()
         self.builder = Builder(self.graph)
-        self.captured = Captured(self.graph, Symbols())
+        self.captured = Captured(self.graph, Symbols(), device=_device_of(gm))
+        self.builder.device = self.captured.device.type
         self.values: dict[FxNode, Any] = {}
 
     def run(self) -> Captured:
@@ -70,7 +72,7 @@ class _Importer:
         val = fx_node.meta.get("val")
         value: Node | Expr | int | None = None
         if isinstance(val, torch.Tensor):
-            _require_plain(val)
+            self._require_plain(val)
             strides = tuple(self.captured.symbols.dim(s) for s in val.stride())
             node = self.graph.add(Input(position, strides), (), self._type(val), str(fx_node.name))
             node.layout = strides
@@ -91,7 +93,7 @@ class _Importer:
             held = getattr(held, part)
         if not isinstance(held, torch.Tensor):
             raise CompileError("capture", f"{fx_node.target} is a {type(held).__name__}, an op with a graph of its own")
-        _require_plain(held)
+        self._require_plain(held)
         dtype = from_torch(held.dtype)
         if held.dim() == 0 and dtype is not None and type(held) is torch.Tensor:
             self.values[fx_node] = self.graph.add(Full(held.item()), (), TensorType(dtype, ()))
@@ -181,7 +183,7 @@ class _Importer:
         vals = val if isinstance(val, tuple | list) else (val,)
         for v in vals:
             if isinstance(v, torch.Tensor):
-                _require_plain(v)
+                self._require_plain(v)
         self.builder.out = tuple(self._type(v) for v in vals if isinstance(v, torch.Tensor))
         self.builder.origin = name
         lower = LOWERINGS.get(name)
@@ -254,8 +256,8 @@ class _Importer:
         many = isinstance(val, tuple | list)
         vals = list(val) if many else [val]
         tensors = [v for v in vals if isinstance(v, torch.Tensor)]
-        if len(tensors) != sum(v is not None for v in vals):
-            raise CompileError("capture", f"{name} returns something that is no tensor")
+        if not all(v is None or isinstance(v, torch.Tensor | torch.SymInt | int) for v in vals):
+            raise CompileError("capture", f"{name} returns something that is neither tensor nor size")
         strides = tuple(tuple(map(self.captured.symbols.dim, v.stride())) for v in tensors)
         op = Extern(
             target,
@@ -263,14 +265,14 @@ class _Importer:
             held_kwargs,
             strides,
             name,
-            positions=tuple(i for i, v in enumerate(vals) if v is not None),
+            positions=tuple(i for i, v in enumerate(vals) if isinstance(v, torch.Tensor)),
             many=many,
         )
         node = self.graph.add(op, inputs, [self._type(v) for v in tensors], name)
         if effect or torch.Tag.nondeterministic_seeded in target.tags:
             self.graph.effects.append(node)  # a draw nobody reads still advances the generator
         picks = iter(range(len(tensors)))
-        results = [None if v is None else self._picked(node, next(picks), v) for v in vals]
+        results = [self._picked(node, next(picks), v) if isinstance(v, torch.Tensor) else self._value(v) for v in vals]
         return results if many else results[0]
 
     def _picked(self, node: Node, position: int, fake: torch.Tensor) -> Node:
@@ -279,6 +281,10 @@ class _Importer:
         return picked
 
     # --- values -------------------------------------------------------------------------------------------------
+
+    def _require_plain(self, val: torch.Tensor) -> None:
+        if val.layout is not torch.strided or val.device.type not in ("cpu", "cuda"):
+            raise CompileError("capture", f"a {val.layout} tensor on {val.device} has no code generator here")
 
     def _value(self, arg: Any) -> Any:
         if isinstance(arg, FxNode):
@@ -290,12 +296,22 @@ class _Importer:
         return arg
 
     def _type(self, val: torch.Tensor) -> TensorType:
-        return TensorType(from_torch(val.dtype), tuple(self.captured.symbols.dim(s) for s in val.shape))
+        here = val.device == self.captured.device  # a tensor elsewhere only passes from one ATen call to the next
+        return TensorType(
+            from_torch(val.dtype) if here else None, tuple(self.captured.symbols.dim(s) for s in val.shape)
+        )
 
 
-def _require_plain(val: torch.Tensor) -> None:
-    if val.layout is not torch.strided or val.device.type != "cpu":
-        raise CompileError("capture", f"a {val.layout} tensor on {val.device} has no code generator here")
+def _device_of(gm: GraphModule) -> torch.device:
+    """The GPU if any tensor is on one, else the CPU: scalars and generator states on the CPU do not count."""
+    values = [v for n in gm.graph.nodes for v in _flat(n.meta.get("val"))]
+    found = next((v.device for v in values if v.device.type == "cuda"), None)
+    return found or torch.device("cpu")
+
+
+def _flat(val: Any) -> list[torch.Tensor]:
+    items = val if isinstance(val, tuple | list) else [val]
+    return [v for v in items if isinstance(v, torch.Tensor)]
 
 
 def _placeholders(gm: GraphModule) -> list[FxNode]:

@@ -206,7 +206,9 @@ class FrameCompiler:
 
 def _has_large_weights(target: object) -> bool:
     """Whether the matrix products of the native library will be wanted."""
-    return isinstance(target, torch.nn.Module) and any(p.numel() >= 1 << 16 for p in target.parameters())
+    return isinstance(target, torch.nn.Module) and any(
+        p.numel() >= 1 << 16 and p.device.type == "cpu" for p in target.parameters()
+    )
 
 
 def _limit_reached(function: str) -> CompileError:

@@ -42,6 +42,7 @@ class Builder:
         self.graph = graph
         self.out: tuple[TensorType, ...] = ()  # what eager says the op being lowered returns
         self.origin = ""
+        self.device = "cpu"  # the kind of device the graph runs on: what the vendor's library does better differs
 
     def add(self, op: Op, inputs: Sequence[Node], types: TensorType | Sequence[TensorType]) -> Node:
         return self.graph.add(op, inputs, types, self.origin)

@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 from burnish.ir.dtypes import DType
-from burnish.ir.expr import Dim, product
-from burnish.ir.graph import Attend, Contract, Node, TensorType
+from burnish.ir.expr import Dim, floordiv, product, substitute
+from burnish.ir.graph import Attend, Contract, Node, TensorType, View, axes_for, axis_exprs
 from burnish.lower.builder import Builder, NotLowered
 from burnish.lower.registry import lowering
 
@@ -18,6 +18,8 @@ HALF_ROWS = 8
 def contract(b: Builder, x: Node, y: Node) -> Node:
     """Batched product in the accumulator's type."""
     m, k, n = x.shape[-2], x.shape[-1], y.shape[-1]
+    if b.device == "cuda":
+        raise NotLowered("cuBLAS multiplies matrices")
     if not x.dtype.is_float or x.dtype is not y.dtype:
         raise NotLowered("a product of integers")
     if x.dtype.compute is not x.dtype and not (isinstance(m, int) and m <= HALF_ROWS):
@@ -60,6 +62,32 @@ def flash_attention(
     if not isinstance(width, int):
         raise NotLowered("a symbolic head size")
     masks = () if attn_mask is None else (b.expand(attn_mask, (*q.shape[:-1], k.shape[-2])),)
+    k, v = once_per_group(b, k, v)
     op = Attend(causal, scale if scale is not None else 1 / math.sqrt(width), bool(masks))
     node = b.add(op, (q, k, v, *masks), b.out)
     return [b.pick(node, 0), b.pick(node, 1)]
+
+
+def once_per_group(b: Builder, k: Node, v: Node) -> tuple[Node, Node]:
+    """Keys and values repeated for groups of queries, without the repeats: the kernel shares heads by itself."""
+    heads = k.shape[1]
+    for group in range(heads, 1, -1) if isinstance(heads, int) else ():
+        if heads % group == 0:
+            keys, values = _one_in(b, k, group), _one_in(b, v, group)
+            if keys is not None and values is not None:
+                return keys, values
+    return k, v
+
+
+def _one_in(b: Builder, x: Node, group: int) -> Node | None:
+    """Every `group`-th head of a view, if the heads between are repeats of it."""
+    if not isinstance(x.op, View) or x.op.fill is not None:
+        return None
+    shape = (x.shape[0], floordiv(x.shape[1], group), *x.shape[2:])
+    axes = axis_exprs(axes_for(shape))
+    inside = {a.name: e * group if d == 1 else e for d, (a, e) in enumerate(zip(x.op.axes, axes, strict=True))}
+    index = [substitute(i, inside) for i in x.op.index]
+    heads = floordiv(axis_exprs(x.op.axes)[1], group)
+    if tuple(substitute(i, {axes_for(shape)[1].name: heads}) for i in index) != x.op.index:
+        return None
+    return b.view(x.inputs[0], shape, lambda *_: index)

@@ -241,10 +241,8 @@ def clamp_max(b: Builder, x: Node, high: Operand) -> Node:
 
 @lowering("_to_copy.default")
 def to_copy(b: Builder, x: Node, dtype: torch.dtype | None = None, **placement: Any) -> Node:
-    if placement.get("device") not in (None, torch.device("cpu")) or placement.get("layout") not in (
-        None,
-        torch.strided,
-    ):
+    device = placement.get("device")
+    if (device is not None and device.type != b.device) or placement.get("layout") not in (None, torch.strided):
         raise NotLowered("moves between devices")
     return b.cast(x, b.out_dtype)
 

@@ -9,15 +9,17 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from burnish.codegen.c import ERROR_SLOT, CUnit
+from burnish.codegen.c import ERROR_SLOT
 from burnish.ir.expr import Dim, Expr, render, symbols
 from burnish.ir.graph import Ref
 from burnish.schedule.kernels import ExternKernel, Operand, ResultBuffer, Schedule
 from burnish.schedule.memory import Lifetime, lifetimes, plan
+
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -31,23 +33,36 @@ class ExternStep:
     kernel: ExternKernel
 
 
+class Unit(Protocol):
+    """What a program needs to know of the generated source, whatever its language."""
+
+    slots: dict[str, int]  # of the table of addresses and sizes
+    segments: list[list[int]]  # kernel numbers run between two ATen calls
+    checks: bool
+
+
 @dataclass
 class Program:
     """Everything needed to run, before any of it is loaded."""
 
     schedule: Schedule
-    unit: CUnit
+    unit: Unit
     sources: Mapping[str, tuple[int, str, int]]  # size symbol -> argument it is read from
     arguments: int
     steps: list[NativeStep | ExternStep]
     temps: list[Lifetime]
+    device: torch.device = CPU
 
     def __str__(self) -> str:
-        return render_program(self)
+        return Renderer(self).render()
 
 
 def build_program(
-    schedule: Schedule, unit: CUnit, sources: Mapping[str, tuple[int, str, int]], arguments: int
+    schedule: Schedule,
+    unit: Unit,
+    sources: Mapping[str, tuple[int, str, int]],
+    arguments: int,
+    device: torch.device = CPU,
 ) -> Program:
     steps: list[NativeStep | ExternStep] = []
     starts = {segment[0]: k for k, segment in enumerate(unit.segments)}
@@ -56,20 +71,24 @@ def build_program(
             steps.append(ExternStep(n, kernel))
         elif n in starts:
             steps.append(NativeStep(starts[n]))
-    return Program(schedule, unit, sources, arguments, steps, lifetimes(schedule))
+    return Program(schedule, unit, sources, arguments, steps, lifetimes(schedule), device)
 
 
 class Workspace:
     """One call's table and arena. Kept between calls in a pool, so concurrent calls each have their own."""
 
-    __slots__ = ("address", "arena", "table", "views")
+    __slots__ = ("address", "arena", "error", "table", "views")
 
     def __init__(self, program: Program, sizes: Mapping[str, int], views: Sequence[Operand]) -> None:
         unit = program.unit
         arena = plan(program.temps, sizes)
         self.table = (ctypes.c_int64 * max(len(unit.slots), 1))()
         self.address = ctypes.c_void_p(ctypes.addressof(self.table))
-        self.arena = torch.empty(arena.size, dtype=torch.uint8)
+        self.arena = torch.empty(arena.size, dtype=torch.uint8, device=program.device)
+        self.error: torch.Tensor | None = None
+        if program.device.type != "cpu" and unit.checks:  # kernels elsewhere cannot reach the table itself
+            self.error = torch.zeros(1, dtype=torch.int64, device=program.device)
+            self.table[ERROR_SLOT] = self.error.data_ptr()
         base = self.arena.data_ptr()
         for name, offset in arena.offsets.items():
             if name in unit.slots:
@@ -118,10 +137,20 @@ class WorkspacePool:
             kept.append(workspace)
 
 
-def load_program(program: Program, library: ctypes.CDLL | None) -> Callable[[list[Any]], tuple[Any, ...]]:
-    text = render_program(program)
-    renderer = _Renderer(program)
-    renderer.render()
+Run = Callable[[list[Any]], tuple[Any, ...]]
+
+
+def load_program(program: Program, library: ctypes.CDLL | None) -> Run:
+    natives: dict[str, Any] = {}
+    for k in range(len(program.unit.segments)):
+        assert library is not None
+        natives[f"native_{k}"] = getattr(library, f"bn_run_{k}")
+        natives[f"native_{k}"].restype = None
+    return load_rendered(program, Renderer(program), natives)
+
+
+def load_rendered(program: Program, renderer: Renderer, natives: Mapping[str, Any]) -> Run:
+    text = renderer.render()
     names = sorted(renderer.sizes)
     namespace: dict[str, Any] = {
         "empty_strided": torch.empty_strided,
@@ -131,14 +160,10 @@ def load_program(program: Program, library: ctypes.CDLL | None) -> Callable[[lis
         "restrided": restrided,
         "torch": torch,
         "literals": renderer.literals,
+        **natives,
     }
-    for k in range(len(program.unit.segments)):
-        assert library is not None
-        function = getattr(library, f"bn_run_{k}")
-        function.restype = None
-        namespace[f"native_{k}"] = function
     exec(compile(text, "<burnish program>", "exec"), namespace)
-    run: Callable[[list[Any]], tuple[Any, ...]] = namespace["run"]
+    run: Run = namespace["run"]
     return run
 
 
@@ -148,14 +173,12 @@ def restrided(x: torch.Tensor, shape: Sequence[int], strides: Sequence[int]) -> 
         d == 1 or s == t for d, s, t in zip(shape, x.stride(), strides, strict=True)
     ):
         return x
-    return torch.empty_strided(tuple(shape), tuple(strides), dtype=x.dtype).copy_(x)
+    return torch.empty_strided(tuple(shape), tuple(strides), dtype=x.dtype, device=x.device).copy_(x)
 
 
-def render_program(program: Program) -> str:
-    return _Renderer(program).render()
+class Renderer:
+    """Writes a program's steps as the Python function that runs them."""
 
-
-class _Renderer:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.schedule = program.schedule
@@ -164,6 +187,8 @@ class _Renderer:
         self.literals: list[Any] = []
         self.lines: list[str] = []
         self.made: set[str] = set()  # outputs that exist by now
+        on_cpu = program.device.type == "cpu"
+        self.placed = "" if on_cpu else f", device={str(program.device)!r}"  # where allocations go
         self.sizes = self._size_names()
 
     def _size_names(self) -> set[str]:
@@ -195,21 +220,27 @@ class _Renderer:
         for n, step in enumerate(self.program.steps):
             if isinstance(step, NativeStep):
                 self._allocate(step)
-                self.line(f"native_{step.segment}(workspace.address)")
+                self._run_segment(step.segment)
             else:
                 self._extern(step)
             for name in dead.get(n, ()):
                 self.line(f"del {name}")
         if self.unit.checks:
-            self.line(f"if t[{ERROR_SLOT}]:")
-            self.line(f"    t[{ERROR_SLOT}] = 0")
-            self.line("    raise IndexError('index out of range in a compiled gather or scatter')")
+            self._raise_if_out_of_range()
         results = [self._result(r) for r in self.schedule.results]
         self.line(f"pool.release(workspace{', ' + names if names else ''})")
         self.line(f"return ({''.join(r + ', ' for r in results)})")
         return "\n".join(["def run(args):", *self.lines, ""])
 
     # --- pieces -------------------------------------------------------------------------------------------------
+
+    def _run_segment(self, segment: int) -> None:
+        self.line(f"native_{segment}(workspace.address)")
+
+    def _raise_if_out_of_range(self) -> None:
+        self.line(f"if t[{ERROR_SLOT}]:")
+        self.line(f"    t[{ERROR_SLOT}] = 0")
+        self.line("    raise IndexError('index out of range in a compiled gather or scatter')")
 
     def _arguments(self) -> None:
         count = self.program.arguments
@@ -244,7 +275,8 @@ class _Renderer:
             return
         assert b.dtype is not None
         self.made.add(name)
-        self.line(f"{b.name} = empty_strided({self._dims(b.shape)}, {self._dims(b.strides)}, dtype={b.dtype.torch})")
+        shape, strides = self._dims(b.shape), self._dims(b.strides)
+        self.line(f"{b.name} = empty_strided({shape}, {strides}, dtype={b.dtype.torch}{self.placed})")
         if b.name in self.unit.slots:
             self.line(f"t[{self.unit.slots[b.name]}] = {b.name}.data_ptr()")
 
@@ -261,9 +293,13 @@ class _Renderer:
         returns = kernel.op.target._schema.returns
         if kernel.op.many:
             self.line(f"results = {call}")
+        else:
+            self.line(f"result = {call}")
         for k, (name, position) in enumerate(zip(kernel.outputs, kernel.op.positions, strict=True)):
-            b = self.schedule.buffers[name]
-            text = f"results[{position}]" if kernel.op.many else call
+            b = self.schedule.buffers.get(name)
+            if b is None:  # nobody reads it, and eager may have made nothing
+                continue
+            text = f"results[{position}]" if kernel.op.many else "result"
             alias = returns[position if position < len(returns) else 0].alias_info is not None
             text += ".clone()" if alias else ""  # memory of ours must not leave with it
             self.line(f"{name} = restrided({text}, {self._dims(b.shape)}, {self._dims(kernel.op.strides[k])})")
@@ -317,7 +353,7 @@ class _Renderer:
             )
             for kernel in kernels:
                 for name in (*kernel.reads, *kernel.writes):
-                    if self.schedule.buffers[name].role == "extern":
+                    if name in self.schedule.buffers and self.schedule.buffers[name].role == "extern":
                         last[name] = n
         kept = {r.operand.buffer for r in self.schedule.results if isinstance(r, ResultBuffer)}
         out: dict[int, list[str]] = {}

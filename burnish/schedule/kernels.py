@@ -174,7 +174,7 @@ class Schedule:
             for name in k.reads:
                 empty = self.buffers[name].elements == 0
                 assert name in written or empty, f"{name} is read before it is written"
-            for name in k.writes:
+            for name in k.writes if not isinstance(k, ExternKernel) else ():
                 assert name in self.buffers, f"{name} is no buffer"
             if isinstance(k, LoopKernel | ContractKernel):
                 k.loop.verify()
@@ -195,7 +195,7 @@ class Schedule:
         self.kernels = kept[::-1]
 
     def drop_unused_buffers(self) -> None:
-        used = {n for k in self.kernels for n in (*k.reads, *k.writes)}
+        used = {n for k in self.kernels for n in (*k.reads, *(() if isinstance(k, ExternKernel) else k.writes))}
         used |= {r.operand.buffer for r in self.results if isinstance(r, ResultBuffer)}
         self.buffers = {n: b for n, b in self.buffers.items() if n in used or b.role == "input"}
 

@@ -71,7 +71,12 @@ def check_gradients(program: Program, dynamic: bool = False) -> list[str]:
         found = torch.autograd.grad(roots, wanted, weights, allow_unused=True)
         return [torch.zeros(()) if g is None else g for g in found]
 
-    want = gradients(program.function())
+    if not all(bool(t.isfinite().all()) for t in program.inputs):  # torch's own decompositions differ there
+        return []
+    try:
+        want = gradients(program.function())
+    except RuntimeError:  # writes an input that wants a gradient, or has no derivative
+        return []
     referee = gradients(program.function(double=True), double=True)
     got = gradients(compiled(program.function(), dynamic=dynamic))
     pairs = zip(got, want, referee, strict=True)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import burnish
-from tests.against_eager import check, served_by_us
+from tests.against_eager import check, served_by_us, whole_copies
 
 
 def _rename(x: torch.Tensor) -> torch.Tensor:
@@ -99,6 +99,24 @@ def test_an_argument_that_takes_another_ones_value():
     check(fn, torch.randn(3, 4), torch.randn(3, 4))
 
 
+@pytest.mark.parametrize("name", ["add", "index_copy", "slice", "swap rows", "copy"])
+def test_the_old_value_of_an_argument_as_result(name):
+    def fn(x):
+        old = x.clone()
+        IN_PLACE[name](x)
+        return old, old.t().contiguous()
+
+    check(fn, torch.randn(4, 6))
+
+
+def test_the_old_value_of_a_cache_in_another_argument():
+    def fn(backup, cache, x):
+        backup.copy_(cache)
+        cache.index_copy_(0, torch.tensor([1]), x)
+
+    check(fn, torch.zeros(3, 4), torch.randn(3, 4), torch.ones(1, 4))
+
+
 def test_a_value_broadcast_and_cast_into_an_argument():
     def fn(a, b):
         a.copy_(b)
@@ -114,6 +132,17 @@ def test_changed_and_differentiated():
         return y.square()
 
     check(fn, torch.randn(4, 3), torch.randn(3, requires_grad=True))
+
+
+def test_a_view_of_a_changed_argument_in_the_backward():
+    """What the backward reads is the argument as it was, through views as well."""
+
+    def fn(x, w):
+        y = (x.t().sin() @ w).exp() * x.sum()
+        x.add_(1)
+        return y
+
+    check(fn, torch.randn(4, 3) / 4, torch.randn(4, 2, requires_grad=True))
 
 
 def test_an_argument_changed_keeps_its_address_and_moves_its_version():
@@ -187,7 +216,7 @@ def test_a_cache_is_written_in_place(write, tmp_path: Path):
         assert torch.equal(compiled.keys, eager.keys) and torch.equal(compiled.values, eager.values)
     assert addresses == (compiled.keys.data_ptr(), compiled.values.data_ptr())
     served_by_us(compiled)
-    copies = full_size_stores((tmp_path / "inference.schedule.txt").read_text(), KeyValueCache.LENGTH * 8)
+    copies = whole_copies((tmp_path / "inference.schedule.txt").read_text(), KeyValueCache.LENGTH * 8)
     assert copies == [], "kernels that write a whole cache"
 
 
@@ -201,17 +230,4 @@ def test_a_slice_of_a_cache_is_written_in_place(tmp_path: Path):
     torch.testing.assert_close(compiled(ours, x), fn(theirs, x))
     assert torch.equal(ours, theirs)
     served_by_us(compiled)
-    assert full_size_stores((tmp_path / "inference.schedule.txt").read_text(), 96 * 8) == []
-
-
-def full_size_stores(schedule: str, smallest: int) -> list[str]:
-    """Loop kernels of a printed schedule that store at `smallest` points or more."""
-    found = []
-    for kernel in schedule.split("\nkernel ")[1:]:
-        points = 1
-        for axis in kernel.split("[", 1)[1].split("]", 1)[0].split(", "):
-            points *= int(axis.split("<")[1].split()[0]) if "<" in axis and "reduce" not in axis else 1
-        copied = any("load" in line for line in kernel.splitlines()) and "contract" not in kernel
-        if copied and points >= smallest:
-            found.append(kernel)
-    return found
+    assert whole_copies((tmp_path / "inference.schedule.txt").read_text(), 96 * 8) == []

@@ -28,6 +28,12 @@ ATTENTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "transposed": lambda q, k, v, mask: F.scaled_dot_product_attention(
         *(t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v))
     ),
+    "repeated heads": lambda q, k, v, mask: F.scaled_dot_product_attention(
+        q, k[:, :2].repeat_interleave(2, 1), v[:, 1:3].unsqueeze(2).expand(2, 2, 2, 6, 8).reshape(2, 4, 6, 8)
+    ),
+    "heads in turn": lambda q, k, v, mask: F.scaled_dot_product_attention(
+        q, k[:, :2].repeat(1, 2, 1, 1), v[:, :1].expand(2, 4, 6, 8)
+    ),
     "three dimensions": lambda q, k, v, mask: F.scaled_dot_product_attention(q[0], k[0], v[0]),
     "with work around it": lambda q, k, v, mask: F.scaled_dot_product_attention(q * 2, k + 1, v.exp()).relu() * 3,
 }

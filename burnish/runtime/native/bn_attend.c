@@ -31,7 +31,8 @@ typedef struct {
     int64_t chunks;          /* pieces of each problem: of rows if wide, of keys if thin */
     int64_t chunk;           /* the length of such a piece */
     float *partial;          /* thin: results of spans, to be merged */
-    bn_queue tasks;
+    int64_t tasks;
+    bn_share *shares;
 } plan;
 
 /* Where row r of a problem is: its head within the group and its place in the sequence. */
@@ -426,31 +427,34 @@ BN_INLINE int64_t thin_floats(const plan *p)
 
 /* ------------------------------------------------------------------ all tasks, by all threads */
 
-static void work(plan *p, int thin)
+static void work_wide(void *shared, int me, int threads)
 {
-    const int64_t tasks = p->args->batch * p->args->heads_kv * p->chunks;
-    wide_scratch wide;
-    const int64_t floats = thin ? thin_floats(p) : divide_wide(p, 0, &wide);
-    float *memory = bn_scratch_take((size_t)floats * sizeof(float));
-    if (!thin) divide_wide(p, memory, &wide);
-    for (int64_t t = bn_queue_draw(&p->tasks); t < tasks; t = bn_queue_draw(&p->tasks)) {
-        if (thin) attend_thin(p, t, memory);
-        else attend_wide(p, t, &wide);
-    }
+    const plan *p = shared;
+    wide_scratch wide = {0};
+    float *memory = bn_scratch_take((size_t)divide_wide(p, 0, &wide) * sizeof(float));
+    divide_wide(p, memory, &wide);
+    int64_t task;
+    while ((task = bn_draw(p->shares, p->tasks, me, threads)) >= 0) attend_wide(p, task, &wide);
     bn_scratch_give(memory);
 }
 
-static void work_together(plan *p, int thin, int threads)
+static void work_thin(void *shared, int me, int threads)
 {
-    (void)threads;
-#ifdef _OPENMP
-    if (threads > 1) {
-#pragma omp parallel
-        work(p, thin);
-        return;
-    }
-#endif
-    work(p, thin);
+    const plan *p = shared;
+    float *memory = bn_scratch_take((size_t)thin_floats(p) * sizeof(float));
+    int64_t task;
+    while ((task = bn_draw(p->shares, p->tasks, me, threads)) >= 0) attend_thin(p, task, memory);
+    bn_scratch_give(memory);
+}
+
+static void work_together(plan *p, bn_work work, int threads)
+{
+    const size_t shares = (size_t)threads * sizeof(bn_share);
+    p->tasks = p->args->batch * p->args->heads_kv * p->chunks;
+    p->shares = bn_scratch_take(shares);
+    __builtin_memset(p->shares, 0, shares);
+    bn_run(work, p, threads);
+    bn_scratch_give(p->shares);
 }
 
 static void attend_all_thin(plan *p, int threads)
@@ -463,7 +467,7 @@ static void attend_all_thin(plan *p, int threads)
     p->chunks = bn_ceil_div(a->len_k, p->chunk);
     const int64_t floats = problems * p->chunks * p->rows * (a->dim_v + 2);
     p->partial = bn_scratch_take((size_t)floats * sizeof(float));
-    work_together(p, 1, threads);
+    work_together(p, work_thin, threads);
     for (int64_t i = 0; i < problems; i++) merge_spans(p, i);
     bn_scratch_give(p->partial);
 }
@@ -475,7 +479,7 @@ static void attend_all_wide(plan *p, int threads)
     const int64_t wanted = threads == 1 ? 1 : bn_ceil_div(4 * threads, a->batch * a->heads_kv);
     p->chunk = bn_max(1, bn_min(PANELS_MAX, panels / wanted)) * PANEL;
     p->chunks = bn_ceil_div(p->rows, p->chunk);
-    work_together(p, 0, threads);
+    work_together(p, work_wide, threads);
 }
 
 void bn_attend(const bn_attend_args *args)

@@ -2,10 +2,12 @@
 #include "bn_stream.h"
 #include "bn_tile.h"
 
-/* Depth of a slab of k. A block of the broadcast operand this deep (18 KiB) stays in the first-level
- * cache, a task's panels (288 KiB) in the second-level cache. */
-#ifndef BN_KC
-#define BN_KC 384
+/* Depth of a slab of k: a block of the broadcast operand this deep stays in the first-level cache, a
+ * task's panels in the second-level cache. Machines with AVX-512 have larger ones of both. */
+#if defined(__AVX512F__)
+#define BN_SLAB_BYTES 3072
+#else
+#define BN_SLAB_BYTES 1536
 #endif
 /* What one task multiplies: rows of the broadcast operand and of the packed one. */
 #ifndef BN_S_CHUNK

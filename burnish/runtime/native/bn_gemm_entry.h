@@ -74,6 +74,18 @@ void TYPE(bn_store)(void *ctx, int64_t b0, int64_t b1, int64_t m0, int64_t m1, i
     const bn_store *to = ctx;
     const int64_t bytes = bn_element_bytes(to->dtype);
     char *c = (char *)to->c + (b0 * to->sc0 + b1 * to->sc1 + n0 * to->scn) * bytes;
-    for (int64_t m = m0; m < m1; m++)
-        TYPE(bn_narrow)(c + m * to->scm * bytes, to->dtype, to->scn, tile + (m - m0) * ld, n1 - n0);
+    const int64_t ahead = bytes * (n1 - n0 > BN_DELIVER_COLUMNS ? (m1 - m0) * to->scm : n1 - n0);
+    for (int64_t m = m0; m < m1; m++, tile += ld) {
+        char *row = c + m * to->scm * bytes;
+        int64_t n = 0;
+        /* Rows are short: copied here rather than by a call for each. What the next tile will be
+         * stored to is brought into the cache by then. */
+        if (to->dtype == DTYPE && to->scn == 1)
+            for (; n + LANES <= n1 - n0; n += LANES) {
+                __builtin_prefetch(row + n * bytes + ahead, 1);
+                *(TYPE(bn_unaligned) *)(row + n * bytes) = *(const TYPE(bn_unaligned) *)(tile + n);
+            }
+        if (n < n1 - n0)
+            TYPE(bn_narrow)(row + n * to->scn * bytes, to->dtype, to->scn, tile + n, n1 - n0 - n);
+    }
 }

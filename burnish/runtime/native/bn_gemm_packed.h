@@ -4,6 +4,9 @@
 #define PANEL (LANES * BN_TILE_VECS)
 #define TILE_ROWS BN_TILE_ROWS
 
+/* How many steps of k one slab has. */
+enum { TYPE(slab) = BN_SLAB_BYTES / sizeof(REAL) };
+
 /* What every thread of one multiplication needs to know. "s" is the side of the broadcast operand,
  * "v" that of the vector operand; swapped says that s is n and v is m, so that finished tiles must
  * be transposed on their way out. */
@@ -21,7 +24,8 @@ typedef struct {
     TYPE(bn_epilogue) epilogue;
     void *ctx;
     REAL *packed; /* v, where all threads share it */
-    bn_queue packing, multiplying;
+    bn_share *shares; /* for each round and thread: of the packing, then of the tasks */
+    bn_progress packed_units, finished_tasks;
 } TYPE(plan);
 
 BN_INLINE int64_t TYPE(panels)(int64_t v) { return bn_ceil_div(v, PANEL); }
@@ -44,7 +48,7 @@ typedef struct {
 
 /* In the tensor itself where the tile can read it there, else from a copy made here, which is then
  * in the first-level cache. A copied row is no multiple of a page long, lest rows evict each other. */
-enum { TYPE(copy_stride) = BN_KC + 64 / sizeof(REAL) };
+enum { TYPE(copy_stride) = TYPE(slab) + 64 / sizeof(REAL) };
 
 static TYPE(block) TYPE(block_of)(const bn_operand *s, int64_t row, int64_t rows, int64_t k0,
                                   int64_t depth, int way, REAL *copy)
@@ -111,7 +115,7 @@ static bn_fetch TYPE(fetch_for)(const TYPE(plan) * plan, const TYPE(task) * now,
     const bn_operand *x = plan->share_v == BN_BY_TASK ? &v : &s;
     const int64_t row0 = x == &v ? next->v0 : next->s0;
     const int64_t rows = x == &v ? next->v1 - next->v0 : next->s1 - next->s0;
-    const int64_t next_depth = bn_min(BN_KC, plan->k - next_k);
+    const int64_t next_depth = bn_min(TYPE(slab), plan->k - next_k);
     if (x->k != 1 && x->row != 1) return (bn_fetch){0};
     bn_fetch fetch = {
         .row = bn_at(x, row0, next_k),
@@ -162,8 +166,8 @@ static void TYPE(multiply_slab)(const TYPE(plan) * plan, const TYPE(task) * task
 static void TYPE(multiply_task)(const TYPE(plan) * plan, const TYPE(task) * task,
                                 const TYPE(task) * after, const TYPE(scratch) * scratch)
 {
-    for (int64_t k0 = 0; k0 < plan->k; k0 += BN_KC) {
-        const int64_t depth = bn_min(BN_KC, plan->k - k0);
+    for (int64_t k0 = 0; k0 < plan->k; k0 += TYPE(slab)) {
+        const int64_t depth = bn_min(TYPE(slab), plan->k - k0);
         const int last = k0 + depth == plan->k;
         bn_fetch fetch =
             TYPE(fetch_for)(plan, task, last ? after : task, last ? 0 : k0 + depth, depth);
@@ -180,7 +184,7 @@ static void TYPE(multiply_task)(const TYPE(plan) * plan, const TYPE(task) * task
 /* How much of v is packed at once, in elements. */
 BN_INLINE int64_t TYPE(packed_size)(const TYPE(plan) * plan)
 {
-    if (plan->share_v == BN_BY_TASK) return plan->v_chunk * BN_KC;
+    if (plan->share_v == BN_BY_TASK) return plan->v_chunk * TYPE(slab);
     return plan->round_batches * TYPE(panels)(plan->round_v) * PANEL * plan->k;
 }
 
@@ -201,11 +205,12 @@ static size_t TYPE(divide_scratch)(const TYPE(plan) * plan, REAL *memory, TYPE(s
 
 /* ------------------------------------------------------------------ all tasks, by all threads */
 
-/* A round packs some of v, all of it where that is small enough, then multiplies with it. Work is
- * numbered through all rounds; this is where one round's numbers begin and end. */
+/* A round packs some of v, all of it where that is small enough, then multiplies with it. */
 typedef struct {
     int64_t batch0, batch1, v0, v1;
-    int64_t pack_end, task_first, task_end;
+    int64_t units, tasks;               /* of this round */
+    int64_t units_before, tasks_before; /* of all rounds before */
+    bn_share *unit_shares, *task_shares;
 } TYPE(round);
 
 /* One piece of packing covers one slab of k and up to BN_PACK_PANELS panels. */
@@ -218,9 +223,9 @@ static void TYPE(pack_unit)(const TYPE(plan) * plan, const TYPE(round) * round, 
                             REAL *packed)
 {
     const int64_t panels = TYPE(panels)(round->v1 - round->v0), groups = TYPE(pack_groups)(round);
-    const int64_t slabs = bn_ceil_div(plan->k, BN_KC);
+    const int64_t slabs = bn_ceil_div(plan->k, TYPE(slab));
     const int64_t batch = unit / (groups * slabs), panel = unit / slabs % groups * BN_PACK_PANELS;
-    const int64_t k0 = unit % slabs * BN_KC, depth = bn_min(BN_KC, plan->k - k0);
+    const int64_t k0 = unit % slabs * TYPE(slab), depth = bn_min(TYPE(slab), plan->k - k0);
     const int64_t v0 = round->v0 + panel * PANEL;
     const int64_t v1 = bn_min(round->v1, v0 + BN_PACK_PANELS * PANEL);
     const bn_operand x = bn_batch_of(&plan->v, plan->v_batch, (round->batch0 + batch) / plan->nb1,
@@ -250,64 +255,74 @@ BN_INLINE TYPE(task) TYPE(task_at)(const TYPE(plan) * plan, const TYPE(round) * 
     };
 }
 
-static TYPE(round) TYPE(round_at)(const TYPE(plan) * plan, const TYPE(round) * before, int64_t batch0,
-                                  int64_t v0)
+static TYPE(round) TYPE(round_at)(const TYPE(plan) * plan, int64_t number, const TYPE(round) * before,
+                                  int64_t batch0, int64_t v0, int threads)
 {
-    const int64_t batch1 = bn_min(plan->nb0 * plan->nb1, batch0 + plan->round_batches);
-    const int64_t v1 = bn_min(plan->v_len, v0 + plan->round_v);
-    const int64_t tasks = bn_ceil_div(v1 - v0, plan->v_chunk) * bn_ceil_div(plan->s_len, plan->s_chunk);
-    TYPE(round) round = {.batch0 = batch0, .batch1 = batch1, .v0 = v0, .v1 = v1};
-    const int64_t units = plan->share_v == BN_BY_TASK
-                              ? 0 : TYPE(pack_groups)(&round) * bn_ceil_div(plan->k, BN_KC);
-    round.pack_end = before->pack_end + (batch1 - batch0) * units;
-    round.task_first = before->task_end;
-    round.task_end = before->task_end + (batch1 - batch0) * tasks;
+    TYPE(round) round = {
+        .batch0 = batch0, .batch1 = bn_min(plan->nb0 * plan->nb1, batch0 + plan->round_batches),
+        .v0 = v0, .v1 = bn_min(plan->v_len, v0 + plan->round_v),
+        .units_before = before->units_before + before->units,
+        .tasks_before = before->tasks_before + before->tasks,
+        .unit_shares = plan->shares + 2 * number * threads,
+        .task_shares = plan->shares + (2 * number + 1) * threads,
+    };
+    const int64_t batches = round.batch1 - round.batch0;
+    round.tasks = batches * bn_ceil_div(round.v1 - round.v0, plan->v_chunk) *
+                  bn_ceil_div(plan->s_len, plan->s_chunk);
+    if (plan->share_v != BN_BY_TASK)
+        round.units = batches * TYPE(pack_groups)(&round) * bn_ceil_div(plan->k, TYPE(slab));
     return round;
 }
 
-/* Packs one round's part of v: alone, or together with the other threads. `unit` is the number of the
- * piece this thread packs next, perhaps in a later round. */
-static void TYPE(pack_round)(TYPE(plan) * plan, const TYPE(round) * round, int64_t first, int64_t *unit,
-                             REAL *packed)
+/* Packs a round's part of v: alone, or together with the other threads. */
+static void TYPE(pack_round)(TYPE(plan) * plan, const TYPE(round) * round, REAL *packed, int me,
+                             int threads)
 {
     if (plan->share_v == BN_BY_THREAD) {
-        for (int64_t u = first; u < round->pack_end; u++)
-            TYPE(pack_unit)(plan, round, u - first, packed);
+        for (int64_t unit = 0; unit < round->units; unit++)
+            TYPE(pack_unit)(plan, round, unit, packed);
         return;
     }
-    bn_queue_wait(&plan->multiplying, round->task_first); /* nobody still reads the last panels */
-    for (; *unit < round->pack_end; *unit = bn_queue_draw(&plan->packing)) {
-        TYPE(pack_unit)(plan, round, *unit - first, packed);
-        bn_queue_done(&plan->packing);
+    bn_progress_wait(&plan->finished_tasks, round->tasks_before); /* nobody reads the last panels */
+    int64_t unit;
+    while ((unit = bn_draw(round->unit_shares, round->units, me, threads)) >= 0) {
+        TYPE(pack_unit)(plan, round, unit, packed);
+        bn_progress_add(&plan->packed_units);
     }
-    bn_queue_wait(&plan->packing, round->pack_end);
+    bn_progress_wait(&plan->packed_units, round->units_before + round->units);
 }
 
-/* Every thread runs this. Each holds the number of the task it does next, perhaps of a later round, so
- * that the task's operand can be fetched ahead. There is no barrier: a thread waits only for work that
- * others have begun, never for a thread that has not been given a core yet. */
-static void TYPE(work)(TYPE(plan) * plan)
+static void TYPE(multiply_round)(TYPE(plan) * plan, const TYPE(round) * round, const REAL *packed,
+                                 const TYPE(scratch) * scratch, int me, int threads)
 {
+    int64_t mine = bn_draw(round->task_shares, round->tasks, me, threads);
+    while (mine >= 0) {
+        /* The next task is drawn early, so that its operand can be fetched ahead. */
+        const int64_t next = bn_draw(round->task_shares, round->tasks, me, threads);
+        const TYPE(task) task = TYPE(task_at)(plan, round, mine, packed);
+        const TYPE(task) after = TYPE(task_at)(plan, round, next < 0 ? mine : next, packed);
+        TYPE(multiply_task)(plan, &task, &after, scratch);
+        bn_progress_add(&plan->finished_tasks);
+        mine = next;
+    }
+}
+
+/* Every thread runs this. There is no barrier: a thread waits only for work that others have begun,
+ * never for a thread that has not been given a core yet. */
+static void TYPE(work)(void *shared, int me, int threads)
+{
+    TYPE(plan) *plan = shared;
     REAL *memory = bn_scratch_take(TYPE(divide_scratch)(plan, 0, 0));
     TYPE(scratch) scratch;
     TYPE(divide_scratch)(plan, memory, &scratch);
     REAL *packed = plan->share_v == BN_BY_ALL ? plan->packed : scratch.panels;
     TYPE(round) round = {0};
-    int64_t unit = bn_queue_draw(&plan->packing), mine = bn_queue_draw(&plan->multiplying);
+    int64_t number = 0;
     for (int64_t batch0 = 0; batch0 < plan->nb0 * plan->nb1; batch0 += plan->round_batches)
         for (int64_t v0 = 0; v0 < plan->v_len; v0 += plan->round_v) {
-            const int64_t pack_first = round.pack_end;
-            round = TYPE(round_at)(plan, &round, batch0, v0);
-            TYPE(pack_round)(plan, &round, pack_first, &unit, packed);
-            while (mine < round.task_end) {
-                const int64_t next = bn_queue_draw(&plan->multiplying);
-                const int64_t seen = next < round.task_end ? next : mine;
-                const TYPE(task) task = TYPE(task_at)(plan, &round, mine - round.task_first, packed);
-                const TYPE(task) after = TYPE(task_at)(plan, &round, seen - round.task_first, packed);
-                TYPE(multiply_task)(plan, &task, &after, &scratch);
-                bn_queue_done(&plan->multiplying);
-                mine = next;
-            }
+            round = TYPE(round_at)(plan, number++, &round, batch0, v0, threads);
+            TYPE(pack_round)(plan, &round, packed, me, threads);
+            TYPE(multiply_round)(plan, &round, packed, &scratch, me, threads);
         }
     bn_scratch_give(memory);
 }
@@ -380,14 +395,14 @@ static void TYPE(choose_chunks)(TYPE(plan) * plan, int threads)
 static void TYPE(run_plan)(TYPE(plan) * plan, int threads)
 {
     TYPE(choose_chunks)(plan, threads);
+    const int64_t rounds = bn_ceil_div(plan->nb0 * plan->nb1, plan->round_batches) *
+                           bn_ceil_div(plan->v_len, plan->round_v);
+    const size_t shares = (size_t)(2 * rounds * threads) * sizeof(bn_share);
+    plan->shares = bn_scratch_take(shares);
+    __builtin_memset(plan->shares, 0, shares);
     if (plan->share_v == BN_BY_ALL)
         plan->packed = bn_scratch_take((size_t)TYPE(packed_size)(plan) * sizeof(REAL));
-#ifdef _OPENMP
-    if (threads > 1) {
-#pragma omp parallel
-        TYPE(work)(plan);
-    } else
-#endif
-        TYPE(work)(plan);
+    bn_run(TYPE(work), plan, threads);
     if (plan->share_v == BN_BY_ALL) bn_scratch_give(plan->packed);
+    bn_scratch_give(plan->shares);
 }

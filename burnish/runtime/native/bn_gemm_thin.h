@@ -10,7 +10,8 @@ typedef struct {
     int many_is_n;
     TYPE(bn_epilogue) epilogue;
     void *ctx;
-    bn_queue tasks;
+    int64_t tasks;
+    bn_share *shares;
 } TYPE(thin);
 
 static void TYPE(thin_task)(const TYPE(thin) * thin, int64_t task, REAL *copy)
@@ -40,31 +41,37 @@ static void TYPE(thin_task)(const TYPE(thin) * thin, int64_t task, REAL *copy)
     thin->epilogue(thin->ctx, b0, b1, j0, j1, 0, thin->few_len, turned, thin->few_len);
 }
 
-static void TYPE(thin_work)(TYPE(thin) * thin)
+static void TYPE(thin_work)(void *shared, int me, int threads)
 {
-    const int64_t tasks = thin->nb0 * thin->nb1 * bn_ceil_div(thin->many_len, thin->chunk);
+    TYPE(thin) *thin = shared;
     const int in_place = thin->few.k == 1 && thin->few.dtype == DTYPE;
     REAL *copy = in_place ? 0 : bn_scratch_take((size_t)(thin->few_len * thin->k) * sizeof(REAL));
-    for (int64_t t = bn_queue_draw(&thin->tasks); t < tasks; t = bn_queue_draw(&thin->tasks))
-        TYPE(thin_task)(thin, t, copy);
+    int64_t task;
+    while ((task = bn_draw(thin->shares, thin->tasks, me, threads)) >= 0)
+        TYPE(thin_task)(thin, task, copy);
     if (copy) bn_scratch_give(copy);
 }
 
 static void TYPE(run_thin)(TYPE(thin) * thin)
 {
-    const double elements = (double)(thin->nb0 * thin->nb1) * (double)thin->many_len * (double)thin->k;
+    const int64_t batches = thin->nb0 * thin->nb1;
+    const double elements = (double)batches * (double)thin->many_len * (double)thin->k;
     const int threads = elements < BN_SERIAL_ELEMENTS ? 1 : bn_threads();
-    const int64_t wanted = threads == 1 ? 1 : bn_ceil_div(4 * threads, thin->nb0 * thin->nb1);
+    const int64_t wanted = threads == 1 ? 1 : bn_ceil_div(4 * threads, batches);
     const int64_t chunk = bn_round_up(bn_ceil_div(thin->many_len, wanted), 16);
     thin->chunk = bn_min(chunk, BN_THIN_CHUNK_BYTES / (int64_t)sizeof(REAL));
-#ifdef _OPENMP
-    if (threads > 1) {
-#pragma omp parallel
-        TYPE(thin_work)(thin);
+    thin->tasks = batches * bn_ceil_div(thin->many_len, thin->chunk);
+    if (threads == 1) { /* often tiny: not even scratch memory is taken */
+        bn_share share = {0};
+        thin->shares = &share;
+        TYPE(thin_work)(thin, 0, 1);
         return;
     }
-#endif
-    TYPE(thin_work)(thin);
+    const size_t shares = (size_t)threads * sizeof(bn_share);
+    thin->shares = bn_scratch_take(shares);
+    __builtin_memset(thin->shares, 0, shares);
+    bn_run(TYPE(thin_work), thin, threads);
+    bn_scratch_give(thin->shares);
 }
 
 BN_INLINE int TYPE(is_thin)(const bn_operand *many, int64_t few_len, int64_t many_len)

@@ -153,32 +153,48 @@ BN_INLINE int bn_threads(void) { return omp_in_parallel() ? 1 : omp_get_max_thre
 BN_INLINE int bn_threads(void) { return 1; }
 #endif
 
-/* Numbered pieces of work that threads draw from and report done. The two counters live on their
- * own cache lines. */
+/* Numbered pieces of work. Each thread has a share of them, always the same one for the same number of
+ * pieces, so that what it wrote in one call is still in its cache in the next; a thread that has
+ * finished its own share helps with the others'. */
 typedef struct {
-    int64_t next __attribute__((aligned(64)));
+    int64_t taken __attribute__((aligned(64)));
+} bn_share;
+
+/* The next piece for thread `me`, or -1 when all are taken. */
+BN_INLINE int64_t bn_draw(bn_share *shares, int64_t pieces, int me, int threads)
+{
+    for (int i = 0; i < threads; i++) {
+        const int owner = (me + i) % threads;
+        const int64_t first = pieces * owner / threads, count = pieces * (owner + 1) / threads - first;
+        if (__atomic_load_n(&shares[owner].taken, __ATOMIC_RELAXED) >= count) continue;
+        const int64_t piece = __atomic_fetch_add(&shares[owner].taken, 1, __ATOMIC_RELAXED);
+        if (piece < count) return first + piece;
+    }
+    return -1;
+}
+
+/* How many pieces are done, and waiting until `count` are. Waiting usually takes microseconds, so it
+ * spins at first; a thread that lost its core in the middle of a piece may take much longer. */
+typedef struct {
     int64_t done __attribute__((aligned(64)));
-} bn_queue;
+} bn_progress;
 
 extern int sched_yield(void);
 
-BN_INLINE int64_t bn_queue_draw(bn_queue *queue)
+BN_INLINE void bn_progress_add(bn_progress *progress)
 {
-    return __atomic_fetch_add(&queue->next, 1, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&progress->done, 1, __ATOMIC_RELEASE);
 }
 
-BN_INLINE void bn_queue_done(bn_queue *queue)
+BN_INLINE void bn_progress_wait(bn_progress *progress, int64_t count)
 {
-    __atomic_fetch_add(&queue->done, 1, __ATOMIC_RELEASE);
-}
-
-/* Until `count` pieces are done. Usually microseconds, so it spins at first; a thread that lost its
- * core in the middle of a piece may take much longer. */
-BN_INLINE void bn_queue_wait(bn_queue *queue, int64_t count)
-{
-    for (int spins = 0; __atomic_load_n(&queue->done, __ATOMIC_ACQUIRE) < count; spins++)
+    for (int spins = 0; __atomic_load_n(&progress->done, __ATOMIC_ACQUIRE) < count; spins++)
         if (spins > 2000) sched_yield();
 }
+
+/* Runs work(plan, thread, threads) on that many threads at most, this one among them. */
+typedef void (*bn_work)(void *plan, int thread, int threads);
+BN_HIDDEN void bn_run(bn_work work, void *plan, int threads);
 
 /* A rectangle of memory to be brought into the cache while something else is being computed: the
  * hardware prefetcher does not follow that many short rows. Each call of bn_fetch_some asks for the

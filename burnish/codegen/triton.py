@@ -1,0 +1,87 @@
+"""Schedule → one Python module of Triton kernels: each distinct loop once, and how each loop of the schedule calls it.
+
+Pure: it imports no Triton and touches no device. The module's text must stand in a file, for Triton reads its source.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from burnish.codegen.triton_launch import Launch
+from burnish.codegen.triton_loop import NotPrintable, TritonKernel, print_loop
+from burnish.ir.expr import Dim
+from burnish.schedule.kernels import LoopKernel, Schedule
+
+_HEAD = """import triton
+import triton.language as tl
+{libdevice}
+
+from burnish.runtime import triton_math as bn
+"""
+_LIBDEVICE = "from triton.language.extra import libdevice"
+_INTERPRETED = "from burnish.runtime.triton_interpreted import libdevice"
+
+
+@dataclass(frozen=True)
+class TritonCall:
+    """One loop's launch: the function and what to give it (see TritonKernel for the parameters' order)."""
+
+    function: str
+    buffers: tuple[str, ...]
+    sizes: tuple[str, ...]
+    checks: bool
+    types: tuple[str, ...]
+    launches: tuple[Launch, ...]
+    reach: tuple[Dim, ...]
+
+
+@dataclass
+class TritonUnit:
+    text: str
+    calls: dict[int, TritonCall]  # by the kernel's number in the schedule; other kernels are not Triton's
+    refused: dict[int, str]  # loops without a Triton form, and why
+    kernels: int
+    checks: bool
+
+
+@dataclass
+class _Unit:
+    functions: dict[str, str] = field(default_factory=dict)  # text with @ -> name
+    calls: dict[int, TritonCall] = field(default_factory=dict)
+    refused: dict[int, str] = field(default_factory=dict)
+
+    def name(self, text: str) -> str:
+        return self.functions.setdefault(text, f"k{len(self.functions)}")
+
+    def call(self, kernel: TritonKernel) -> TritonCall:
+        sig = kernel.signature
+        return TritonCall(
+            self.name(kernel.text),
+            tuple(sig.buffers),
+            tuple(sig.sizes),
+            sig.checks,
+            kernel.types,
+            kernel.launches,
+            kernel.reach,
+        )
+
+
+def generate(schedule: Schedule, interpreted: bool = False) -> TritonUnit:
+    """`interpreted` makes a module that runs under Triton's interpreter, which has no CUDA math library."""
+    unit = _Unit()
+    for n, kernel in enumerate(schedule.kernels):
+        if not isinstance(kernel, LoopKernel):
+            continue
+        try:
+            unit.calls[n] = unit.call(print_loop(kernel.loop))
+        except NotPrintable as reason:
+            unit.refused[n] = str(reason)
+    text = module_text({name: text for text, name in unit.functions.items()}, interpreted)
+    checks = any(c.checks for c in unit.calls.values())
+    return TritonUnit(text, unit.calls, unit.refused, len(unit.functions), checks)
+
+
+def module_text(functions: dict[str, str], interpreted: bool = False) -> str:
+    """A module of kernels, given their texts by name."""
+    head = _HEAD.format(libdevice=_INTERPRETED if interpreted else _LIBDEVICE)
+    return "\n\n".join([head, *(text.replace("@(", f"{name}(") + "\n" for name, text in functions.items())])

@@ -1,0 +1,227 @@
+"""Which tile of a loop one Triton program computes, and how many: the form of the kernel and its block sizes.
+
+Four forms. Lanes are the dimensions of the tile; each runs over some of the loop's axes, flattened.
+  map    x: every axis                                       nothing is reduced
+  tile   y, x: two axes, the others in the program's number  a load runs along one axis, a store along another
+  row    x: rows, r: the whole row                           every value is computed once and stays in registers
+  long   x: rows, r: a chunk of the row                      one sweep over the row per dependent reduction
+
+The cost model. Loops are bound by memory, so the first candidate is the one whose threads each move 16 bytes of the
+narrowest type at once along the contiguous axis, provided that leaves a few programs for every multiprocessor; a loop
+too small for that takes smaller blocks until it does. The second candidate moves the block by a factor of two, towards
+more work per program where there is plenty and towards more threads where there is little.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from burnish.ir.body import Axis, Load, Loop, Scanned, Store, instr_args
+from burnish.ir.expr import Dim, coefficient, floordiv, product
+from burnish.schedule.axes import column_axis, row_order
+
+_MULTIPROCESSORS = 132  # of an H100 or H200; what matters is the order of magnitude
+_BUSY = 2 * _MULTIPROCESSORS  # programs that keep them occupied
+_ACCESS = 16  # bytes a thread moves in one instruction
+_LONGEST_ROW = 16384  # elements of a row that one program holds
+_HELD = 49152  # values one program can hold in registers between two reductions
+_ASSUMED = 1 << 30  # elements of a dimension whose size is known only when the kernel is launched
+_TILE = 16  # axes shorter than this are not worth a tile
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One dimension of the tile."""
+
+    name: str
+    axes: tuple[Axis, ...]
+    masked: bool = False  # some block may reach past the end
+
+    @property
+    def size(self) -> Dim:
+        return product([a.size for a in self.axes])
+
+    @property
+    def block(self) -> str:
+        return f"{self.name.upper()}BLOCK"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One way to run a kernel: the number of programs (over the loop's sizes), and its compile-time parameters."""
+
+    programs: Dim
+    blocks: tuple[tuple[str, int], ...]
+    warps: int
+    stages: int = 1
+
+    @property
+    def grid(self) -> tuple[Dim, ...]:
+        return (self.programs,)
+
+
+@dataclass(frozen=True)
+class Plan:
+    form: str  # map | tile | row | long
+    lanes: tuple[Lane, ...]
+    outside: tuple[Axis, ...]  # axes that only the program's number runs over
+    launches: tuple[Launch, ...]
+
+
+def plan(loop: Loop) -> Plan:
+    """The form of a normalised loop's kernel with at most two launches, the more promising first."""
+    if loop.reduction:
+        return _plan_rows(loop)
+    crossed = _crossed_axes(loop)
+    return _plan_tile(loop, *crossed) if crossed else _plan_map(loop)
+
+
+def _finish(form: str, lanes: tuple[Lane, ...], outside: tuple[Axis, ...], shapes: list[tuple[list[int], int]]) -> Plan:
+    """`shapes` lists (block of each lane, warps), best first."""
+    masked = tuple(
+        Lane(lane.name, lane.axes, any(not _divides(blocks[k], lane.size) for blocks, _ in shapes))
+        for k, lane in enumerate(lanes)
+    )
+    launches = []
+    for blocks, warps in shapes:
+        programs: Dim = product([a.size for a in outside])
+        for lane, block in zip(lanes, blocks, strict=True):
+            if lane.name != "r":
+                programs = programs * cdiv(lane.size, block)
+        named = tuple((lane.block, block) for lane, block in zip(lanes, blocks, strict=True))
+        launches.append(Launch(programs, named, warps))
+    return Plan(form, masked, outside, tuple(dict.fromkeys(launches)))
+
+
+def cdiv(size: Dim, block: int) -> Dim:
+    return floordiv(size + (block - 1), block)
+
+
+def _divides(block: int, size: Dim) -> bool:
+    return isinstance(size, int) and size % block == 0
+
+
+def _static(size: Dim) -> int:
+    return size if isinstance(size, int) else _ASSUMED
+
+
+def _power(n: int) -> int:
+    """The least power of two that is not below n."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def _clamp(n: int, least: int, most: int) -> int:
+    return max(least, min(n, most))
+
+
+def _per_access(loop: Loop) -> int:
+    """Elements of the narrowest type moved that fill one access."""
+    narrowest = min((i.dtype.itemsize for i in loop.body if isinstance(i, Load | Store)), default=4)
+    return _clamp(_ACCESS // narrowest, 2, 8)
+
+
+def _warps(elements: int, per_thread: int) -> int:
+    return _clamp(_power(elements // (32 * per_thread)), 1, 8 if elements <= 4096 else 16)
+
+
+# --- maps -------------------------------------------------------------------------------------------------------
+
+
+def _plan_map(loop: Loop) -> Plan:
+    lane = Lane("x", loop.axes)
+    if not loop.axes:
+        return _finish("map", (lane,), (), [([1], 1)])
+    elements, each = _static(lane.size), _per_access(loop)
+    block = 32 * 4 * each
+    while block > 128 and elements < block * _BUSY:
+        block //= 2
+    plenty = elements >= 8 * block * _BUSY
+    shapes = [([block], _warps(block, each)), ([2 * block], _warps(block, each))]
+    if not plenty:
+        shapes[1] = ([block], 2 * _warps(block, each))
+    return _finish("map", (lane,), (), shapes)
+
+
+def _crossed_axes(loop: Loop) -> tuple[Axis, Axis] | None:
+    """An axis some load runs along and the one the stores run along, where they differ."""
+    inner = next((a for a in reversed(loop.axes) if any(coefficient(s.index, a.name) == 1 for s in loop.stores)), None)
+    if inner is None or _static(inner.size) < _TILE:
+        return None
+    for i in loop.loads:
+        if coefficient(i.index, inner.name) in (0, 1, None):
+            continue
+        for a in loop.axes:
+            if a is not inner and coefficient(i.index, a.name) == 1 and _static(a.size) >= _TILE:
+                return a, inner
+    return None
+
+
+def _plan_tile(loop: Loop, outer: Axis, inner: Axis) -> Plan:
+    outside = tuple(a for a in loop.axes if a not in (outer, inner))
+    lanes = (Lane("y", (outer,)), Lane("x", (inner,)))
+    small, large = ([32, 32], 4), ([64, 64], 8)
+    elements = _static(product([a.size for a in loop.axes]))
+    roomy = min(_static(outer.size), _static(inner.size)) >= 64 and elements >= 64 * 64 * _BUSY
+    return _finish("tile", lanes, outside, [large, small] if roomy else [small, large])
+
+
+# --- reductions -------------------------------------------------------------------------------------------------
+
+
+def _plan_rows(loop: Loop) -> Plan:
+    column = column_axis(loop)
+    kept = tuple(a for a in loop.parallel if a is not column) + ((column,) if column else ())
+    along = loop.reduction if _scans(loop) else row_order(loop)
+    lanes = (Lane("x", kept), Lane("r", along))
+    rows, length = _static(lanes[0].size), lanes[1].size
+    if isinstance(length, int) and _fits(loop, length, column is not None):
+        return _finish("row", lanes, (), _whole_row_shapes(loop, rows, _power(length), column is not None))
+    return _finish("long", lanes, (), _long_row_shapes(loop, rows, _static(length), column is not None))
+
+
+def _scans(loop: Loop) -> bool:
+    return any(isinstance(i, Scanned) for i in loop.body)
+
+
+def _fits(loop: Loop, length: int, columns: bool) -> bool:
+    """Whether one program can hold whole rows; for columns, enough neighbours to fill its accesses besides."""
+    held = _strip(loop, columns) * _power(length)
+    return held <= (4096 if columns else _LONGEST_ROW) and held * _held(loop) <= _HELD
+
+
+def _strip(loop: Loop, columns: bool) -> int:
+    """The fewest rows a program takes: neighbouring columns fill a few accesses."""
+    return 4 * _per_access(loop) if columns else 1
+
+
+def _held(loop: Loop) -> int:
+    """Element-level values alive at once, at most."""
+    level = loop.element_level()
+    last = {a: n for n, i in enumerate(loop.body) for a in instr_args(i)}
+    alive, most = 0, 1
+    for n, i in enumerate(loop.body):
+        alive += level[n] and n in last
+        most = max(most, alive)
+        alive -= sum(1 for a in set(instr_args(i)) if level[a] and last[a] == n)
+    return most
+
+
+def _whole_row_shapes(loop: Loop, rows: int, length: int, columns: bool) -> list[tuple[list[int], int]]:
+    each, least = _per_access(loop), _strip(loop, columns)
+    block = max(least, min(2048 // length, _power(rows)))
+    while block > least and rows < block * _BUSY:
+        block //= 2
+    warps = _warps(block * length, each if block * length <= 2048 else 2 * each)
+    other = [block, length], _clamp(2 * warps, 1, 16)
+    if rows >= 2 * block * _BUSY and 2 * block * length <= 4096:
+        other = [2 * block, length], warps
+    return [([block, length], warps), other]
+
+
+def _long_row_shapes(loop: Loop, rows: int, length: int, columns: bool) -> list[tuple[list[int], int]]:
+    if columns:
+        across = _clamp(_power(rows), 16, 64)
+        return [([across, 32], 4), ([across, 64], 8)]
+    chunk = _clamp(_power(length), 64, 2048)
+    warps = _warps(chunk, 2 * _per_access(loop))
+    return [([1, chunk], warps), ([1, 2 * chunk], _clamp(2 * warps, 1, 16))]

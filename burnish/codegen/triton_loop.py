@@ -1,0 +1,536 @@
+"""Loop → one Triton kernel.
+
+The same body as c_loop.py prints, over tiles instead of loop nests: `triton_launch.plan` says which axes are lanes of
+the tile and how many of each a program takes. A value's shape follows from the lanes it varies with, so one printer
+serves every form; what differs is only that `long` rows are swept in chunks, pass by pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from burnish.codegen.c_loop import Signature
+from burnish.codegen.triton_launch import Lane, Launch, Plan, plan
+from burnish.codegen.triton_scalar import (
+    MEMORY_TYPE,
+    VALUE_TYPE,
+    apply_text,
+    cast_text,
+    combine_text,
+    constant_text,
+    index_text,
+    load_text,
+    reduce_text,
+    reduction_identity,
+    takes_literals,
+    typed_text,
+)
+from burnish.ir.body import (
+    Apply,
+    Axis,
+    Checked,
+    Const,
+    Instr,
+    Load,
+    Loop,
+    Position,
+    Reduced,
+    Scanned,
+    Store,
+    instr_args,
+    instr_index,
+    value_refs,
+)
+from burnish.ir.dtypes import DType
+from burnish.ir.expr import Dim, Div, Expr, Mod, floordiv, lower, mod, substitute, sym, symbols, upper
+from burnish.schedule.axes import normalise
+from burnish.schedule.phases import Phases
+
+_INT32 = 2**31 - 1
+_SLACK = 1 << 16  # the last block of a lane may reach this far past its end
+_ATOMIC = {
+    "add": (DType.f32, DType.f64, DType.i32, DType.i64),
+    "max": (DType.i32, DType.i64),
+    "min": (DType.i32, DType.i64),
+}
+
+
+class NotPrintable(Exception):
+    """A loop that has no Triton form; the program runs it another way."""
+
+
+@dataclass(frozen=True)
+class TritonKernel:
+    """A kernel function with what a caller must know to launch it.
+
+    Its parameters are the signature's buffers, its sizes, `error` (a pointer to int64) if it checks indices, then by
+    name `INDEX` if `reach` is not empty (tl.int32 if every expression in it is below 2**31, else tl.int64), and the
+    blocks of one of the launches. No programs: no launch.
+    """
+
+    text: str  # with `@` for the function's name, so equal kernels have equal text
+    signature: Signature
+    types: tuple[str, ...]  # of the parameters before `INDEX`, as Triton's signatures name them
+    launches: tuple[Launch, ...]  # at most two, the more promising first
+    reach: tuple[Dim, ...] = ()
+
+
+def print_loop(loop: Loop) -> TritonKernel:
+    return LoopPrinter(normalise(loop)).print()
+
+
+def candidates(kernel: TritonKernel) -> list[Launch]:
+    return list(kernel.launches)
+
+
+class LoopPrinter:
+    """Prints one normalised loop."""
+
+    def __init__(self, loop: Loop) -> None:
+        self.loop = loop
+        self.body = loop.body
+        self.plan: Plan = plan(loop)
+        self.signature = Signature()
+        self.signature.checks = any(isinstance(i, Checked) for i in self.body)
+        self.lines: list[str] = []
+        self.indent = 1
+        self.lane_of = {a.name: lane for lane in self.plan.lanes for a in lane.axes}
+        self.axis_names = self._axis_names()
+        self.env = self._linear_forms()
+        self.indices = [self._flattened(instr_index(i)) for i in self.body]
+        self.width, self.reach = self._index_width()
+        self.spans: list[frozenset[str]] = []
+        for i, index in zip(self.body, self.indices, strict=True):
+            self.spans.append(self._span(i, index))
+
+    # --- lanes and axes -----------------------------------------------------------------------------------------
+
+    def _axis_names(self) -> dict[str, str]:
+        names: dict[str, str] = {}
+        for lane in self.plan.lanes:
+            for k, a in enumerate(lane.axes):
+                names[a.name] = lane.name if len(lane.axes) == 1 else f"{lane.name}{k}"
+        for k, a in enumerate(self.plan.outside):
+            names[a.name] = f"z{k}"
+        return names
+
+    def _linear_forms(self) -> dict[str, Dim]:
+        """Each axis of a lane with several, in terms of the lane."""
+        env: dict[str, Dim] = {}
+        for lane in self.plan.lanes:
+            if len(lane.axes) > 1:
+                env |= _digits(lane.axes, sym(f"@{lane.name}", 0, lane.size - 1))
+        return env
+
+    def _flattened(self, index: Dim) -> Dim:
+        """The index over lanes, where that needs no division; else over the axes."""
+        flat = substitute(index, self.env)
+        plain = isinstance(flat, int) or not any(isinstance(a, Div | Mod) for mono in flat.terms for a in mono)
+        return flat if plain else index
+
+    def _lanes_in(self, index: Dim) -> set[str]:
+        found: set[str] = set()
+        for s in symbols(index):
+            if s.name in self.lane_of:
+                found.add(self.lane_of[s.name].name)
+            elif s.name.startswith("@"):
+                found.add(s.name[1:])
+        return found
+
+    def _span(self, i: Instr, index: Dim) -> frozenset[str]:
+        """The lanes a value varies with: its shape."""
+        if isinstance(i, Reduced):
+            return frozenset("x")
+        if isinstance(i, Scanned):
+            return frozenset("xr")
+        return frozenset(self._lanes_in(index)).union(*(self.spans[a] for a in instr_args(i)))
+
+    def index_span(self, n: int) -> frozenset[str]:
+        refs = value_refs(self.indices[n])
+        return frozenset(self._lanes_in(self.indices[n])).union(*(self.spans[v] for v in refs))
+
+    def shape(self, span: Iterable[str]) -> str:
+        return f"[{', '.join(lane.block if lane.name in span else '1' for lane in self.plan.lanes)}]"
+
+    def mask(self, span: Iterable[str]) -> list[str]:
+        return [f"{lane.name}m" for lane in self.plan.lanes if lane.masked and lane.name in span]
+
+    def _index_width(self) -> tuple[str, tuple[Dim, ...]]:
+        """The type indices are computed in, and what decides it at launch where sizes are not known before."""
+        reach: list[Dim | None] = [lane.size for lane in self.plan.lanes]
+        bounds = {
+            f"%{n}": sym(f"%{n}", 0, i.size - 1) for n, i in enumerate(self.body) if isinstance(i, Checked)
+        }  # fmt: skip
+        for i in self.body:
+            for index in (instr_index(i), i.at if isinstance(i, Reduced) else 0):
+                bounded = substitute(index, dict(bounds))
+                low = lower(bounded)
+                reach += [upper(bounded), None if low is None else -low]
+        if any(r is None or any(s.name.startswith("%") for s in symbols(r)) for r in reach):
+            return "tl.int64", ()
+        known = [r for r in reach if isinstance(r, int)]
+        open_ = tuple(dict.fromkeys(r + _SLACK for r in reach if isinstance(r, Expr)))
+        if any(r > _INT32 - _SLACK for r in known):
+            return "tl.int64", ()
+        return ("INDEX", open_) if open_ else ("tl.int32", ())
+
+    # --- names --------------------------------------------------------------------------------------------------
+
+    def buffer(self, name: str) -> str:
+        if name not in self.signature.buffers:
+            self.signature.buffers.append(name)
+        return f"p{self.signature.buffers.index(name)}"
+
+    def symbol(self, name: str) -> str:
+        if name.startswith("%"):
+            return f"v{name[1:]}" if self.width == "tl.int64" else f"v{name[1:]}.to({self.width})"
+        if name.startswith("@"):
+            return name[1:]
+        if name in self.axis_names:
+            return self.axis_names[name]
+        if name not in self.signature.sizes:
+            self.signature.sizes.append(name)
+        return f"s{self.signature.sizes.index(name)}"
+
+    def index(self, index: Dim) -> str:
+        return index_text(index, self.symbol)
+
+    def ref(self, value: int) -> str:
+        """A value's name; a constant's text."""
+        i = self.body[value]
+        return typed_text(i.value, i.dtype) if isinstance(i, Const) else f"v{value}"
+
+    def tensor(self, value: int) -> str:
+        """A value where only a tensor will do."""
+        i = self.body[value]
+        if isinstance(i, Const):
+            return f"tl.full([], {constant_text(i.value, i.dtype)}, {VALUE_TYPE[i.dtype]})"
+        return f"v{value}"
+
+    def dtype(self, value: int) -> DType:
+        return self.body[value].dtype
+
+    def line(self, text: str) -> None:
+        self.lines.append("    " * self.indent + text)
+
+    # --- instructions -------------------------------------------------------------------------------------------
+
+    def pointer(self, n: int, span: frozenset[str]) -> str:
+        """Where an access goes, as a tile over `span`."""
+        i = self.body[n]
+        assert isinstance(i, Load | Store)
+        text = f"{self.buffer(i.buffer)} + {self.index(self.indices[n])}"
+        return text if self.index_span(n) == span else f"{text} + tl.zeros({self.shape(span)}, tl.int32)"
+
+    def expression(self, n: int) -> str:
+        i = self.body[n]
+        match i:
+            case Load():
+                return self._load(n, i)
+            case Position(expr, dtype):
+                if isinstance(expr, int):
+                    return typed_text(expr, dtype)
+                return f"tl.cast({self.index(self.indices[n])}, {VALUE_TYPE[dtype]})"
+            case Checked(arg, size, _):
+                mask = " & ".join(self.mask(self.spans[n])) or "True"
+                return f"bn.checked({self.tensor(arg)}, {self.index(size)}, {mask}, error)"
+            case Apply("cast", (arg,), dtype):
+                return cast_text(self.dtype(arg), dtype, self.tensor(arg))
+            case Apply(fn, args, dtype):
+                operand = self.dtype(args[1] if fn == "where" else args[0])
+                return apply_text(fn, dtype, operand, self._operands(fn, args))
+            case Reduced():
+                return self._reduced(n, i)
+            case Scanned(kind, arg, dtype):
+                return f"tl.cum{kind}({self._whole(arg)}, 1).to({VALUE_TYPE[dtype]})"
+        raise AssertionError(f"{i} is not an expression")
+
+    def _load(self, n: int, i: Load) -> str:
+        mask = self.mask(self.spans[n]) + ([] if i.guard is None else [self.ref(i.guard)])
+        parts = [self.pointer(n, self.spans[n])]
+        if mask:
+            parts.append(" & ".join(mask))
+        if i.guard is not None:
+            parts.append(f"other={constant_text(i.fill, i.dtype)}")
+        return load_text(i.dtype, f"tl.load({', '.join(parts)})")
+
+    def _operands(self, fn: str, args: Sequence[int]) -> list[str]:
+        """Constants as literals where the other operand gives them their type."""
+        values = args[1:] if fn == "where" else args
+        literal = takes_literals(fn) and any(not isinstance(self.body[a], Const) for a in values)
+        texts = [self._literal(a) if literal else self.tensor(a) for a in values]
+        return [self.ref(args[0]), *texts] if fn == "where" else texts
+
+    def _literal(self, value: int) -> str:
+        i = self.body[value]
+        return constant_text(i.value, i.dtype) if isinstance(i, Const) else f"v{value}"
+
+    def statement(self, n: int) -> None:
+        i = self.body[n]
+        if isinstance(i, Const):
+            return  # written where it is used
+        if isinstance(i, Store):
+            self._store(n, i)
+        elif isinstance(i, Reduced) and i.kind.startswith("arg"):
+            self.line(f"_, v{n} = {self.expression(n)}")
+            self.line(f"v{n} = v{n}.to({VALUE_TYPE[i.dtype]})")
+        else:
+            self.line(f"v{n} = {_bare(self.expression(n))}")
+
+    def _store(self, n: int, i: Store) -> None:
+        span = self.spans[n]
+        if i.mode != "set":  # every point of the tile contributes, also where it does not vary
+            span |= {"x", "r"} if self.loop.element_level()[n] else {lane.name for lane in self.plan.lanes} - {"r"}
+            if i.dtype not in _ATOMIC.get(i.mode, ()):
+                raise NotPrintable(f"no atomic {i.mode} for {i.dtype.value}")
+        parts = [self.pointer(n, span), self.ref(i.value)]
+        mask = self.mask(span)
+        if mask:
+            parts.append(" & ".join(mask))
+        if i.mode == "set":
+            self.line(f"tl.store({', '.join(parts)})")
+        else:
+            parts[1] = f"tl.broadcast_to({self.tensor(i.value)}, {self.shape(span)}).to({VALUE_TYPE[i.dtype]})"
+            self.line(f'tl.atomic_{i.mode}({", ".join(parts)}, sem="relaxed")')
+
+    # --- reductions ---------------------------------------------------------------------------------------------
+
+    def _whole(self, arg: int) -> str:
+        """A value over the whole tile."""
+        text = self.tensor(arg)
+        return text if self.spans[arg] == {"x", "r"} else f"tl.broadcast_to({text}, {self.shape('xr')})"
+
+    def masked(self, arg: int, dtype: DType, identity: str) -> str:
+        """A value over the whole tile with `identity` where the tile reaches past the row."""
+        text = self._whole(arg)
+        if self.dtype(arg).compute is not dtype.compute:
+            text = f"{text}.to({VALUE_TYPE[dtype]})"
+        row = self.mask("r")
+        return f"tl.where({row[0]}, {text}, {identity})" if row else text
+
+    def _reduced(self, n: int, i: Reduced) -> str:
+        if i.kind.startswith("arg"):
+            return f"tl.reduce(({', '.join(self.pair(i))}), 1, bn.{i.kind}, keep_dims=True)"
+        return reduce_text(i.kind, i.dtype, self.masked(i.arg, i.dtype, reduction_identity(i.kind, i.dtype)))
+
+    def pair(self, i: Reduced) -> tuple[str, str]:
+        """A value and its place, over the whole tile; past the row, one that never wins."""
+        held = self.dtype(i.arg)
+        place = f"tl.broadcast_to({self.index(self._flattened(i.at))}, {self.shape('xr')})"
+        row = self.mask("r")
+        if row:
+            place = f"tl.where({row[0]}, {place}, {_INT32})"
+        value = self.masked(i.arg, held, reduction_identity(i.kind, held))
+        return (f"{value}.to(tl.int32)" if held is DType.bool else value), place
+
+    # --- whole kernels ------------------------------------------------------------------------------------------
+
+    def print(self) -> TritonKernel:
+        if self.plan.form == "tile":
+            self._tile_lanes()
+        else:
+            self._leading_lane()
+        if self.plan.form == "long":
+            _LongRows(self).print()
+        else:
+            if self.plan.form == "row":
+                self.open_lane("r", "", self.body_values())
+            self.define_axes("x", self.body_values())
+            for n in self.body_values():
+                self.statement(n)
+        return TritonKernel(self.text(), self.signature, self.types(), self.plan.launches, self.reach)
+
+    def body_values(self) -> list[int]:
+        return list(range(len(self.body)))
+
+    def lane(self, name: str) -> Lane:
+        return next(lane for lane in self.plan.lanes if lane.name == name)
+
+    def arange(self, lane: Lane) -> str:
+        text = f"tl.arange(0, {lane.block})"
+        if len(self.plan.lanes) == 1:
+            return text
+        return f"{text}[:, None]" if self.plan.lanes.index(lane) == 0 else f"{text}[None, :]"
+
+    def widened(self, text: str) -> str:
+        return text if self.width == "tl.int32" else f"{text}.to({self.width})"
+
+    def _leading_lane(self) -> None:
+        lane = self.lane("x")
+        if not lane.axes:
+            return
+        self.line(f"x = {self.widened('tl.program_id(0)')} * XBLOCK + {self.arange(lane)}")
+        self.define_mask(lane)
+
+    def _tile_lanes(self) -> None:
+        y, x = self.plan.lanes
+        self.line(f"program = {self.widened('tl.program_id(0)')}")
+        self.line(f"across = tl.cdiv({self.index(x.size)}, XBLOCK)")
+        self.line(f"down = tl.cdiv({self.index(y.size)}, YBLOCK)")
+        self.line(f"x = program % across * XBLOCK + {self.arange(x)}")
+        self.line(f"y = program // across % down * YBLOCK + {self.arange(y)}")
+        if self.plan.outside:
+            number = "program // (across * down)"
+            names = [self.axis_names[a.name] for a in self.plan.outside]
+            if len(names) == 1:
+                self.line(f"z0 = {number}")
+            else:
+                self.line(f"z = {number}")
+                for a, digit in _digits(self.plan.outside, sym("@z")).items():
+                    self.line(f"{self.axis_names[a]} = {_bare(self.index(digit))}")
+        for lane in (y, x):
+            self.define_mask(lane)
+
+    def define_mask(self, lane: Lane) -> None:
+        if lane.masked:
+            self.line(f"{lane.name}m = {lane.name} < {self.index(lane.size)}")
+
+    def open_lane(self, name: str, start: str, values: list[int]) -> None:
+        """The r lane, from `start` on, with its mask and those of its axes that `values` mention."""
+        lane = self.lane(name)
+        self.line(f"{name} = {start}{self.widened(self.arange(lane))}")
+        self.define_mask(lane)
+        self.define_axes(name, values)
+
+    def define_axes(self, name: str, values: Iterable[int]) -> None:
+        lane = next((x for x in self.plan.lanes if x.name == name), None)
+        if lane is None or len(lane.axes) < 2:
+            return
+        used = {s.name for n in values for index in self._mentioned(n) for s in symbols(index)}
+        for a in lane.axes:
+            if a.name in used:
+                self.line(f"{self.axis_names[a.name]} = {_bare(self.index(self.env[a.name]))}")
+
+    def _mentioned(self, n: int) -> list[Dim]:
+        i = self.body[n]
+        return [self.indices[n], self._flattened(i.at)] if isinstance(i, Reduced) else [self.indices[n]]
+
+    def types(self) -> tuple[str, ...]:
+        kinds = {i.buffer: i.dtype for i in self.body if isinstance(i, Load | Store)}
+        out = [f"*{MEMORY_TYPE[kinds[b]]}" for b in self.signature.buffers]
+        out += ["i32"] * len(self.signature.sizes)
+        return (*out, *(["*i64"] if self.signature.checks else []))
+
+    def text(self) -> str:
+        names = [f"p{k}" for k in range(len(self.signature.buffers))]
+        names += [f"s{k}" for k in range(len(self.signature.sizes))]
+        names += ["error"] if self.signature.checks else []
+        constants = (["INDEX"] if self.reach else []) + [lane.block for lane in self.plan.lanes]
+        names += [f"{c}: tl.constexpr" for c in constants]
+        casts = [f"    s{k} = tl.cast(s{k}, {self.width})" for k in range(len(self.signature.sizes))]
+        return "\n".join(["@triton.jit", f"def @({', '.join(names)}):", *casts, *self.lines])
+
+
+class _LongRows(Phases):
+    """Rows swept in chunks, once per dependent reduction; what a sweep needs of an element it computes again."""
+
+    def __init__(self, printer: LoopPrinter) -> None:
+        super().__init__(printer.loop)
+        self.p = printer
+
+    def print(self) -> None:
+        p = self.p
+        p.define_axes("x", p.body_values())
+        if any(isinstance(i, Scanned) for i in self.body):
+            self._scan()
+            return
+        for phase in range(self.last + 1):
+            for n in self.row_values(phase):
+                p.statement(n)
+            if self.reductions(phase) or self.element_stores(phase):
+                self._sweep(phase)
+
+    def _open(self, values: list[int]) -> None:
+        p = self.p
+        p.line(f"for start in range(0, {p.index(p.lane('r').size)}, RBLOCK):")
+        p.indent += 1
+        p.open_lane("r", "start + ", values)
+
+    def _sweep(self, phase: int) -> None:
+        p = self.p
+        reductions = self.reductions(phase)
+        for n in reductions:
+            self._declare(n)
+        values = self.needed(self.pass_roots(phase), set())
+        self._open([*values, *reductions])
+        for n in values:
+            p.statement(n)
+        for n in reductions:
+            self._accumulate(n)
+        p.indent -= 1
+        for n in reductions:
+            self._combine(n)
+
+    def _declare(self, n: int) -> None:
+        i, p = self._reduced(n), self.p
+        held = p.dtype(i.arg) if i.kind.startswith("arg") else i.dtype
+        kind = "tl.int32" if i.kind.startswith("arg") and held is DType.bool else VALUE_TYPE[held]
+        p.line(f"a{n} = tl.full({p.shape('xr')}, {reduction_identity(i.kind, held)}, {kind})")
+        if i.kind.startswith("arg"):
+            p.line(f"at{n} = tl.full({p.shape('xr')}, {_INT32}, {p.width})")
+
+    def _reduced(self, n: int) -> Reduced:
+        i = self.body[n]
+        assert isinstance(i, Reduced)
+        return i
+
+    def _accumulate(self, n: int) -> None:
+        i, p = self._reduced(n), self.p
+        if i.kind.startswith("arg"):
+            value, place = p.pair(i)
+            p.line(f"a{n}, at{n} = bn.{i.kind}(a{n}, at{n}, {value}, {place})")
+        else:
+            value = p.masked(i.arg, i.dtype, reduction_identity(i.kind, i.dtype))
+            p.line(f"a{n} = {combine_text(i.kind, i.dtype, f'a{n}', value)}")
+
+    def _combine(self, n: int) -> None:
+        i, p = self._reduced(n), self.p
+        if i.kind.startswith("arg"):
+            p.line(f"_, v{n} = tl.reduce((a{n}, at{n}), 1, bn.{i.kind}, keep_dims=True)")
+            p.line(f"v{n} = v{n}.to({VALUE_TYPE[i.dtype]})")
+        else:
+            p.line(f"v{n} = {reduce_text(i.kind, i.dtype, f'a{n}')}")
+
+    def _scan(self) -> None:
+        """A running value over chunks: each goes on from the total of those before."""
+        p = self.p
+        if any(isinstance(i, Reduced) for i in self.body):
+            raise NotPrintable("a scan and a reduction over a row too long to hold")
+        rows = [n for n in p.body_values() if not self.level[n]]
+        values = [n for n in p.body_values() if self.level[n]]
+        for n in rows:
+            p.statement(n)
+        scans = {n: i for n, i in enumerate(self.body) if isinstance(i, Scanned)}
+        for n, i in scans.items():
+            p.line(f"a{n} = tl.full([XBLOCK, 1], {reduction_identity(i.kind, i.dtype)}, {VALUE_TYPE[i.dtype]})")
+        self._open(values)
+        for n in values:
+            p.statement(n)
+            if n in scans:
+                kind, arg, dtype = scans[n].kind, scans[n].arg, scans[n].dtype
+                p.line(f"v{n} = {combine_text(kind, dtype, f'a{n}', f'v{n}')}")
+                total = reduce_text(kind, dtype, p.masked(arg, dtype, reduction_identity(kind, dtype)))
+                p.line(f"a{n} = {combine_text(kind, dtype, f'a{n}', total)}")
+        p.indent -= 1
+
+
+def _digits(axes: Sequence[Axis], number: Expr) -> dict[str, Dim]:
+    """The axes of a flattened space, given the position in it."""
+    out: dict[str, Dim] = {}
+    inner: Dim = 1
+    for k, a in reversed(list(enumerate(axes))):
+        digit = floordiv(number, inner)
+        out[a.name] = digit if k == 0 else mod(digit, a.size)
+        inner = inner * a.size
+    return out
+
+
+def _bare(text: str) -> str:
+    """The text without parentheses around the whole of it."""
+    depth = 0
+    for k, c in enumerate(text):
+        depth += (c == "(") - (c == ")")
+        if depth == 0 and k < len(text) - 1:
+            return text
+    return text[1:-1] if text.startswith("(") else text

@@ -1,0 +1,116 @@
+"""Device functions that generated Triton kernels call where torch's meaning takes more than one operation.
+
+The counterpart of native/bn_math.h. Parameters carry no types: each function is compiled for what it is called with.
+"""
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def negative_zero(dtype: tl.constexpr):
+    return -tl.full([], 1.0, dtype) * 0.0
+
+
+# --- floats -----------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def maximum(a, b):
+    """The larger; NaN if either is."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def minimum(a, b):
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def fmax(a, b):
+    """The larger; a NaN counts as missing."""
+    return tl.where(a != a, b, tl.where(b != b, a, tl.maximum(a, b)))
+
+
+@triton.jit
+def fmin(a, b):
+    return tl.where(a != a, b, tl.where(b != b, a, tl.minimum(a, b)))
+
+
+@triton.jit
+def product(a, b):
+    return a * b
+
+
+@triton.jit
+def remainder(rest, b):
+    """`rest` is fmod(a, b); the result has b's sign."""
+    return tl.where((rest != 0) & ((b < 0) != (rest < 0)), rest + b, rest)
+
+
+@triton.jit
+def floor_divide(a, b, quotient, rest):
+    """floor(a / b) without the error of rounding the quotient first; `rest` is fmod(a, b)."""
+    exact = (a - rest) / b
+    exact = tl.where((rest != 0) & ((b < 0) != (rest < 0)), exact - 1, exact)
+    down = tl.floor(exact)
+    down = tl.where(exact - down > 0.5, down + 1, down)
+    down = tl.where(exact == 0, tl.where(quotient < 0, 0.0 * quotient, 0.0), down)
+    return tl.where(b == 0, quotient, down)
+
+
+# --- integers ---------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def floordiv(a, b):
+    """Rounded down, where the hardware's division truncates."""
+    return a // b - ((a % b != 0) & ((a < 0) != (b < 0)))
+
+
+@triton.jit
+def mod(a, b):
+    """The remainder with b's sign."""
+    rest = a % b
+    return tl.where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest)
+
+
+@triton.jit
+def shl(a, b, BITS: tl.constexpr):
+    inside = (b >= 0) & (b < BITS)
+    return tl.where(inside, a << tl.where(inside, b, 0), 0)
+
+
+@triton.jit
+def shr(a, b, BITS: tl.constexpr):
+    inside = (b >= 0) & (b < BITS)
+    return a >> tl.where(inside, b, BITS - 1)
+
+
+@triton.jit
+def checked(index, size, mask, error):
+    """The index if it lies in [0, size), else 0 with the error flag raised."""
+    astray = ((index < 0) | (index >= size)) & mask
+    tl.store(error + index * 0, 1, mask=astray)
+    return tl.where(astray, 0, index)
+
+
+# --- where an extreme lies --------------------------------------------------------------------------------------
+
+
+@triton.jit
+def argmax(a, at_a, b, at_b):
+    """The larger value and its place: NaN beats all, the lower place wins among equals."""
+    nan_a, nan_b = a != a, b != b
+    tie = (a == b) | (nan_a & nan_b)
+    first = (a > b) | (nan_a & (nan_b == 0)) | (tie & (at_a < at_b))
+    return tl.where(first, a, b), tl.where(first, at_a, at_b)
+
+
+@triton.jit
+def argmin(a, at_a, b, at_b):
+    nan_a, nan_b = a != a, b != b
+    tie = (a == b) | (nan_a & nan_b)
+    first = (a < b) | (nan_a & (nan_b == 0)) | (tie & (at_a < at_b))
+    return tl.where(first, a, b), tl.where(first, at_a, at_b)

@@ -1,0 +1,284 @@
+"""Reductions with fewer rows than the machine has workers are cut along the row: partial results, then their sum.
+
+One loop becomes up to three: `partial` reduces each piece of the rows into a buffer of its own, `combine` reduces the
+pieces and does the row-level work, `rest` is what needs the results at every element. A rest that still reduces is cut
+in turn. Pieces and their order depend on sizes alone, so results are the same from run to run.
+
+Worth it when a worker's share of one pass is long against a kernel launch: a bias gradient over 8192 rows, a batch norm
+of 64 channels, a sum over everything. A row of a softmax is not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from burnish.ir.body import (
+    Apply,
+    Axis,
+    BodyBuilder,
+    Const,
+    Instr,
+    Load,
+    Loop,
+    Position,
+    Reduced,
+    Scanned,
+    Store,
+    const,
+    instr_args,
+    make_axis,
+    prune,
+    remap,
+    value_symbol,
+)
+from burnish.ir.dtypes import DType
+from burnish.ir.expr import Dim, Expr, floordiv, product
+from burnish.schedule.axes import column_axis, normalise
+from burnish.schedule.kernels import Buffer, Kernel, LoopKernel, Schedule
+from burnish.schedule.phases import Phases
+
+_STRIP = 64  # neighbouring columns one worker takes together
+_PIECES = 4  # per worker, so that the last ones to finish are short
+_SHORTEST = 2048  # elements in a worker's share of a piece
+
+
+def split_reductions(schedule: Schedule, workers: int = 132, least: int = 1 << 18) -> Schedule:
+    """Cut reductions of fewer than `workers` independent strips where a strip moves at least `least` bytes a pass."""
+    buffers = dict(schedule.buffers)
+    kernels: list[Kernel] = []
+    for kernel in schedule.kernels:
+        if isinstance(kernel, LoopKernel):
+            kernels += [LoopKernel(loop) for loop in _split(kernel.loop, buffers, workers, least)]
+        else:
+            kernels.append(kernel)
+    return replace(schedule, buffers=buffers, kernels=kernels)
+
+
+def _split(loop: Loop, buffers: dict[str, Buffer], workers: int, least: int) -> list[Loop]:
+    if not loop.reduction or loop.sequential or any(isinstance(i, Scanned) for i in loop.body):
+        return [loop]
+    ordered = normalise(loop)
+    cut = _choose_cut(ordered, workers, least)
+    if cut is None:
+        return [loop]
+    partial, combine, rest = _Split(ordered, *cut, buffers).loops()
+    done = [partial, combine]
+    return done if rest is None else [*done, *_split(rest, buffers, workers, least)]
+
+
+# --- the decision -----------------------------------------------------------------------------------------------
+
+
+def _choose_cut(loop: Loop, workers: int, least: int) -> tuple[Axis, int] | None:
+    """The axis to cut and into how many pieces, if that pays."""
+    rows, length = (product([a.size for a in axes]) for axes in (loop.parallel, loop.reduction))
+    if not isinstance(rows, int):
+        return None
+    width = _STRIP if column_axis(loop) is not None else 1
+    strips = -(-rows // width)
+    elements = min(width, rows) * _static(length)
+    if strips >= workers or elements * _bytes_per_element(loop) < least:
+        return None
+    axis = max(loop.reduction, key=lambda a: _static(a.size))
+    stores = bool(Phases(loop).element_stores(0))
+    places = any(isinstance(i, Reduced) and i.kind.startswith("arg") for i in loop.body)
+    if places and len(loop.reduction) > 1:
+        return None  # the first of equal elements would depend on the order of the pieces
+    pieces = _pieces(axis.size, min(-(-_PIECES * workers // strips), elements // _SHORTEST), exact=stores)
+    return None if pieces < 2 else (axis, pieces)
+
+
+def _static(size: Dim) -> int:
+    return size if isinstance(size, int) else 1 << 20
+
+
+def _bytes_per_element(loop: Loop) -> int:
+    level = loop.element_level()
+    return sum(i.dtype.itemsize for n, i in enumerate(loop.body) if isinstance(i, Load | Store) and level[n])
+
+
+def _pieces(size: Dim, wanted: int, exact: bool) -> int:
+    """Pieces that divide the axis, near the number wanted; any number where what lies past the end can be masked."""
+    if not isinstance(size, int):
+        return 1 if exact else wanted
+    most = min(wanted, size)
+    dividing = next((n for n in range(most, max(most // 4, 1), -1) if size % n == 0), 1)
+    if dividing > 1 or exact or most < 2:
+        return dividing
+    return -(-size // -(-size // most))  # none of them empty
+
+
+# --- the rewriting ----------------------------------------------------------------------------------------------
+
+
+class _Split:
+    def __init__(self, loop: Loop, axis: Axis, pieces: int, buffers: dict[str, Buffer]) -> None:
+        self.loop, self.axis, self.pieces, self.buffers = loop, axis, pieces, buffers
+        self.phases = Phases(loop)
+        self.first = self.phases.reductions(0)
+        self.rows = [a.size for a in loop.parallel]
+        self.row: Dim = 0
+        for a in loop.parallel:
+            self.row = self.row * a.size + _position(a)
+        self.length: Dim = floordiv(axis.size + (pieces - 1), pieces)
+        self.piece = make_axis("piece", pieces)
+        self.stored: dict[int, list[str]] = {}  # reduction -> buffers of its partial results
+
+    def loops(self) -> tuple[Loop, Loop, Loop | None]:
+        return self._partial(), self._combine(), self._rest()
+
+    def _buffer(self, dtype: DType, shape: list[Dim]) -> str:
+        name = f"split{len(self.buffers)}"
+        strides = tuple(product(shape[d + 1 :]) for d in range(len(shape)))
+        self.buffers[name] = Buffer(name, dtype, tuple(shape), strides, "temp")
+        return name
+
+    def _partial(self) -> Loop:
+        """Each piece's reductions, and the element-level stores that wait for none."""
+        step = make_axis(self.axis.name, self.length, True)
+        at = _position(self.piece) * self.length + _position(step)
+        out = _Body(self.loop, {self.axis.name: at})
+        exact = self.axis.size == self.length * self.pieces
+        if not exact:
+            out.guard_past(at, self.axis.size)
+        for n in self.phases.element_stores(0):
+            out.value(n)
+        where = _position(self.piece) * product(self.rows) + self.row
+        for n in self.first:
+            i = self._reduced(n)
+            value = out.masked(i.arg, _identity(i.kind, self.loop.body[i.arg].dtype))
+            self.stored[n] = []
+            for part in self._parts(i):
+                name = self._buffer(part.dtype, [self.pieces, *self.rows])
+                reduced = out.emit(remap(replace(part, arg=0), {0: value}, out.axes))
+                out.emit(Store(name, where, reduced, "set", part.dtype))
+                self.stored[n].append(name)
+        inner = tuple(step if a is self.axis else a for a in self.loop.reduction)
+        return Loop((*self.loop.parallel, self.piece, *inner), prune(out.instrs))
+
+    def _parts(self, i: Reduced) -> list[Reduced]:
+        """What is kept of a piece: its result, and for a position also the value found there."""
+        if not i.kind.startswith("arg"):
+            return [i]
+        held = self.loop.body[i.arg].dtype.compute
+        return [i, Reduced(i.kind.removeprefix("arg"), i.arg, held)]
+
+    def _reduced(self, n: int) -> Reduced:
+        i = self.loop.body[n]
+        assert isinstance(i, Reduced)
+        return i
+
+    def _combine(self) -> Loop:
+        """The pieces' results reduced, and all row-level work that needs no more than those."""
+        along = make_axis("piece", self.pieces, True)
+        out = _Body(self.loop, {})
+        where = _position(along) * product(self.rows) + self.row
+        for n in self.first:
+            out.values[n] = self._combined(out, self._reduced(n), self.stored[n], where, _position(along))
+        for n, i in enumerate(self.loop.body):
+            if isinstance(i, Store) and not self.phases.level[n] and self.phases.ready[n] <= 1:
+                out.value(n)
+        self.kept: dict[int, str] = {}
+        for n in self._frontier():
+            i = self.loop.body[n]
+            assert not isinstance(i, Store)
+            self.kept[n] = self._buffer(i.dtype.compute, list(self.rows))
+            out.emit(Store(self.kept[n], self.row, out.value(n), "set", i.dtype.compute))
+        return Loop((*self.loop.parallel, along), prune(out.instrs))
+
+    def _combined(self, out: _Body, i: Reduced, parts: list[str], where: Dim, along: Expr) -> int:
+        if not i.kind.startswith("arg"):
+            return out.emit(replace(i, arg=out.emit(Load(parts[0], where, i.dtype))))
+        value = out.emit(Load(parts[1], where, self.buffers[parts[1]].dtype or i.dtype))
+        piece = out.emit(Reduced(i.kind, value, DType.i64, along))
+        return out.emit(Load(parts[0], value_symbol(piece) * product(self.rows) + self.row, i.dtype))
+
+    def _frontier(self) -> list[int]:
+        """Row-level results of the first pass that later passes read."""
+        level, ready, body = self.phases.level, self.phases.ready, self.loop.body
+        late = [n for n in range(len(body)) if ready[n] > 1 or (level[n] and ready[n] == 1)]
+        used = {a for n in late for a in instr_args(body[n])}
+        return [n for n in sorted(used) if not level[n] and ready[n] == 1 and not isinstance(body[n], Const)]
+
+    def _rest(self) -> Loop | None:
+        """What is left, with the first pass's results read back; a plain map where nothing reduces any more."""
+        body, level, ready = self.loop.body, self.phases.level, self.phases.ready
+        roots = [n for n, i in enumerate(body) if isinstance(i, Store) and ready[n] > (0 if level[n] else 1)]
+        if not roots:
+            return None
+        out = _Body(self.loop, {})
+        for n, name in self.kept.items():
+            dtype = self.buffers[name].dtype
+            assert dtype is not None
+            out.values[n] = out.emit(Load(name, self.row, dtype))
+        for n in roots:
+            out.value(n)
+        instrs = prune(out.instrs)
+        reduces = any(isinstance(i, Reduced) for i in instrs)
+        return Loop(tuple(replace(a, reduce=a.reduce and reduces) for a in self.loop.axes), instrs)
+
+
+class _Body(BodyBuilder):
+    """Parts of a loop's body, re-emitted under new axes as they are asked for."""
+
+    def __init__(self, loop: Loop, axes: Mapping[str, Dim]) -> None:
+        super().__init__()
+        self.source, self.axes, self.level = loop.body, axes, loop.element_level()
+        self.values: dict[int, int] = {}
+        self.inside: int | None = None  # a truth value: this point lies within the row
+
+    def guard_past(self, at: Dim, size: Dim) -> None:
+        limit = const(size, DType.i64) if isinstance(size, int) else Position(size)
+        self.inside = self.emit(Apply("lt", (self.emit(Position(at)), self.emit(limit)), DType.bool))
+
+    def value(self, n: int) -> int:
+        for needed in self._missing(n):
+            i = remap(self.source[needed], self.values, self.axes)
+            self.values[needed] = self.emit(self._guarded(i) if self.level[needed] else i)
+        return self.values[n]
+
+    def _missing(self, n: int) -> Iterable[int]:
+        """What a value takes and is not here yet, in the source's order."""
+        seen: set[int] = set()
+        stack = [n]
+        while stack:
+            v = stack.pop()
+            if v not in self.values and v not in seen:
+                seen.add(v)
+                stack.extend(instr_args(self.source[v]))
+        return sorted(seen)
+
+    def _guarded(self, i: Instr) -> Instr:
+        if self.inside is None or not isinstance(i, Load):
+            return i
+        guard = self.inside if i.guard is None else self.emit(Apply("and", (i.guard, self.inside), DType.bool))
+        return replace(i, guard=guard)
+
+    def masked(self, n: int, identity: bool | int | float) -> int:
+        value = self.value(n)
+        if self.inside is None:
+            return value
+        dtype = self.source[n].dtype.compute
+        return self.emit(Apply("where", (self.inside, value, self.emit(const(identity, dtype))), dtype))
+
+
+def _position(axis: Axis) -> Expr:
+    return Expr({(axis.sym,): 1})
+
+
+def _identity(kind: str, dtype: DType) -> bool | int | float:
+    """What leaves a reduction as it is. For a position it must merely never win: a piece is never empty."""
+    if kind in ("sum", "any", "prod", "all"):
+        one = kind in ("prod", "all")
+        return float(one) if dtype.is_float else one if dtype is DType.bool else int(one)
+    low = kind in ("max", "argmax")
+    if dtype.is_float:
+        return -math.inf if low else math.inf
+    if dtype is DType.bool:
+        return not low
+    if dtype is DType.u8:
+        return 0 if low else 255
+    top = 1 << (8 * dtype.itemsize - 1)
+    return -top if low else top - 1

@@ -1,0 +1,62 @@
+"""Triton's own compiler without a device, in a process where its interpreter is not chosen."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+from burnish.codegen.triton import TritonUnit
+from tests.triton.interpreter import load_module
+
+
+class Compiler:
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pool = ProcessPoolExecutor(1, mp_context=context, initializer=_choose_compiler)
+
+    def close(self) -> None:
+        self.pool.shutdown()
+
+    def compile(self, unit: TritonUnit, number: int, capability: int, launch: int = 0, aligned: bool = True) -> str:
+        """The assembly of one kernel of a unit."""
+        call = unit.calls[number]
+        chosen = call.launches[min(launch, len(call.launches) - 1)]
+        constants = dict(chosen.blocks) | ({"INDEX": "int32"} if call.reach else {})
+        options = {"num_warps": chosen.warps, "num_stages": chosen.stages}
+        job = (unit.text, call.function, call.types, constants, options, capability, aligned)
+        text: str = self.pool.submit(_compile, *job).result()
+        return text
+
+
+def _choose_compiler() -> None:
+    os.environ.pop("TRITON_INTERPRET", None)
+    os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp(prefix="burnish-triton-")
+
+
+def _compile(
+    text: str,
+    function: str,
+    types: tuple[str, ...],
+    constants: dict[str, Any],
+    options: dict[str, int],
+    capability: int,
+    aligned: bool,
+) -> str:
+    import triton
+    import triton.language as tl
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    kernel = getattr(load_module(text), function)
+    names = kernel.arg_names
+    values = {k: getattr(tl, v) if isinstance(v, str) else v for k, v in constants.items()}
+    signature = dict(zip(names, types, strict=False)) | dict.fromkeys(values, "constexpr")
+    hints = {(k,): [["tt.divisibility", 16]] for k in range(len(types))} if aligned else {}
+    source = ASTSource(kernel, signature, values, hints)
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    ptx: str = compiled.asm["ptx"]
+    assert compiled.asm["cubin"]
+    return ptx

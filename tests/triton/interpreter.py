@@ -1,0 +1,168 @@
+"""Kernels under Triton's interpreter, in a process of their own: the interpreter is chosen when Triton is imported."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import io
+import multiprocessing
+import os
+import tempfile
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from burnish.codegen.triton import TritonCall, generate
+from burnish.codegen.triton_launch import Launch
+from burnish.ir.body import Loop
+from burnish.ir.evaluate import evaluate_loop
+from burnish.ir.expr import Dim, evaluate
+from burnish.schedule.kernels import LoopKernel, Schedule
+
+Buffers = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One launch, as plain data."""
+
+    text: str
+    function: str
+    arguments: tuple[str | int, ...]  # a string names a buffer
+    grid: tuple[int, ...]
+    constants: tuple[tuple[str, int | str], ...]
+
+
+class Interpreter:
+    """A process that runs kernels; buffers go over and come back."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pool = ProcessPoolExecutor(1, mp_context=context, initializer=_choose_interpreter)
+
+    def close(self) -> None:
+        self.pool.shutdown()
+
+    def run_loop(
+        self,
+        loop: Loop,
+        buffers: Buffers,
+        sizes: Mapping[str, int] | None = None,
+        launch: int = 0,
+        index: str | None = None,
+    ) -> int:
+        """Run a loop's kernel on the buffers, in place; the error flag."""
+        loop.verify()
+        unit = generate(Schedule({}, [LoopKernel(loop)], []), interpreted=True)
+        assert not unit.refused, unit.refused
+        return self.run([job(unit.text, unit.calls[0], launch, sizes or {}, index)], buffers)
+
+    def run(self, jobs: list[Job], buffers: Buffers) -> int:
+        packed = io.BytesIO()
+        torch.save(buffers, packed)
+        result, error = self.pool.submit(_run, jobs, packed.getvalue()).result()
+        for name, tensor in torch.load(io.BytesIO(result)).items():
+            buffers[name].copy_(tensor)
+        return error
+
+    def check(
+        self,
+        loop: Loop,
+        buffers: Buffers,
+        sizes: Mapping[str, int] | None = None,
+        tolerance: float = 2e-6,
+        launches: int = 2,
+    ) -> None:
+        """Every launch of a loop's kernel leaves the buffers as the reference does."""
+        want = {n: t.clone() for n, t in buffers.items()}
+        evaluate_loop(loop, want, sizes or {})
+        for k in range(launches):
+            got = {n: t.clone() for n, t in buffers.items()}
+            assert self.run_loop(loop, got, sizes, k) == 0
+            for name in buffers:
+                assert_close(got[name], want[name], tolerance, name)
+
+
+def job(text: str, call: TritonCall, launch: int, sizes: Mapping[str, int], index: str | None = None) -> Job:
+    chosen: Launch = call.launches[min(launch, len(call.launches) - 1)]
+    arguments = [*call.buffers, *(sizes[s] for s in call.sizes), *(["error"] if call.checks else [])]
+    constants: list[tuple[str, int | str]] = list(chosen.blocks)
+    if call.reach:
+        constants.append(("INDEX", index or index_type(call.reach, sizes)))
+    return Job(text, call.function, tuple(arguments), tuple(evaluate(d, sizes) for d in chosen.grid), tuple(constants))
+
+
+def index_type(reach: tuple[Dim, ...], sizes: Mapping[str, int]) -> str:
+    return "int64" if any(evaluate(r, sizes) >= 2**31 for r in reach) else "int32"
+
+
+def assert_close(got: torch.Tensor, want: torch.Tensor, tolerance: float, name: str = "") -> None:
+    assert got.dtype is want.dtype
+    if not want.is_floating_point():
+        assert torch.equal(got, want), f"{name}: {got} is not {want}"
+        return
+    unit = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}.get(want.dtype, tolerance)
+    torch.testing.assert_close(got, want, rtol=unit, atol=unit, equal_nan=True, msg=lambda m: f"{name}: {m}")
+
+
+# --- in the other process ---------------------------------------------------------------------------------------
+
+
+def _choose_interpreter() -> None:
+    os.environ["TRITON_INTERPRET"] = "1"
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang_tensor
+
+    def patch_lang_tensor(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        # The interpreter holds scalars as arrays of one element, which NumPy 2.4 no longer converts by itself.
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    interpreter._patch_lang_tensor = patch_lang_tensor
+    interpreter.ReduceOps.generic_reduce = _reduce_by_halves
+
+
+def _reduce_by_halves(self: Any, inputs: Any) -> Any:
+    """The interpreter would call the combining function once per element; this calls it once per level of a tree."""
+    data = [x.handle.data for x in inputs]
+    while data[0].shape[self.axis] > 1:
+        halves = [np.split(d, 2, self.axis) for d in data]
+        sides = [[self.to_tensor(h[k], x.dtype) for h, x in zip(halves, inputs, strict=True)] for k in (0, 1)]
+        combined = self.combine_fn.fn(*sides[0], *sides[1])
+        data = [c.handle.data for c in (combined if isinstance(combined, tuple) else (combined,))]
+    if not self.keep_dims:
+        data = [d.squeeze(self.axis) for d in data]
+    return [self.to_tensor(d, x.dtype) for d, x in zip(data, inputs, strict=True)]
+
+
+def _run(jobs: list[Job], packed: bytes) -> tuple[bytes, int]:
+    import triton.language as tl
+
+    buffers = torch.load(io.BytesIO(packed))
+    error = torch.zeros(1, dtype=torch.int64)
+    for j in jobs:
+        kernel = getattr(load_module(j.text), j.function)
+        args = [error if a == "error" else buffers[a] if isinstance(a, str) else a for a in j.arguments]
+        constants = {k: getattr(tl, v) if isinstance(v, str) else v for k, v in j.constants}
+        kernel[j.grid](*args, **constants)
+    result = io.BytesIO()
+    torch.save(buffers, result)
+    return result.getvalue(), int(error)
+
+
+def load_module(text: str) -> Any:
+    """A module of kernels; Triton reads its functions' source from the file."""
+    name = "kernels_" + hashlib.sha256(text.encode()).hexdigest()[:16]
+    path = Path(tempfile.mkdtemp(prefix="burnish-")) / f"{name}.py"
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
