@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from burnish.codegen.c_loop import CFunction, LoopPrinter, Signature
+from burnish.codegen.c_loop import CFunction, LoopPrinter
 from burnish.codegen.c_scalar import MEMORY_TYPE
+from burnish.codegen.signature import Signature
 from burnish.ir.body import Instr, Load, Store, instr_args
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, product, render

@@ -9,7 +9,7 @@ Three shapes of loop nest, chosen by which axis runs contiguously through memory
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from burnish.codegen.c_scalar import (
     MEMORY_TYPE,
@@ -22,6 +22,7 @@ from burnish.codegen.c_scalar import (
     reduction_identity,
     store_text,
 )
+from burnish.codegen.signature import Signature
 from burnish.ir.body import (
     Apply,
     Axis,
@@ -47,16 +48,8 @@ from burnish.schedule.phases import Phases, cost
 _STRIP = 64  # columns handled together
 _PARALLEL_WORK = 30_000  # scalar operations below which waking other threads costs more than it saves
 _SCRATCH_ROW = 8192  # longest row whose values are kept on the stack between passes
-_BLOCK = 1024  # a long float sum is a sum of block sums: as accurate as eager's cascade
-
-
-@dataclass
-class Signature:
-    """A kernel function's parameters, in order of first use; callers bind them by name."""
-
-    buffers: list[str] = field(default_factory=list)
-    sizes: list[str] = field(default_factory=list)
-    checks: bool = False
+_BLOCK = 1024  # a long float sum is a sum, in double, of block sums: as accurate as eager's cascade
+_BLOCK_ROWS = 128  # the same for sums of columns, which have no lanes along the sum to share it out
 
 
 @dataclass
@@ -286,6 +279,13 @@ class _Nest(Phases):
         super().__init__(printer.loop)
         self.p = printer
 
+    def long_sums(self, reductions: list[int], block: int) -> list[int]:
+        """Sums of so many floats that their rounding errors would add up to more than eager's."""
+        length = product([a.size for a in self.p.loop.reduction])
+        if isinstance(length, int) and length <= 2 * block:
+            return []
+        return [n for n in reductions if self.body[n].kind == "sum" and self.body[n].dtype is DType.f32]  # type: ignore[union-attr]
+
 
 class _RowNest(_Nest):
     def print(self) -> None:
@@ -331,8 +331,12 @@ class _RowNest(_Nest):
     def _pass(self, phase: int, scratch: list[int], kept: set[int]) -> None:
         p = self.p
         reductions = self.reductions(phase)
+        blocked = self.long_sums(reductions, _BLOCK)
         for n in reductions:
-            _declare_accumulator(p, n)
+            if n in blocked:
+                p.line(f"double d{n} = 0;")
+            else:
+                _declare_accumulator(p, n)
         values = self.needed(self.pass_roots(phase), kept)
         linear: Dim = 0
         for a in self.along:
@@ -341,14 +345,14 @@ class _RowNest(_Nest):
         for a in outer:
             x = p.axis_names[a.name]
             p.open(f"for (int64_t {x} = 0; {x} < {p.index(a.size)}; {x}++)")
-        blocked = self._blocked(reductions, inner)
         start, stop = "0", p.index(inner.size)
-        if blocked:
+        cut = bool(blocked) and not (isinstance(inner.size, int) and inner.size <= 2 * _BLOCK)
+        if cut:
             p.open(f"for (int64_t block = 0; block < {stop}; block += {_BLOCK})")
             p.line(f"int64_t stop = bn_min_i64(block + {_BLOCK}, {stop});")
             start, stop = "block", "stop"
-            for n in blocked:
-                p.line(f"{VALUE_TYPE[self.body[n].dtype]} b{n} = 0;")
+        for n in blocked:
+            p.line(f"{VALUE_TYPE[self.body[n].dtype]} b{n} = 0;")
         self._lanes(reductions, blocked, values)
         x = p.axis_names[inner.name]
         p.open(f"for (int64_t {x} = {start}; {x} < {stop}; {x}++)")
@@ -368,17 +372,12 @@ class _RowNest(_Nest):
                 p.lane_values.pop(n, None)
         p.lane_values.update(saved)
         kept.update(n for n in values if n in scratch)
-        if blocked:
-            for n in blocked:
-                p.line(f"v{n} += b{n};")
+        for n in blocked:
+            p.line(f"d{n} += b{n};")
+        for _ in (*outer, *([inner] if cut else [])):
             p.close()
-        for _ in outer:
-            p.close()
-
-    def _blocked(self, reductions: list[int], inner: Axis) -> list[int]:
-        if isinstance(inner.size, int) and inner.size <= 2 * _BLOCK:
-            return []
-        return [n for n in reductions if self.body[n].kind == "sum" and self.body[n].dtype is DType.f32]  # type: ignore[union-attr]
+        for n in blocked:
+            p.line(f"{VALUE_TYPE[self.body[n].dtype]} v{n} = d{n};")
 
     def _lanes(self, reductions: list[int], blocked: list[int], values: list[int]) -> None:
         if any(self.body[n].kind.startswith("arg") for n in reductions):  # type: ignore[union-attr]
@@ -466,6 +465,11 @@ class _ColumnNest(_Nest):
                 p.line(f"for (int64_t l = 0; l < width; l++) {{ m{n}[l] = {start}; w{n}[l] = 0; }}")
             else:
                 p.line(f"for (int64_t l = 0; l < width; l++) w{n}[l] = {start};")
+        blocked = self.long_sums(reductions, _BLOCK_ROWS)
+        for n in blocked:
+            p.line(f"double d{n}[{_STRIP}] BN_ALIGN = {{0}};")
+        if blocked:
+            p.line(f"int64_t rows{phase} = 0;")
         for a in p.loop.reduction:
             x = p.axis_names[a.name]
             p.open(f"for (int64_t {x} = 0; {x} < {p.index(a.size)}; {x}++)")
@@ -479,8 +483,16 @@ class _ColumnNest(_Nest):
         for n in reductions:
             _accumulate(p, n, f"w{n}[l]", best=f"m{n}[l]")
         p.close()
+        if blocked:
+            p.open(f"if (++rows{phase} == {_BLOCK_ROWS})")
+            p.line(f"rows{phase} = 0;")
+            for n in blocked:
+                p.line(f"for (int64_t l = 0; l < width; l++) {{ d{n}[l] += w{n}[l]; w{n}[l] = 0; }}")
+            p.close()
         for _ in p.loop.reduction:
             p.close()
+        for n in blocked:
+            p.line(f"for (int64_t l = 0; l < width; l++) w{n}[l] += d{n}[l];")
 
 
 def _parallel_for(loops: int, condition: str, simd: str = "") -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from burnish.codegen.c_loop import Signature
+from burnish.codegen.signature import Signature
 from burnish.codegen.triton_launch import Lane, Launch, Plan, plan
 from burnish.codegen.triton_scalar import (
     MEMORY_TYPE,
@@ -240,8 +240,8 @@ class LoopPrinter:
             case Apply(fn, args, dtype):
                 operand = self.dtype(args[1] if fn == "where" else args[0])
                 return apply_text(fn, dtype, operand, self._operands(fn, args))
-            case Reduced():
-                return self._reduced(n, i)
+            case Reduced(kind, arg, dtype, _):
+                return reduce_text(kind, dtype, self.masked(arg, dtype, reduction_identity(kind, dtype)))
             case Scanned(kind, arg, dtype):
                 return f"tl.cum{kind}({self._whole(arg)}, 1).to({VALUE_TYPE[dtype]})"
         raise AssertionError(f"{i} is not an expression")
@@ -273,8 +273,10 @@ class LoopPrinter:
         if isinstance(i, Store):
             self._store(n, i)
         elif isinstance(i, Reduced) and i.kind.startswith("arg"):
-            self.line(f"_, v{n} = {self.expression(n)}")
-            self.line(f"v{n} = v{n}.to({VALUE_TYPE[i.dtype]})")
+            value, place = self.pair(i)
+            self.line(f"a{n} = {value}")
+            self.line(f"at{n} = {place}")
+            self.reduce_pair(n, i)
         else:
             self.line(f"v{n} = {_bare(self.expression(n))}")
 
@@ -309,11 +311,6 @@ class LoopPrinter:
         row = self.mask("r")
         return f"tl.where({row[0]}, {text}, {identity})" if row else text
 
-    def _reduced(self, n: int, i: Reduced) -> str:
-        if i.kind.startswith("arg"):
-            return f"tl.reduce(({', '.join(self.pair(i))}), 1, bn.{i.kind}, keep_dims=True)"
-        return reduce_text(i.kind, i.dtype, self.masked(i.arg, i.dtype, reduction_identity(i.kind, i.dtype)))
-
     def pair(self, i: Reduced) -> tuple[str, str]:
         """A value and its place, over the whole tile; past the row, one that never wins."""
         held = self.dtype(i.arg)
@@ -323,6 +320,10 @@ class LoopPrinter:
             place = f"tl.where({row[0]}, {place}, {_INT32})"
         value = self.masked(i.arg, held, reduction_identity(i.kind, held))
         return (f"{value}.to(tl.int32)" if held is DType.bool else value), place
+
+    def reduce_pair(self, n: int, i: Reduced) -> None:
+        self.line(f"_, v{n} = tl.reduce((a{n}, at{n}), 1, bn.{i.kind}, keep_dims=True)")
+        self.line(f"v{n} = v{n}.to({VALUE_TYPE[i.dtype]})")
 
     # --- whole kernels ------------------------------------------------------------------------------------------
 
@@ -487,8 +488,7 @@ class _LongRows(Phases):
     def _combine(self, n: int) -> None:
         i, p = self._reduced(n), self.p
         if i.kind.startswith("arg"):
-            p.line(f"_, v{n} = tl.reduce((a{n}, at{n}), 1, bn.{i.kind}, keep_dims=True)")
-            p.line(f"v{n} = v{n}.to({VALUE_TYPE[i.dtype]})")
+            p.reduce_pair(n, i)
         else:
             p.line(f"v{n} = {reduce_text(i.kind, i.dtype, f'a{n}')}")
 

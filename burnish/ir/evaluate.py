@@ -135,9 +135,17 @@ def grid_value(x: Dim, env: Mapping[str, torch.Tensor]) -> torch.Tensor | int:
         return x
     names: dict[str, str] = {}
     text = render(x, lambda n: names.setdefault(n, f"v{len(names)}"))
-    scope = {"__builtins__": {}, "max": torch.maximum, "min": torch.minimum}
+    scope = {"__builtins__": {}, "max": _larger, "min": _smaller}
     value: torch.Tensor = eval(text, scope, {v: env[n] for n, v in names.items()})
     return value
+
+
+def _larger(a: torch.Tensor | int, b: torch.Tensor | int) -> torch.Tensor:
+    return torch.maximum(torch.as_tensor(a), torch.as_tensor(b))
+
+
+def _smaller(a: torch.Tensor | int, b: torch.Tensor | int) -> torch.Tensor:
+    return torch.minimum(torch.as_tensor(a), torch.as_tensor(b))
 
 
 def _broadcast(*shapes: Any) -> tuple[int, ...]:

@@ -161,7 +161,9 @@ def wrapping(dtype: DType) -> Case:
     b.store("w", at(i), b.apply("lt", total, y, dtype=BOOL), BOOL)
     x_values, y_values = (numbers(40, dtype, seed, -128, 128) for seed in (0, 1))
     return Case(
-        f"wrapping_{dtype.value}", b.loop(i), {"x": x_values, "y": y_values, "z": blank(40, dtype), "w": blank(40, BOOL)}
+        f"wrapping_{dtype.value}",
+        b.loop(i),
+        {"x": x_values, "y": y_values, "z": blank(40, dtype), "w": blank(40, BOOL)},
     )
 
 
@@ -193,7 +195,9 @@ UNARY = (
     "neg abs sign floor ceil trunc round sqrt rsqrt reciprocal exp exp2 expm1 log log2 log10 log1p sin cos tan asin "
     "acos atan sinh cosh tanh asinh acosh atanh erf erfc sigmoid lgamma"
 ).split()
-BINARY = "add sub mul div floordiv truncdiv mod fmod pow atan2 hypot copysign nextafter maximum minimum fmax fmin".split()
+BINARY = (
+    "add sub mul div floordiv truncdiv mod fmod pow atan2 hypot copysign nextafter maximum minimum fmax fmin".split()
+)
 COMPARE = "eq ne lt le gt ge".split()
 
 
@@ -308,6 +312,21 @@ def everything(dtype: DType, count: int) -> Case:
     b.store("z", 0, b.reduce("sum", x, dtype.compute), dtype)
     held = {"x": torch.rand(count, generator=torch.Generator().manual_seed(0)).to(dtype.torch), "z": blank(1, dtype)}
     return Case(f"everything_{dtype.value}_{count}", b.loop(i), held, tolerance=1e-6 if dtype is F32 else 1e-12)
+
+
+def long_column_sum() -> Case:
+    b, (i, j) = Body(), axes(20_000, 7, reduced=(0,))
+    b.store("z", at(j), b.reduce("sum", b.load("x", at(i) * 7 + at(j))))
+    values = torch.rand(140_000, generator=torch.Generator().manual_seed(0))
+    return Case("long_column_sum", b.loop(i, j), {"x": values, "z": blank(7)}, tolerance=1e-6)
+
+
+def long_sum_with_gaps() -> Case:
+    """Axes that do not join: the inner one is short, the sum is not."""
+    b, (i, j) = Body(), axes(3000, 30, reduced=(0, 1))
+    b.store("z", 0, b.reduce("sum", b.load("x", at(i) * 40 + at(j))))
+    values = torch.rand(120_000, generator=torch.Generator().manual_seed(0))
+    return Case("long_sum_with_gaps", b.loop(i, j), {"x": values, "z": blank(1)}, tolerance=1e-6)
 
 
 def arg_extremes(dtype: DType, kept_last: bool = False) -> Case:
@@ -430,7 +449,8 @@ def large() -> Case:
 def all_cases() -> list[Case]:
     makers: list[Callable[[], Case]] = [
         elementwise, broadcast, transposed, reshaped, flipped, any_size, single, guarded, gathered, truth, softmax,
-        layer_norm, several_axes, gathered_sum, column_softmax, long_scan, large, extremes_with_nan,
+        layer_norm, several_axes, gathered_sum, column_softmax, long_scan, large, extremes_with_nan, long_column_sum,
+        long_sum_with_gaps,
     ]  # fmt: skip
     return [
         *(make() for make in makers),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 
+from burnish.codegen import c_loop
 from burnish.codegen.c import print_kernel
 from burnish.codegen.c_loop import CFunction
 from burnish.ir.evaluate import evaluate_loop
@@ -35,12 +36,16 @@ def wrapper(name: str, function: CFunction) -> str:
     return f"{text}\nvoid {name}(int64_t *t) {{ {name}_kernel({', '.join(words)}); }}\n"
 
 
-@pytest.fixture(scope="module")
-def library() -> Iterator[ctypes.CDLL]:
+def built(cases: Sequence[Case]) -> ctypes.CDLL:
     """All cases in one translation unit: the compiler starts once."""
-    text = ['#include "bn_kernel.h"', *(wrapper(c.name, printed(c)) for c in [*CASES, astray()])]
+    text = ['#include "bn_kernel.h"', *(wrapper(c.name, printed(c)) for c in cases)]
     options = Options()
-    yield build_shared(CSource("\n".join(text), "loops"), options=options, cache=open_cache(options), log=CompileLog())
+    return build_shared(CSource("\n".join(text), "loops"), options=options, cache=open_cache(options), log=CompileLog())
+
+
+@pytest.fixture(scope="module")
+def library() -> ctypes.CDLL:
+    return built([*CASES, astray()])
 
 
 def run(library: ctypes.CDLL, case: Case) -> tuple[dict[str, torch.Tensor], int]:
@@ -57,8 +62,7 @@ def test_names_are_unique() -> None:
     assert len({c.name for c in CASES}) == len(CASES)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-def test_c_is_the_reference(library: ctypes.CDLL, case: Case) -> None:
+def check(library: ctypes.CDLL, case: Case) -> None:
     case.loop.verify()
     want = {name: t.clone() for name, t in case.buffers.items()}
     evaluate_loop(case.loop, want, case.sizes)
@@ -76,6 +80,11 @@ def test_c_is_the_reference(library: ctypes.CDLL, case: Case) -> None:
             assert torch.equal(a, b), f"{name}: {a[a != b]} instead of {b[a != b]} at {(a != b).nonzero().flatten()}"
 
 
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_c_is_the_reference(library: ctypes.CDLL, case: Case) -> None:
+    check(library, case)
+
+
 def test_a_position_astray_raises_the_flag(library: ctypes.CDLL) -> None:
     case = astray()
     with pytest.raises(IndexError):
@@ -86,10 +95,29 @@ def test_a_position_astray_raises_the_flag(library: ctypes.CDLL) -> None:
     assert torch.equal(got["z"][inside], case.buffers["x"][case.buffers["at"][inside]])
 
 
-def test_long_sums_are_as_accurate_as_eager(library: ctypes.CDLL) -> None:
-    (case,) = (c for c in CASES if c.name == "everything_f32_100000")
-    got, _ = run(library, case)
-    x = case.buffers["x"]
-    truth = x.double().sum()
-    ours, eager = abs(got["z"][0].double() - truth), abs(x.sum().double() - truth)
-    assert ours <= max(2 * eager, 1e-7 * truth)
+LONG_SUMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "everything_f32_100000": lambda x: x.view(-1, 1),
+    "long_column_sum": lambda x: x.view(-1, 7),
+    "long_sum_with_gaps": lambda x: x.view(-1, 40)[:, :30].reshape(-1, 1),
+}
+
+
+@pytest.mark.parametrize("name", LONG_SUMS)
+def test_long_sums_are_as_accurate_as_eager(library: ctypes.CDLL, name: str) -> None:
+    (case,) = (c for c in CASES if c.name == name)
+    x = LONG_SUMS[name](case.buffers["x"])
+    truth = x.double().sum(0)
+    ours = (run(library, case)[0]["z"].double() - truth).abs().max()
+    eager = (x.sum(0).double() - truth).abs().max()
+    assert ours <= max(2 * eager, 1e-7 * truth.max())
+
+
+@pytest.mark.threads
+def test_every_form_with_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small strips and blocks, and threads from the first element on: the forms' edges meet within these sizes."""
+    for name, value in (("_PARALLEL_WORK", 1), ("_STRIP", 8), ("_BLOCK", 16), ("_BLOCK_ROWS", 4)):
+        monkeypatch.setattr(c_loop, name, value)
+    shared = built([c for c in CASES if not c.name.startswith(("casts", "operations", "wrapping"))])
+    for case in CASES:
+        if not case.name.startswith(("casts", "operations", "wrapping")):
+            check(shared, case)

@@ -248,7 +248,7 @@ def random_graph(rng: Random) -> Graph:
 
 
 @settings(derandomize=True, deadline=None, max_examples=150)
-@given(st.randoms(use_true_random=False).map(random_graph))
+@given(st.integers(0, 2**32).map(Random).map(random_graph))
 def test_any_graph_keeps_its_results(graph: Graph) -> None:
     graph.verify()
     before = evaluate_graph(graph, inputs())

@@ -300,22 +300,17 @@ def view(w: _Writer) -> None:
     x = w.pick(any_value)
     t, rng = w[x], w.rng
     rank = t.dim()
-    forms: list[str] = [
-        "{0}.unsqueeze(%d)" % rng.randint(0, rank),
-        "{0}.squeeze()",
-        "{0}.contiguous()",
-        "{0}.reshape(-1)",
-    ]
+    forms = [f"{{0}}.unsqueeze({rng.randint(0, rank)})", "{0}.squeeze()", "{0}.contiguous()", "{0}.reshape(-1)"]
     if rank:
         d = w.dim(x)
         n = t.shape[d]
         order = rng.sample(range(rank), rank)
         forms += [
-            f"{{0}}.permute({order})", f"{{0}}.transpose({d}, {w.dim(x)})", f"{{0}}.flip({d})", "{0}.flip(%s)" % list(range(rank)),
-            f"{{0}}.roll({rng.randint(-3, 3)}, {d})", f"{{0}}.expand({[2, *t.shape]})", f"{{0}}.movedim({d}, 0)",
-            f"{{0}}.repeat({[rng.randint(1, 2) for _ in range(rank)]})",
+            f"{{0}}.permute({order})", f"{{0}}.transpose({d}, {w.dim(x)})", f"{{0}}.flip({d})",
+            f"{{0}}.flip({list(range(rank))})", f"{{0}}.roll({rng.randint(-3, 3)}, {d})", f"{{0}}.movedim({d}, 0)",
+            f"{{0}}.expand({[2, *t.shape]})", f"{{0}}.repeat({[rng.randint(1, 2) for _ in range(rank)]})",
+            "{0}[..., ::2]", "{0}[1:]", "{0}[:-1]", "{0}[None]", "{0}[-2:]", "{0}[..., 1::3]",
         ]  # fmt: skip
-        forms += ["{0}[..., ::2]", "{0}[1:]", "{0}[:-1]", "{0}[None]", "{0}[-2:]", "{0}[..., 1::3]"]
         if n:
             at = rng.randrange(n)
             size = rng.randint(1, n)
@@ -509,7 +504,8 @@ def written(w: _Writer) -> None:
     elif kind == 2:
         text = f"{x}.scatter_add({d}, {positions(w, n, t.shape)}, {src})"
     elif kind == 3:
-        text = f"{x}.scatter({d}, {places}.reshape({[-1 if e == d else 1 for e in range(t.dim())]}).expand({list(t.shape)}), {src})"
+        spread = f"reshape({[-1 if e == d else 1 for e in range(t.dim())]}).expand({list(t.shape)})"
+        text = f"{x}.scatter({d}, {places}.{spread}, {src})"
     elif kind == 4:
         text = f"{x}.index_put(({positions(w, t.shape[0], [3])},), {src}[:1], accumulate=True)"
     else:
@@ -536,9 +532,10 @@ def mutated(w: _Writer) -> None:
         raise Refused
     y = w.pick(lambda v: v.exact and is_number(v))
     form = w.rng.choice(
-        ["{0}.add_({1})", "{0}.mul_(2)", "{0}.copy_({1})", "{0}.sub_({0})", "{0}.zero_()", "{0}[..., 0] = {1}", "{0}[1:] = 3",
-         "{0}[::2].add_(1)", "{0}.mT.add_({1})", "{0}.copy_({0}.flip(0))", "{0}.copy_({0}.mT.clone())", "{0}.clamp_(-1, 1)",
-         "{0}.index_copy_(0, {2}, {0}.clone())", "{0}.index_add_(0, {2}, {0} * 2)", "{0}[{2}] = {0}.clone()"]
+        ["{0}.add_({1})", "{0}.mul_(2)", "{0}.copy_({1})", "{0}.sub_({0})", "{0}.zero_()", "{0}[..., 0] = {1}",
+         "{0}[1:] = 3", "{0}[::2].add_(1)", "{0}.mT.add_({1})", "{0}.copy_({0}.flip(0))", "{0}.copy_({0}.mT.clone())",
+         "{0}.clamp_(-1, 1)", "{0}.index_copy_(0, {2}, {0}.clone())", "{0}.index_add_(0, {2}, {0} * 2)",
+         "{0}[{2}] = {0}.clone()"]
     )  # fmt: skip
     n = w[x].shape[0] if w[x].dim() else 0
     places = f"torch.tensor({w.rng.sample(range(n), n)}, dtype=torch.int64)"

@@ -31,11 +31,11 @@ def together(a: Lifetime, b: Lifetime) -> bool:
     return a.first <= b.last and b.first <= a.last
 
 
-def check(items: list[Lifetime], sizes: dict[str, int], arena: Arena, bytes_of: dict[str, int]) -> None:
+def check(items: list[Lifetime], arena: Arena, bytes_of: dict[str, int]) -> None:
     for a in items:
         start = arena.offsets[a.name]
         assert start % ALIGNMENT == 0
-        assert 0 <= start and start + bytes_of[a.name] <= arena.size
+        assert start >= 0 and start + bytes_of[a.name] <= arena.size
         for b in items:
             if a.name < b.name and together(a, b):
                 at = arena.offsets[b.name]
@@ -47,7 +47,7 @@ def check(items: list[Lifetime], sizes: dict[str, int], arena: Arena, bytes_of: 
 def test_buffers_alive_together_never_overlap(items: list[Lifetime]) -> None:
     sizes = {b.name: b.size for b in items if isinstance(b.size, int)}
     arena = plan(items, {})
-    check(items, {}, arena, sizes)
+    check(items, arena, sizes)
     assert arena.size <= sum(rounded(n) for n in sizes.values())
     peak = max((sum(rounded(sizes[b.name]) for b in items if b.first <= t <= b.last) for t in range(14)), default=0)
     assert arena.size >= peak
@@ -58,7 +58,7 @@ def test_buffers_alive_together_never_overlap(items: list[Lifetime]) -> None:
 def test_symbolic_sizes_are_planned_for_each_call(items: list[Lifetime], n: int) -> None:
     scaled = [Lifetime(b.name, b.first, b.last, sym("s0") * b.size) for b in items]
     sizes = {b.name: n * b.size for b in items if isinstance(b.size, int)}
-    check(scaled, {"s0": n}, plan(scaled, {"s0": n}), sizes)
+    check(scaled, plan(scaled, {"s0": n}), sizes)
 
 
 def test_memory_is_used_again() -> None:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import tempfile
-from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 from burnish.codegen.triton import TritonUnit
-from tests.triton.interpreter import load_module
+from tests.triton.interpreter import load_module, process_with
 
 
 class Compiler:
     def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.pool = ProcessPoolExecutor(1, mp_context=context, initializer=_choose_compiler)
+        self.cache = tempfile.TemporaryDirectory(prefix="burnish-triton-")
+        self.pool = process_with(TRITON_INTERPRET="0", TRITON_CACHE_DIR=self.cache.name)
 
     def close(self) -> None:
         self.pool.shutdown()
+        self.cache.cleanup()
 
     def compile(self, unit: TritonUnit, number: int, capability: int, launch: int = 0, aligned: bool = True) -> str:
         """The assembly of one kernel of a unit."""
@@ -29,11 +27,6 @@ class Compiler:
         job = (unit.text, call.function, call.types, constants, options, capability, aligned)
         text: str = self.pool.submit(_compile, *job).result()
         return text
-
-
-def _choose_compiler() -> None:
-    os.environ.pop("TRITON_INTERPRET", None)
-    os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp(prefix="burnish-triton-")
 
 
 def _compile(

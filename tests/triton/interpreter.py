@@ -13,6 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -42,8 +43,8 @@ class Interpreter:
     """A process that runs kernels; buffers go over and come back."""
 
     def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.pool = ProcessPoolExecutor(1, mp_context=context, initializer=_choose_interpreter)
+        self.pool = process_with(TRITON_INTERPRET="1")
+        self.pool.submit(_mend_interpreter).result()
 
     def close(self) -> None:
         self.pool.shutdown()
@@ -88,6 +89,14 @@ class Interpreter:
                 assert_close(got[name], want[name], tolerance, name)
 
 
+def process_with(**environment: str) -> ProcessPoolExecutor:
+    """One process whose environment is so from its start: Triton reads it when it is first imported, by whomever."""
+    pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+    with patch.dict(os.environ, environment):
+        pool.submit(os.getpid).result()
+    return pool
+
+
 def job(text: str, call: TritonCall, launch: int, sizes: Mapping[str, int], index: str | None = None) -> Job:
     chosen: Launch = call.launches[min(launch, len(call.launches) - 1)]
     arguments = [*call.buffers, *(sizes[s] for s in call.sizes), *(["error"] if call.checks else [])]
@@ -113,19 +122,30 @@ def assert_close(got: torch.Tensor, want: torch.Tensor, tolerance: float, name: 
 # --- in the other process ---------------------------------------------------------------------------------------
 
 
-def _choose_interpreter() -> None:
-    os.environ["TRITON_INTERPRET"] = "1"
+def _mend_interpreter() -> None:
     from triton.runtime import interpreter
 
-    patch = interpreter._patch_lang_tensor
+    original = interpreter._patch_lang_tensor
 
     def patch_lang_tensor(tensor: Any, scope: Any) -> None:
-        patch(tensor, scope)
+        original(tensor, scope)
         # The interpreter holds scalars as arrays of one element, which NumPy 2.4 no longer converts by itself.
         scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
     interpreter._patch_lang_tensor = patch_lang_tensor
     interpreter.ReduceOps.generic_reduce = _reduce_by_halves
+    load = interpreter.InterpreterBuilder.create_masked_load
+
+    def create_masked_load(self: Any, ptrs: Any, mask: Any, other: Any, *rest: Any) -> Any:
+        """What a masked lane reads is undefined on a device; the interpreter's zeros would hide a use of it."""
+        if other is None:
+            kind = ptrs.get_element_ty()
+            held = interpreter._get_np_dtype(kind)
+            junk = np.nan if np.issubdtype(held, np.floating) else 0x7FC0 if kind.is_bf16() else 119
+            other = interpreter.TensorHandle(np.full(ptrs.data.shape, junk, dtype=held), kind)
+        return load(self, ptrs, mask, other, *rest)
+
+    interpreter.InterpreterBuilder.create_masked_load = create_masked_load
 
 
 def _reduce_by_halves(self: Any, inputs: Any) -> Any:

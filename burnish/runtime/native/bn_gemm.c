@@ -11,11 +11,9 @@
 #endif
 /* What one task multiplies: rows of the broadcast operand and of the packed one. */
 #ifndef BN_S_CHUNK
-#define BN_S_CHUNK 96
+#define BN_S_CHUNK 192
 #endif
-#ifndef BN_V_CHUNK
 #define BN_V_CHUNK 192
-#endif
 /* A transposed tile on its way to the epilogue: its columns are a multiple of every TILE_ROWS, and
  * in all it is a small part of a first-level cache. */
 #define BN_DELIVER_ROWS 64
@@ -23,12 +21,7 @@
 /* Up to this many rows of the broadcast operand may be one chunk. */
 #define BN_ONE_CHUNK 192
 /* The most a thread packs for itself alone: it must stay in the second-level cache. */
-#ifndef BN_OWN_BYTES
-#define BN_OWN_BYTES (2 << 20)
-#endif
-#ifndef BN_TASKS_PER_THREAD
-#define BN_TASKS_PER_THREAD 8
-#endif
+#define BN_OWN_BYTES (1 << 20)
 /* Panels packed in one go: long runs of memory, but small enough pieces to share among threads. */
 #define BN_PACK_PANELS 4
 /* The shared packed operand: what is larger is packed in rounds. */

@@ -371,8 +371,11 @@ BN_INLINE int TYPE(way_to_share)(const TYPE(plan) * plan, int threads)
 static void TYPE(choose_chunks)(TYPE(plan) * plan, int threads)
 {
     const int64_t batches = plan->nb0 * plan->nb1, panels = TYPE(panels)(plan->v_len);
-    /* Enough tasks that an uneven last one costs little, but no thinner than a register tile. */
-    const int64_t wanted = threads == 1 ? 1 : bn_ceil_div(BN_TASKS_PER_THREAD * threads, batches);
+    /* Enough tasks that an uneven last one costs little, but no thinner than a register tile. Fewer
+     * where v is so large that it comes from memory again for each task. */
+    const int64_t v_bytes = plan->v_len * plan->k * (int64_t)sizeof(REAL);
+    const int64_t for_each = v_bytes <= BN_OWN_BYTES ? 8 : 2;
+    const int64_t wanted = threads == 1 ? 1 : bn_ceil_div(for_each * threads, batches);
     plan->share_v = TYPE(way_to_share)(plan, threads);
     if (plan->share_v == BN_BY_TASK) {
         plan->s_chunk = bn_round_up(plan->s_len, TILE_ROWS);
