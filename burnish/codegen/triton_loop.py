@@ -14,6 +14,7 @@ from burnish.codegen.signature import Signature
 from burnish.codegen.triton_launch import Lane, Launch, Plan, plan
 from burnish.codegen.triton_scalar import (
     MEMORY_TYPE,
+    STORED_TYPE,
     VALUE_TYPE,
     apply_text,
     cast_text,
@@ -50,7 +51,7 @@ from burnish.schedule.phases import Phases
 _INT32 = 2**31 - 1
 _SLACK = 1 << 16  # the last block of a lane may reach this far past its end
 _ATOMIC = {
-    "add": (DType.f32, DType.f64, DType.i32, DType.i64),
+    "add": (DType.f32, DType.f64, DType.f16, DType.bf16, DType.i32, DType.i64),
     "max": (DType.i32, DType.i64),
     "min": (DType.i32, DType.i64),
 }
@@ -81,6 +82,7 @@ def print_loop(loop: Loop) -> TritonKernel:
 
 
 def candidates(kernel: TritonKernel) -> list[Launch]:
+    """At most two ways to launch, the one the cost model prefers first."""
     return list(kernel.launches)
 
 
@@ -159,9 +161,7 @@ class LoopPrinter:
     def _index_width(self) -> tuple[str, tuple[Dim, ...]]:
         """The type indices are computed in, and what decides it at launch where sizes are not known before."""
         reach: list[Dim | None] = [lane.size for lane in self.plan.lanes]
-        bounds = {
-            f"%{n}": sym(f"%{n}", 0, i.size - 1) for n, i in enumerate(self.body) if isinstance(i, Checked)
-        }  # fmt: skip
+        bounds = {f"%{n}": sym(f"%{n}", 0, i.size - 1) for n, i in enumerate(self.body) if isinstance(i, Checked)}
         for i in self.body:
             for index in (instr_index(i), i.at if isinstance(i, Reduced) else 0):
                 bounded = substitute(index, dict(bounds))
@@ -170,10 +170,10 @@ class LoopPrinter:
         if any(r is None or any(s.name.startswith("%") for s in symbols(r)) for r in reach):
             return "tl.int64", ()
         known = [r for r in reach if isinstance(r, int)]
-        open_ = tuple(dict.fromkeys(r + _SLACK for r in reach if isinstance(r, Expr)))
+        undecided = tuple(dict.fromkeys(r + _SLACK for r in reach if isinstance(r, Expr)))
         if any(r > _INT32 - _SLACK for r in known):
             return "tl.int64", ()
-        return ("INDEX", open_) if open_ else ("tl.int32", ())
+        return ("INDEX", undecided) if undecided else ("tl.int32", ())
 
     # --- names --------------------------------------------------------------------------------------------------
 
@@ -234,7 +234,8 @@ class LoopPrinter:
                 return f"tl.cast({self.index(self.indices[n])}, {VALUE_TYPE[dtype]})"
             case Checked(arg, size, _):
                 mask = " & ".join(self.mask(self.spans[n])) or "True"
-                return f"bn.checked({self.tensor(arg)}, {self.index(size)}, {mask}, error)"
+                place = self.tensor(arg) if self.dtype(arg) is DType.i64 else f"{self.tensor(arg)}.to(tl.int64)"
+                return f"bn.checked({place}, {self.index(size)}, {mask}, error)"
             case Apply("cast", (arg,), dtype):
                 return cast_text(self.dtype(arg), dtype, self.tensor(arg))
             case Apply(fn, args, dtype):
@@ -293,7 +294,7 @@ class LoopPrinter:
         if i.mode == "set":
             self.line(f"tl.store({', '.join(parts)})")
         else:
-            parts[1] = f"tl.broadcast_to({self.tensor(i.value)}, {self.shape(span)}).to({VALUE_TYPE[i.dtype]})"
+            parts[1] = f"tl.broadcast_to({self.tensor(i.value)}, {self.shape(span)}).to({STORED_TYPE[i.dtype]})"
             self.line(f'tl.atomic_{i.mode}({", ".join(parts)}, sem="relaxed")')
 
     # --- reductions ---------------------------------------------------------------------------------------------

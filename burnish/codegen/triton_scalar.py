@@ -20,13 +20,13 @@ MEMORY_TYPE = {
     DType.u8: "u8", DType.bool: "i1",
 }  # fmt: skip
 
-_TYPE = {
+STORED_TYPE = {
     DType.f64: "tl.float64", DType.f32: "tl.float32", DType.f16: "tl.float16", DType.bf16: "tl.bfloat16",
     DType.i64: "tl.int64", DType.i32: "tl.int32", DType.i16: "tl.int16", DType.i8: "tl.int8",
     DType.u8: "tl.uint8", DType.bool: "tl.int1",
 }  # fmt: skip
 
-VALUE_TYPE = {d: _TYPE[d.compute] for d in DType}
+VALUE_TYPE = {d: STORED_TYPE[d.compute] for d in DType}
 
 _SMALLEST_NORMAL = 2.0**-126
 
@@ -64,7 +64,7 @@ def _float_literal(x: float, dtype: DType) -> str:
     if math.isnan(x) or math.isinf(x):
         return f'float("{x}")'
     if x == 0 and math.copysign(1, x) < 0:
-        return f"bn.negative_zero({_TYPE[dtype.compute]})"  # Triton makes every literal that equals 0 a positive one
+        return f"bn.negative_zero({VALUE_TYPE[dtype]})"  # a literal that equals 0 would become a positive zero
     return repr(x)
 
 
@@ -76,10 +76,10 @@ def cast_text(have: DType, want: DType, value: str) -> str:
         return f"({value} != 0)"
     if want.compute is not want:  # rounded to the half type, held in float
         single = value if have.compute is DType.f32 else f"{value}.to(tl.float32)"
-        return f"{single}.to({_TYPE[want]}).to(tl.float32)"
+        return f"{single}.to({STORED_TYPE[want]}).to(tl.float32)"
     if have.is_float and want in (DType.u8, DType.i8, DType.i16):
         # Out-of-range conversions are undefined: go through the widest integer first, as eager's do.
-        return f"{value}.to(tl.int64).to({_TYPE[want]})"
+        return f"{value}.to(tl.int64).to({STORED_TYPE[want]})"
     return f"{value}.to({VALUE_TYPE[want]})"
 
 
@@ -135,7 +135,7 @@ def apply_text(fn: str, dtype: DType, operand: DType, args: list[str]) -> str:
     if fn == "neg":
         return f"(-{args[0]})"
     if fn == "sign":
-        return f"(({args[0]} > 0).to({_TYPE[kind]}) - ({args[0]} < 0).to({_TYPE[kind]}))"
+        return f"(({args[0]} > 0).to({STORED_TYPE[kind]}) - ({args[0]} < 0).to({STORED_TYPE[kind]}))"
     return _float_text(fn, kind, args) if kind.is_float else _integer_text(fn, kind, args)
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import platform
 import random
 from ctypes import c_double, c_float, c_int32, c_int64, c_void_p
 
 import pytest
 import torch
 from torch import Tensor
+
+from .conftest import NATIVE, Build
 
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 
@@ -71,10 +74,9 @@ SIZES = [1, 2, 3, 4, 5, 8, 11, 12, 13, 16, 17, 31, 32, 33, 48, 64, 97, 130, 200]
 DEPTHS = [1, 2, 3, 15, 16, 17, 64, 100, 255, 383, 384, 385, 800]
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_any_shape_layout_and_dtype(native: ctypes.CDLL, seed: int) -> None:
+def multiply_at_random(native: ctypes.CDLL, seed: int, times: int) -> None:
     choose = random.Random(seed)
-    for _ in range(25):
+    for _ in range(times):
         m, n, k = choose.choice(SIZES), choose.choice(SIZES), choose.choice(DEPTHS)
         batches = choose.choice([(1, 1), (1, 1), (1, 3), (2, 3), (5, 1)])
         dtype = choose.choice([torch.float32, torch.float32, torch.float64, torch.bfloat16, torch.float16])
@@ -84,6 +86,22 @@ def test_any_shape_layout_and_dtype(native: ctypes.CDLL, seed: int) -> None:
         out = torch.float64 if dtype == torch.float64 else choose.choice([torch.float32, dtype])
         c = laid_out(torch.full((*batches, m, n), float("nan"), dtype=out), choose.choice(["rows", "columns", "apart"]))
         assert_as_good_as_eager(multiply(native, a, b, c), a, b)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_shape_layout_and_dtype(native: ctypes.CDLL, seed: int) -> None:
+    multiply_at_random(native, seed, 25)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="pretends to be other machines")
+@pytest.mark.parametrize(
+    ("name", "flags"),
+    [("avx2", ["-march=x86-64-v3"]), ("sse", ["-march=x86-64"]), ("neon", ["-march=x86-64", "-D__ARM_NEON"])],
+)
+def test_other_vector_widths(build: Build, name: str, flags: list[str]) -> None:
+    """The tile of every kind of machine. NEON's is plain C with vector types, so it runs here as well."""
+    multiply_at_random(build(name, sorted(NATIVE.glob("*.c")), flags), 0, 150)
 
 
 @pytest.mark.threads

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from burnish.schedule.evaluate import evaluate_schedule
 from tests.programs import capture, compiled, copies, schedules, sizes_of
 from tests.property.random_programs import Check, Program, difference, random_program
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*degrees of freedom", "ignore:.*mT is deprecated")
 COMMON = settings(derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 # Programs by number, not drawn choice by choice: drawn, half of them are repeats.
 programs = st.integers(0, 2**32).map(Random).map(random_program)

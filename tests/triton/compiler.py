@@ -18,13 +18,21 @@ class Compiler:
         self.pool.shutdown()
         self.cache.cleanup()
 
-    def compile(self, unit: TritonUnit, number: int, capability: int, launch: int = 0, aligned: bool = True) -> str:
-        """The assembly of one kernel of a unit."""
+    def compile(
+        self,
+        unit: TritonUnit,
+        number: int,
+        capability: int,
+        launch: int = 0,
+        index: str = "int32",
+        ones: tuple[str, ...] = (),
+    ) -> str:
+        """The assembly of one kernel of a unit; `ones` are sizes that are 1, which Triton makes constants."""
         call = unit.calls[number]
         chosen = call.launches[min(launch, len(call.launches) - 1)]
-        constants = dict(chosen.blocks) | ({"INDEX": "int32"} if call.reach else {})
+        constants = dict(chosen.blocks) | ({"INDEX": index} if call.reach else {}) | dict.fromkeys(ones, 1)
         options = {"num_warps": chosen.warps, "num_stages": chosen.stages}
-        job = (unit.text, call.function, call.types, constants, options, capability, aligned)
+        job = (unit.text, call.function, call.types, constants, options, capability)
         text: str = self.pool.submit(_compile, *job).result()
         return text
 
@@ -36,7 +44,6 @@ def _compile(
     constants: dict[str, Any],
     options: dict[str, int],
     capability: int,
-    aligned: bool,
 ) -> str:
     import triton
     import triton.language as tl
@@ -47,7 +54,7 @@ def _compile(
     names = kernel.arg_names
     values = {k: getattr(tl, v) if isinstance(v, str) else v for k, v in constants.items()}
     signature = dict(zip(names, types, strict=False)) | dict.fromkeys(values, "constexpr")
-    hints = {(k,): [["tt.divisibility", 16]] for k in range(len(types))} if aligned else {}
+    hints = {(k,): [["tt.divisibility", 16]] for k, name in enumerate(names) if name not in values}
     source = ASTSource(kernel, signature, values, hints)
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     ptx: str = compiled.asm["ptx"]

@@ -36,6 +36,7 @@ LOOPS: dict[str, Loop] = {
     "scan_long": scanned("prod", 8, N),
     "gather": embedding(1000, 768, 64),
     "scatter": scatter(1000, 768, 64, "add", DType.f32),
+    "scatter_half": scatter(1000, 768, 64, "add", DType.bf16),  # the interpreter has no such atomic
 }
 UNIT = generate(Schedule({}, [LoopKernel(loop) for loop in LOOPS.values()], []))
 
@@ -45,6 +46,14 @@ def test_forms(compiler: Compiler, capability: int) -> None:
     for number in range(len(LOOPS)):
         for launch in range(len(UNIT.calls[number].launches) if capability == 90 else 1):
             assert compiler.compile(UNIT, number, capability, launch)
+
+
+@pytest.mark.parametrize("name", ["map_symbolic", "long_symbolic", "scan_long"])
+def test_sizes_known_at_launch(compiler: Compiler, name: str) -> None:
+    """Offsets past 2**31, and a size of 1, which Triton compiles in."""
+    number = list(LOOPS).index(name)
+    assert compiler.compile(UNIT, number, 90, index="int64")
+    assert compiler.compile(UNIT, number, 90, ones=("s0",))
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS, DType.bool], ids=lambda d: d.value)

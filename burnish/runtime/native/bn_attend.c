@@ -20,7 +20,7 @@ enum {
     SHORTEST_SPAN = 256,
 };
 /* Problems below this many multiply-adds are over before other threads would have woken. */
-#define SERIAL_WORK 200e3
+#define SERIAL_WORK 400e3
 #define MINUS_INFINITY (-__builtin_inff())
 
 /* ------------------------------------------------------------------ what all tasks share */

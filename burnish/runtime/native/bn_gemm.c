@@ -10,9 +10,7 @@
 #define BN_SLAB_BYTES 1536
 #endif
 /* What one task multiplies: rows of the broadcast operand and of the packed one. */
-#ifndef BN_S_CHUNK
 #define BN_S_CHUNK 192
-#endif
 #define BN_V_CHUNK 192
 /* A transposed tile on its way to the epilogue: its columns are a multiple of every TILE_ROWS, and
  * in all it is a small part of a first-level cache. */
@@ -27,7 +25,7 @@
 /* The shared packed operand: what is larger is packed in rounds. */
 #define BN_PACKED_BYTES ((int64_t)16 << 20)
 /* Multiplications below this many flops are over before other threads would have woken. */
-#define BN_SERIAL_WORK 400e3
+#define BN_SERIAL_WORK 1e6
 /* "Few" rows, and how much of the long side one task covers: a page, for the sake of operands that
  * are read across their rows. */
 #define BN_FEW_MAX 8

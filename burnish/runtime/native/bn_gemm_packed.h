@@ -16,15 +16,15 @@ typedef struct {
     int64_t s_len, v_len, k;
     int64_t nb0, nb1;
     int swapped;
-    int read_s; /* BN_BY_ROW ... BN_PACK */
-    int share_v; /* BN_BY_ALL ... BN_BY_TASK */
+    int read_s;               /* BN_BY_ROW ... BN_PACK */
+    int share_v;              /* BN_BY_ALL ... BN_BY_TASK */
     int64_t s_chunk, v_chunk; /* what one task multiplies */
     int64_t round_v;          /* how much of v is packed at once: a multiple of v_chunk or all */
     int64_t round_batches;    /* batches packed at once; more than one only if round_v is all */
     TYPE(bn_epilogue) epilogue;
     void *ctx;
-    REAL *packed; /* v, where all threads share it */
-    bn_share *shares; /* for each round and thread: of the packing, then of the tasks */
+    REAL *packed;             /* v, where all threads share it */
+    bn_share *shares;         /* for each round and thread: of the packing, then of the tasks */
     bn_progress packed_units, finished_tasks;
 } TYPE(plan);
 
@@ -75,7 +75,7 @@ static void TYPE(transpose_tile)(const REAL *sums, int64_t ld_sums, int64_t n, i
     for (int64_t i = 0; i < m; i += LANES)
         for (int64_t j = 0; j < n; j += LANES)
             TYPE(bn_pack_transposed)(sums + j * ld_sums + i, ld_sums, n - j, bn_min(LANES, m - i), ld,
-                                  tile + i * ld + j);
+                                     tile + i * ld + j);
 }
 
 /* Finished rows [i0, i1) of a task go to the epilogue as soon as a few are there: its stores then

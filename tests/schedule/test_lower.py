@@ -1,0 +1,115 @@
+"""From graph to loops: what once went wrong there, each with the program that showed it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from burnish.capture.symbols import Symbols
+from burnish.ir.expr import floordiv, sym
+from burnish.schedule.kernels import ContractKernel
+from tests.programs import capture, compiled, copies, schedules
+
+
+def same_as_eager(fn: Callable[..., Any], *inputs: torch.Tensor, dynamic: bool = False) -> None:
+    ours, theirs = copies(inputs), copies(inputs)
+    got, want = compiled(fn, dynamic=dynamic)(*ours), fn(*theirs)
+    for g, w in zip([*got, *ours], [*want, *theirs], strict=True):
+        torch.testing.assert_close(g, w)
+        assert g.shape == w.shape
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda x, order: x.index_copy_(0, order, x.clone()),
+        lambda x, order: x.index_put_((order,), x.clone()),
+        lambda x, order: x.scatter_(0, order[:, None].expand(4, 3), x.clone()),
+        lambda x, order: x.index_add_(0, order, x.clone()),
+    ],
+    ids=["index_copy", "index_put", "scatter", "index_add"],
+)
+def test_an_input_scattered_over_itself_is_read_first(write: Callable[..., Any]) -> None:
+    """A copy is no operation of ours, so source and target are one node: written in place, it would read new values."""
+
+    def fn(x: torch.Tensor, order: torch.Tensor) -> Any:
+        write(x, order)
+        return (order + 1,)
+
+    same_as_eager(fn, torch.randn(4, 3), torch.tensor([1, 2, 3, 0]))
+
+
+def test_a_cache_update_still_writes_in_place() -> None:
+    def fn(cache: torch.Tensor, at: torch.Tensor, new: torch.Tensor) -> Any:
+        cache.index_copy_(0, at, new * 2)
+        return (new + 1,)
+
+    inputs = [torch.randn(10, 3), torch.tensor([4, 7]), torch.randn(2, 3)]
+    (got,) = capture(fn, *copies(inputs))
+    _, joined = schedules(got.captured)
+    assert not any(b.role == "temp" and b.shape == (10, 3) for b in joined.buffers.values())
+    same_as_eager(fn, *inputs)
+
+
+@pytest.mark.parametrize("strides", [(1, 0), (0, 1), (5, 1)])
+def test_reductions_of_nothing(strides: tuple[int, int]) -> None:
+    """Where a stride is 0 the offset is constant: hoisted out of a loop that never runs, the load would be astray."""
+
+    def fn(x: torch.Tensor) -> Any:
+        return x.sum(), x.prod(), (x > 0).any(), (x > 0).all(), x.sum(1), x.sum(0), x.amax(1)
+
+    same_as_eager(fn, torch.empty(0).as_strided((0, 5), strides))
+
+
+def test_a_result_of_nothing_that_an_aten_call_reads() -> None:
+    def fn(x: torch.Tensor) -> Any:
+        y = x * 2
+        return y, y.sort(0)[0]
+
+    same_as_eager(fn, torch.empty(0, 3))
+
+
+def test_what_only_an_empty_result_needs_is_not_computed() -> None:
+    def fn(x: torch.Tensor) -> Any:
+        v = x.var()
+        return (torch.cat([v + x[:0], x[:0]]),)
+
+    (got,) = capture(fn, torch.randn(6))
+    apart, joined = schedules(got.captured)
+    assert apart.kernels == joined.kernels == []
+    same_as_eager(fn, torch.randn(6))
+
+
+def test_a_product_nobody_wants() -> None:
+    """The position of a single element's maximum is 0, whatever the product is."""
+
+    def fn(x: torch.Tensor, y: torch.Tensor) -> Any:
+        return ((x @ y).sum(0).argmax(0),)
+
+    inputs = [torch.randn(1, 4), torch.randn(4, 1)]
+    (got,) = capture(fn, *inputs)
+    _, joined = schedules(got.captured)
+    assert not any(isinstance(k, ContractKernel) for k in joined.kernels)
+    same_as_eager(fn, *inputs)
+
+
+def test_an_input_with_an_offset_of_any_size() -> None:
+    """A result that is a view of an argument is found by the argument's offset, which is a symbol too."""
+
+    def fn(x: torch.Tensor) -> Any:
+        return x * 2, x.t(), x[1:]
+
+    for start in (3, 7):
+        same_as_eager(fn, torch.randn(40)[start : start + 20].view(5, 4), dynamic=True)
+
+
+def test_a_size_binds_only_the_symbol_it_is() -> None:
+    symbols = Symbols()
+    n = sym("s0", 2)
+    symbols.bind_tensor(0, (floordiv(n, 2), n * 2), (1, 1), 0)
+    assert symbols.sources == {}
+    symbols.bind_tensor(1, (3, n), (n, 1), 0)
+    assert symbols.sources == {"s0": (1, "size", 1)}
