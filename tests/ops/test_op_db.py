@@ -15,9 +15,10 @@ from burnish.options import Options
 UNTRACEABLE = frozenset(
     """
     item allclose combinations corrcoef cov equal sparse.sampled_addmm sparse.mm.reduce masked_select
-    torch._scaled_mm_v2 torch._scaled_mm torch.ops.aten._flash_attention_forward torch.ops.aten._efficient_attention_forward
-    unique unique_consecutive bincount to_sparse nonzero jiterator_unary jiterator_binary jiterator_4inputs_with_extra_args
-    jiterator_binary_return_by_ref jiterator_2inputs_2outputs nn.functional.one_hot argwhere nn.functional.ctc_loss
+    torch._scaled_mm_v2 torch._scaled_mm torch.ops.aten._flash_attention_forward
+    torch.ops.aten._efficient_attention_forward unique unique_consecutive bincount to_sparse nonzero
+    jiterator_unary jiterator_binary jiterator_4inputs_with_extra_args jiterator_binary_return_by_ref
+    jiterator_2inputs_2outputs nn.functional.one_hot argwhere nn.functional.ctc_loss
     nn.functional.gaussian_nll_loss linalg.lstsq linalg.lstsq.grad_oriented
     """.split()
 )
