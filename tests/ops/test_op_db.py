@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
-from op_db_runner import check_op, op_db
 
 from burnish.options import Options
+from tests.ops.op_db_runner import check_op, op_db
 
 # No graph of these reaches a compiler: eager refuses them on this build, or their result's shape depends on values,
 # where Dynamo breaks the graph and leaves the op to eager.

@@ -22,4 +22,4 @@ def test_random_program(interpreter: Interpreter, seed: int) -> None:
             schedule = split_reductions(schedule, workers=64, least=64)
         both = SideBySide(interpreter, schedule, copies(entry.inputs), sizes_of(entry.captured, entry.inputs))
         both.run()
-        assert len(both.unit.refused) + both.compared > 0, program.text
+        assert both.compared > 0 or not both.unit.calls, program.text
