@@ -149,6 +149,8 @@ class _Importer:
             whole = source.meta["val"]
             if not isinstance(self.values[source], Node) or whole.storage_offset() != 0:
                 continue
+            if not all(_same_kind(results[k].meta["val"], whole) for k in members):  # type: ignore[union-attr]
+                continue  # parts of a complex number are no windows of it
             of = next((k for k in members if results[k] is source), None)
             if of is None:
                 of = len(self.graph.outputs)

@@ -14,8 +14,8 @@ from tests.ops.op_db_runner import check_op, op_db
 # where Dynamo breaks the graph and leaves the op to eager.
 UNTRACEABLE = frozenset(
     """
-    item allclose combinations corrcoef cov equal sparse.sampled_addmm sparse.mm.reduce masked_select
-    torch._scaled_mm_v2 torch._scaled_mm torch.ops.aten._flash_attention_forward
+    nn.functional.batch_norm.without_cudnn item allclose combinations corrcoef cov equal sparse.sampled_addmm
+    sparse.mm.reduce masked_select torch._scaled_mm_v2 torch._scaled_mm torch.ops.aten._flash_attention_forward
     torch.ops.aten._efficient_attention_forward unique unique_consecutive bincount to_sparse nonzero
     jiterator_unary jiterator_binary jiterator_4inputs_with_extra_args jiterator_binary_return_by_ref
     jiterator_2inputs_2outputs nn.functional.one_hot argwhere nn.functional.ctc_loss
