@@ -336,12 +336,15 @@ class LoopPrinter:
         if self.plan.form == "long":
             _LongRows(self).print()
         else:
-            if self.plan.form == "row":
-                self.open_lane("r", "", self.body_values())
-            self.define_axes("x", self.body_values())
-            for n in self.body_values():
-                self.statement(n)
+            self._straight()
         return TritonKernel(self.text(), self.signature, self.types(), self.plan.launches, self.reach)
+
+    def _straight(self) -> None:
+        """Each value once, in the body's order."""
+        if self.plan.form == "row":
+            self.open_lane("r", "", self.body_values())
+        for n in self.body_values():
+            self.statement(n)
 
     def body_values(self) -> list[int]:
         return list(range(len(self.body)))
@@ -364,6 +367,7 @@ class LoopPrinter:
             return
         self.line(f"x = {self.widened('tl.program_id(0)')} * XBLOCK + {self.arange(lane)}")
         self.define_mask(lane)
+        self.define_axes(lane, self.body_values())
 
     def _tile_lanes(self) -> None:
         y, x = self.plan.lanes
@@ -393,11 +397,10 @@ class LoopPrinter:
         lane = self.lane(name)
         self.line(f"{name} = {start}{self.widened(self.arange(lane))}")
         self.define_mask(lane)
-        self.define_axes(name, values)
+        self.define_axes(lane, values)
 
-    def define_axes(self, name: str, values: Iterable[int]) -> None:
-        lane = next((x for x in self.plan.lanes if x.name == name), None)
-        if lane is None or len(lane.axes) < 2:
+    def define_axes(self, lane: Lane, values: Iterable[int]) -> None:
+        if len(lane.axes) < 2:
             return
         used = {s.name for n in values for index in self._mentioned(n) for s in symbols(index)}
         for a in lane.axes:
@@ -433,7 +436,6 @@ class _LongRows(Phases):
 
     def print(self) -> None:
         p = self.p
-        p.define_axes("x", p.body_values())
         if any(isinstance(i, Scanned) for i in self.body):
             self._scan()
             return
