@@ -220,7 +220,7 @@ class Graph:
         return [n for n in self.outputs if isinstance(n, Node)] + [v for _, v in self.mutations] + self.effects
 
     def __str__(self) -> str:
-        lines = [f"%{n.id}: {', '.join(map(str, n.types))} = {_show(n)}" for n in self.nodes]
+        lines = [f"%{n.id}: {', '.join(map(str, n.types))} = {describe(n)}" for n in self.nodes]
         lines += [f"mutate {dst!r} <- {src!r}" for dst, src in self.mutations]
         return "\n".join([*lines, f"return {', '.join(map(str, self.outputs))}"])
 
@@ -252,7 +252,8 @@ def _constant_kind(op: Op) -> str:
     return f"{type(value).__name__}:{value!r}"
 
 
-def _show(node: Node) -> str:
+def describe(node: Node) -> str:
+    """The operation with its operands, as the printed graph shows it."""
     args = ", ".join(map(repr, node.inputs))
     op = node.op
     match op:

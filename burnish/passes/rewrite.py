@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from burnish.ir.graph import Graph, Node
+from burnish.ir.graph import Graph, Node, describe
 from burnish.lower.builder import Builder
 
 # Given a node over already rewritten inputs, an equal node to use instead, or None to keep it.
@@ -12,19 +12,24 @@ Rule = Callable[[Builder, Node, tuple[Node, ...]], Node | None]
 
 
 class Fuel:
-    """A budget of optimisations. Halving it finds a miscompile: the step that spends the last unit is the culprit."""
+    """A budget of optimisations. Halving it finds a miscompile: the step that spends the last unit is the culprit.
+
+    `spent` names every step taken, so that the culprit has a name (`burnish verify` does the halving)."""
 
     def __init__(self, units: int | None = None) -> None:
         self.left = units
-        self.last = ""
+        self.spent: list[str] = []
+
+    @property
+    def last(self) -> str:
+        return self.spent[-1] if self.spent else ""
 
     def spend(self, what: str) -> bool:
-        if self.left is None:
-            return True
-        if self.left <= 0:
-            return False
-        self.left -= 1
-        self.last = what
+        if self.left is not None:
+            if self.left <= 0:
+                return False
+            self.left -= 1
+        self.spent.append(what)
         return True
 
 
@@ -36,7 +41,7 @@ def rewrite(graph: Graph, rule: Rule, name: str, fuel: Fuel) -> Graph:
         inputs = tuple(new[x.id] for x in node.inputs)
         builder.origin = node.origin
         found = rule(builder, node, inputs)
-        if found is not None and found.types == node.types and fuel.spend(f"{name} %{node.id}"):
+        if found is not None and found.types == node.types and fuel.spend(_step(name, node)):
             new[node.id] = found
             continue
         kept = out.add(node.op, inputs, node.types, node.origin)
@@ -50,3 +55,9 @@ def rewrite(graph: Graph, rule: Rule, name: str, fuel: Fuel) -> Graph:
     out.output_layouts = dict(graph.output_layouts)
     out.eliminate_dead()
     return out
+
+
+def _step(name: str, node: Node) -> str:
+    """A rewrite as a person reads it: the pass, the operation, and the ATen call it came from."""
+    made_for = f", part of {node.origin}" if node.origin else ""
+    return f"{name}: %{node.id} = {describe(node)}{made_for}"
