@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from burnish.observe.log import CompileLog
 from burnish.options import Options
-from burnish.stats import CompileLog, Stats
+from burnish.stats import Stats
 
 if TYPE_CHECKING:
     from burnish.capture.frame import Entrance

@@ -12,6 +12,7 @@ from burnish.capture.aten import Captured, import_graph
 from burnish.codegen.c import generate
 from burnish.errors import CompileError
 from burnish.ir.graph import Graph, Input
+from burnish.observe.log import CompileLog, failure_reason
 from burnish.options import Options
 from burnish.passes import run_passes
 from burnish.passes.rewrite import Fuel
@@ -21,7 +22,6 @@ from burnish.runtime.program import Run, build_program, load_program
 from burnish.schedule.fuse import fuse
 from burnish.schedule.kernels import ExternKernel, Schedule
 from burnish.schedule.lower import lower_graph
-from burnish.stats import CompileLog, failure_reason
 
 Kind = Literal["forward", "backward", "inference"]
 

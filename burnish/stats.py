@@ -1,19 +1,19 @@
-"""What compiling did, as data: `CompileLog` is written while an object compiles, `Stats` is what a user reads.
+"""What `burnish.stats(c)` returns: frozen records of what compiling an object did.
 
-Nothing here runs on the path of a call that finds its compiled program.
+The names here are an interface: programs read them, and a test pins them. `Stats.schema` grows when a field goes or
+changes its meaning; a new field leaves it as it is. `burnish/observe/log.py` is what writes them.
 """
 
 from __future__ import annotations
 
-import contextlib
-import threading
-import time
-from collections import Counter
-from collections.abc import Iterator, Mapping
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from burnish.errors import CompileError
+SCHEMA = 1
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,47 @@ class Fallback:
 
 
 @dataclass(frozen=True)
+class LatencyStats:
+    """Calls of one variant by one engine, counted by how long they took on the host (with `latency=True`).
+
+    `counts[i]` calls took at most `bounds[i]` seconds and more than the bound before; the last count has no bound.
+    Quantiles are interpolated within a bucket, whose bounds are a factor of two apart."""
+
+    variant: str
+    engine: str
+    calls: int
+    seconds: float
+    bounds: tuple[float, ...] = field(repr=False, default=())
+    counts: tuple[int, ...] = field(repr=False, default=())
+
+    def quantile(self, q: float) -> float:
+        """About the time that the fraction `q` of calls does not exceed; 0.0 before the first call."""
+        wanted, seen = q * self.calls, 0
+        for i, count in enumerate(self.counts):
+            if count and seen + count >= wanted:
+                low = self.bounds[i - 1] if i else 0.0
+                high = self.bounds[i] if i < len(self.bounds) else low
+                return low + (high - low) * max(wanted - seen, 0.0) / count
+            seen += count
+        return 0.0
+
+    def __str__(self) -> str:
+        p50, p99 = (self.quantile(q) * 1e6 for q in (0.5, 0.99))
+        return f"{self.variant or 'all'} by {self.engine}: {self.calls} calls, p50 {p50:.0f} us, p99 {p99:.0f} us"
+
+
+@dataclass(frozen=True)
+class MemoryStats:
+    """Bytes an object's compiled programs hold between calls, besides the model's own parameters."""
+
+    arena_bytes: int = 0  # workspaces for intermediate results, kept for the next call
+    constant_bytes: int = 0  # constants folded out of the graph, and weights kept in another layout
+    cuda_pool_bytes: int = 0  # the memory pools of captured CUDA graphs
+
+
+@dataclass(frozen=True)
 class Stats:
-    """What burnish knows about one compiled object; `print` it."""
+    """What burnish knows about one compiled object; `print` it, or take `to_dict()`."""
 
     name: str = ""
     compiles: int = 0  # graphs captured and handed to the compiler; a forward with its backward counts once
@@ -69,10 +108,21 @@ class Stats:
     fallbacks: tuple[Fallback, ...] = ()
     fusions: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)  # stage -> its own time, without the stages inside it
+    latency: tuple[LatencyStats, ...] = ()  # empty unless compiled with the option latency=True
+    memory: MemoryStats = MemoryStats()
+    schema: int = SCHEMA
 
     @property
     def compile_seconds(self) -> float:
         return sum(self.seconds.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dicts, lists, numbers and text: what JSON can hold."""
+        plain = _plain(self)
+        return {**plain, "compile_seconds": self.compile_seconds}
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), ensure_ascii=False)
 
     def __str__(self) -> str:
         kinds = ", ".join(f"{count} {kind}" for kind, count in self.graphs.items())
@@ -93,6 +143,7 @@ class Stats:
             ("ATen calls", calls),
             ("cache misses", self.cache_reasons),
             ("fusions", self.fusions),
+            ("latency", self.latency),
         ):
             if entries:
                 lines.append(f"  {title} ({len(entries)})")
@@ -100,140 +151,26 @@ class Stats:
         return "\n".join(lines)
 
 
-class CompileLog:
-    """One compiled object's record. Thread-safe: several threads may compile, and build kernels, for one object."""
-
-    def __init__(self, dump_dir: Path | None = None, name: str = "") -> None:
-        self.dump_dir = dump_dir
-        self.name = name
-        self._lock = threading.Lock()
-        self._open_stages = threading.local()
-        self._clear()
-
-    def _clear(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self.graphs: Counter[str] = Counter()
-        self.aten_calls: Counter[str] = Counter()
-        self.fallbacks: list[Fallback] = []
-        self.fusions: list[str] = []
-        self.graph_breaks: list[GraphBreak] = []
-        self.recompiles: list[Recompile] = []
-        self.cache_reasons: list[str] = []
-        self.cache_hits = 0
-        self.cache_misses = 0
-        self.kernel_count = 0
-        self.compiles = 0
-
-    def clear(self) -> None:
-        with self._lock:
-            self._clear()
-
-    # -- written by the pipeline -----------------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Add the time spent inside to `seconds[name]`. Stages nest: the outer one is not charged for the inner,
-        so the seconds of all stages add up to the compile time (worker threads' stages apart)."""
-        stack: list[float] = self._open_stages.__dict__.setdefault("stack", [])
-        stack.append(0.0)  # seconds spent in stages opened inside this one
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            elapsed = time.perf_counter() - start
-            inner = stack.pop()
-            if stack:
-                stack[-1] += elapsed
-            self.add_seconds(name, elapsed - inner)
-
-    def add_seconds(self, name: str, seconds: float) -> None:
-        with self._lock:
-            self.seconds[name] = self.seconds.get(name, 0.0) + max(seconds, 0.0)
-
-    def aten_call(self, op_name: str) -> None:
-        with self._lock:
-            self.aten_calls[op_name] += 1
-
-    def kernels(self, n: int) -> None:
-        with self._lock:
-            self.kernel_count += n
-
-    def cache(self, hit: bool, why: str = "") -> None:
-        with self._lock:
-            if hit:
-                self.cache_hits += 1
-                return
-            self.cache_misses += 1
-            if why:
-                self.cache_reasons.append(why)
-
-    def fallback(self, stage: str, error: BaseException) -> bool:
-        """Count it, and say whether it is this object's first failure in this stage (the one to warn about)."""
-        entry = Fallback(stage, failure_reason(error))
-        with self._lock:
-            first = all(known.stage != stage for known in self.fallbacks)
-            self.fallbacks.append(entry)
-        return first
-
-    def fusion(self, text: str) -> None:
-        with self._lock:
-            self.fusions.append(text)
-
-    def dump(self, filename: str, text: str) -> None:
-        """Write one stage's printed output where the user asked for it. A full disk must not fail the compile."""
-        if self.dump_dir is None:
-            return
-        try:
-            path = self.dump_dir / filename
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-        except OSError as error:
-            self.fallback("dump", error)
-
-    # -- written by the capture layer ------------------------------------------------------------------------
-
-    def captured(self) -> None:
-        with self._lock:
-            self.compiles += 1
-
-    def compiled(self, kind: str) -> None:
-        with self._lock:
-            self.graphs[kind] += 1
-
-    def graph_break(self, entry: GraphBreak) -> None:
-        with self._lock:
-            if entry not in self.graph_breaks:  # a recompile meets the same line again
-                self.graph_breaks.append(entry)
-
-    def recompile(self, entry: Recompile) -> None:
-        with self._lock:
-            self.recompiles.append(entry)
-
-    # -- read by the user ------------------------------------------------------------------------------------
-
-    def snapshot(self) -> Stats:
-        with self._lock:
-            return Stats(
-                name=self.name,
-                compiles=self.compiles,
-                graphs=dict(self.graphs),
-                recompiles=tuple(self.recompiles),
-                graph_breaks=tuple(self.graph_breaks),
-                aten_calls=dict(self.aten_calls),
-                kernels=self.kernel_count,
-                cache_hits=self.cache_hits,
-                cache_misses=self.cache_misses,
-                cache_reasons=tuple(self.cache_reasons),
-                fallbacks=tuple(self.fallbacks),
-                fusions=tuple(self.fusions),
-                seconds=dict(self.seconds),
-            )
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {entry.name: _plain(getattr(value, entry.name)) for entry in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
 
-def failure_reason(error: BaseException) -> str:
-    """The reason in one line: what a CompileError says, else the exception's class and first line."""
-    text = (error.reason if isinstance(error, CompileError) else str(error)).strip()
-    first_line = text.splitlines()[0] if text else ""
-    if isinstance(error, CompileError):
-        return first_line
-    return f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
+if TYPE_CHECKING:
+    pass
+
+
+def __getattr__(name: str) -> Any:
+    """Names that moved to burnish/observe/log.py, for code that still looks here."""
+    if name in ("CompileLog", "failure_reason"):
+        from burnish.observe import log
+
+        return getattr(log, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from burnish.capture.aten import Captured, import_graph
 from burnish.capture.decompositions import decomposition_table
+from burnish.observe.log import CompileLog
 from burnish.options import Options
 from burnish.passes import run_passes
 from burnish.passes.rewrite import Fuel
@@ -20,7 +21,6 @@ from burnish.pipeline import compile_graph
 from burnish.schedule.fuse import fuse
 from burnish.schedule.kernels import Schedule
 from burnish.schedule.lower import lower_graph
-from burnish.stats import CompileLog
 
 Function = Callable[..., Any]
 

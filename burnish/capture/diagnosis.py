@@ -20,7 +20,8 @@ from torch._dynamo import exc as dynamo_errors
 from torch._dynamo.utils import get_compilation_metrics, graph_break_reasons
 
 from burnish.errors import CompileError, FallbackWarning, GraphBreakError
-from burnish.stats import CompileLog, GraphBreak, Recompile, failure_reason
+from burnish.observe.log import CompileLog, failure_reason
+from burnish.stats import GraphBreak, Recompile
 
 _CAPTURE = Path(__file__).parent
 _NOT_THE_USERS = (str(Path(torch.__file__).parent) + os.sep, str(_CAPTURE) + os.sep, str(_CAPTURE.parent / "api.py"))

@@ -20,8 +20,9 @@ from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wr
 
 from burnish.capture.diagnosis import CONTROL_FLOW, serve_eager
 from burnish.capture.partition import partition
+from burnish.observe.log import CompileLog
 from burnish.options import Options
-from burnish.stats import CompileLog, Stats
+from burnish.stats import Stats
 
 Kind = Literal["forward", "backward", "inference"]
 Program = Callable[[list[Any]], Sequence[Any]]  # boxed: takes its arguments in one list, which it may empty

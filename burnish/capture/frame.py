@@ -30,9 +30,9 @@ from burnish.capture.diagnosis import GRAPH_BREAKS, Place, Watch, graph_break_er
 from burnish.capture.dynamo import make_backend
 from burnish.capture.hooks import Hooks
 from burnish.errors import CompileError
+from burnish.observe.log import CompileLog
 from burnish.options import Options
 from burnish.runtime.build import prepare_native
-from burnish.stats import CompileLog
 
 _serial = itertools.count(1)
 # What torch.compiler.set_stance replaces, and puts back. (None, which no stance is, if it had been replaced already.)

@@ -26,6 +26,7 @@ from pathlib import Path
 import torch  # loads the OpenMP runtime that everything built here resolves against
 
 from burnish.errors import CompilerFailed, LibraryUnloadable, NativeSourceMissing, NoRoomToBuild
+from burnish.observe.log import CompileLog
 from burnish.options import Options
 from burnish.runtime.cache import Cache, CacheKey, open_cache
 from burnish.runtime.compiler import (
@@ -37,7 +38,6 @@ from burnish.runtime.compiler import (
     forget_compilers,
     link_shared,
 )
-from burnish.stats import CompileLog
 
 NATIVE_DIR = Path(__file__).parent / "native"
 

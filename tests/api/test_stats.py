@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 import burnish
-from burnish.stats import CompileLog, Fallback, Stats
+from burnish.observe.log import CompileLog
+from burnish.stats import Fallback, Stats
 
 
 def this_file_and_line(function):

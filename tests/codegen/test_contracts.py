@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 
 from burnish.codegen.c import generate, is_small
+from burnish.observe.log import CompileLog
 from burnish.options import Options
 from burnish.runtime.build import CSource, build_shared, native_library
 from burnish.runtime.cache import open_cache
 from burnish.runtime.program import build_program, load_program
 from burnish.schedule.evaluate import evaluate_schedule
 from burnish.schedule.kernels import ContractKernel
-from burnish.stats import CompileLog
 from tests.programs import capture, copies, schedules, sizes_of
 
 r = torch.randn

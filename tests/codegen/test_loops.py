@@ -12,11 +12,11 @@ from burnish.codegen import c_loop
 from burnish.codegen.c import print_kernel
 from burnish.codegen.c_loop import CFunction
 from burnish.ir.evaluate import evaluate_loop
+from burnish.observe.log import CompileLog
 from burnish.options import Options
 from burnish.runtime.build import CSource, build_shared
 from burnish.runtime.cache import open_cache
 from burnish.schedule.kernels import LoopKernel
-from burnish.stats import CompileLog
 from tests.codegen.loops import Case, all_cases, astray
 
 CASES = all_cases()

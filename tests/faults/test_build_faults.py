@@ -25,11 +25,11 @@ from burnish.errors import (
     NativeSourceMissing,
     NoRoomToBuild,
 )
+from burnish.observe.log import CompileLog
 from burnish.options import Options
 from burnish.runtime import build, compiler
 from burnish.runtime.build import CSource, build_shared, native_library
 from burnish.runtime.cache import Cache
-from burnish.stats import CompileLog
 
 REAL_CC = Options().cc or "cc"
 ANSWER = CSource("int answer(void) { return 42; }\n", "answer")
@@ -443,7 +443,7 @@ from pathlib import Path
 from burnish.options import Options
 from burnish.runtime.build import CSource, build_shared
 from burnish.runtime.cache import Cache
-from burnish.stats import CompileLog
+from burnish.observe.log import CompileLog
 root, cc = Path(sys.argv[1]), sys.argv[2]
 log = CompileLog()
 options = replace(Options(), cc=cc, cache_dir=root)

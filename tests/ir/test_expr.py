@@ -30,10 +30,10 @@ from burnish.ir.expr import (
     symbols,
     upper,
 )
+from burnish.observe.log import CompileLog
 from burnish.options import Options
 from burnish.runtime.build import CSource, build_shared
 from burnish.runtime.cache import open_cache
-from burnish.stats import CompileLog
 
 COMMON = settings(derandomize=True, deadline=None, max_examples=300)
 

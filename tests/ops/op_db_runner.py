@@ -15,9 +15,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from burnish.capture.decompositions import decomposition_table
+from burnish.observe.log import CompileLog
 from burnish.options import Options
 from burnish.pipeline import compile_graph
-from burnish.stats import CompileLog
 
 __all__ = ["Outcome", "check_op", "op_db"]
 

@@ -1,0 +1,191 @@
+"""`CompileLog`: one compiled object's record, written while it compiles and read as `burnish.stats`.
+
+What a method counts it also tells, as an `Event`, to the object's sinks: log lines, the event file. Nothing here runs
+on the path of a call that finds its compiled program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from burnish.errors import CompileError
+from burnish.observe.events import Event, EventKind, Sink
+from burnish.stats import Fallback, GraphBreak, Recompile, Stats
+
+
+@dataclass
+class _OpenStage:
+    start: float
+    inner: float = 0.0  # seconds spent in stages opened inside this one
+
+
+class CompileLog:
+    """One compiled object's record. Thread-safe: several threads may compile, and build kernels, for one object."""
+
+    def __init__(self, dump_dir: Path | None = None, name: str = "", sinks: Sequence[Sink] = ()) -> None:
+        self.dump_dir = dump_dir
+        self.name = name
+        self.sinks = tuple(sinks)
+        self._lock = threading.Lock()
+        self._open_stages = threading.local()
+        self._clear()
+
+    def _clear(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.graphs: Counter[str] = Counter()
+        self.aten_calls: Counter[str] = Counter()
+        self.fallbacks: list[Fallback] = []
+        self.fusions: list[str] = []
+        self.graph_breaks: list[GraphBreak] = []
+        self.recompiles: list[Recompile] = []
+        self.cache_reasons: list[str] = []
+        self.cache_hits = 0
+        self.cache_misses = 0
+        self.kernel_count = 0
+        self.compiles = 0
+
+    def clear(self) -> None:
+        with self._lock:
+            self._clear()
+
+    def emit(
+        self, kind: EventKind, *, variant: str = "", seconds: float | None = None, reason: str = "", **detail: object
+    ) -> None:
+        """Tell every sink. Never call it with the lock held: a sink may write to a slow disk."""
+        if self.sinks:
+            event = Event(kind, self.name, variant, seconds, reason, detail)
+            for sink in self.sinks:
+                sink(event)
+
+    # -- written by the pipeline -----------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Add the time spent inside to `seconds[name]`. Stages nest: the outer one is not charged for the inner,
+        so the seconds of all stages add up to the compile time (worker threads' stages apart)."""
+        stack: list[_OpenStage] = self._open_stages.__dict__.setdefault("stack", [])
+        stage = _OpenStage(time.perf_counter())
+        stack.append(stage)
+        try:
+            yield
+        finally:
+            elapsed = time.perf_counter() - stage.start
+            stack.pop()
+            if stack:
+                stack[-1].inner += elapsed
+            else:
+                self._open_stages.last = elapsed
+            self.add_seconds(name, elapsed - stage.inner)
+
+    def _seconds_so_far(self) -> float | None:
+        """How long this thread has been in its outermost open stage or, if none is open, was in its last."""
+        stack: list[_OpenStage] = self._open_stages.__dict__.get("stack", [])
+        if stack:
+            return time.perf_counter() - stack[0].start
+        return self._open_stages.__dict__.get("last")
+
+    def add_seconds(self, name: str, seconds: float) -> None:
+        with self._lock:
+            self.seconds[name] = self.seconds.get(name, 0.0) + max(seconds, 0.0)
+
+    def aten_call(self, op_name: str) -> None:
+        with self._lock:
+            self.aten_calls[op_name] += 1
+
+    def kernels(self, n: int) -> None:
+        with self._lock:
+            self.kernel_count += n
+
+    def cache(self, hit: bool, why: str = "") -> None:
+        with self._lock:
+            if hit:
+                self.cache_hits += 1
+            else:
+                self.cache_misses += 1
+                if why:
+                    self.cache_reasons.append(why)
+        self.emit("cache_hit" if hit else "cache_miss", reason=why)
+
+    def fallback(self, stage: str, error: BaseException) -> bool:
+        """Count it, and say whether it is this object's first failure in this stage (the one to warn about)."""
+        entry = Fallback(stage, failure_reason(error))
+        with self._lock:
+            first = all(known.stage != stage for known in self.fallbacks)
+            self.fallbacks.append(entry)
+        self.emit("fallback", reason=entry.reason, stage=stage)
+        return first
+
+    def fusion(self, text: str) -> None:
+        with self._lock:
+            self.fusions.append(text)
+
+    def dump(self, filename: str, text: str) -> None:
+        """Write one stage's printed output where the user asked for it. A full disk must not fail the compile."""
+        if self.dump_dir is None:
+            return
+        try:
+            path = self.dump_dir / filename
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        except OSError as error:
+            self.fallback("dump", error)
+
+    # -- written by the capture layer ------------------------------------------------------------------------
+
+    def captured(self, variant: str = "") -> None:
+        """A graph went through the compiler, or was given to eager (a fallback has been counted then)."""
+        with self._lock:
+            self.compiles += 1
+            compiles, kernels = self.compiles, self.kernel_count
+        self.emit("compiled", variant=variant, seconds=self._seconds_so_far(), compiles=compiles, kernels=kernels)
+
+    def compiled(self, kind: str) -> None:
+        with self._lock:
+            self.graphs[kind] += 1
+
+    def graph_break(self, entry: GraphBreak) -> None:
+        with self._lock:
+            if entry in self.graph_breaks:  # a recompile meets the same line again
+                return
+            self.graph_breaks.append(entry)
+        self.emit("graph_break", reason=entry.reason, file=entry.file, line=entry.line)
+
+    def recompile(self, entry: Recompile) -> None:
+        with self._lock:
+            self.recompiles.append(entry)
+        self.emit("recompile", reason=entry.reason, function=entry.function, file=entry.file, line=entry.line)
+
+    # -- read by the user ------------------------------------------------------------------------------------
+
+    def snapshot(self) -> Stats:
+        with self._lock:
+            return Stats(
+                name=self.name,
+                compiles=self.compiles,
+                graphs=dict(self.graphs),
+                recompiles=tuple(self.recompiles),
+                graph_breaks=tuple(self.graph_breaks),
+                aten_calls=dict(self.aten_calls),
+                kernels=self.kernel_count,
+                cache_hits=self.cache_hits,
+                cache_misses=self.cache_misses,
+                cache_reasons=tuple(self.cache_reasons),
+                fallbacks=tuple(self.fallbacks),
+                fusions=tuple(self.fusions),
+                seconds=dict(self.seconds),
+            )
+
+
+def failure_reason(error: BaseException) -> str:
+    """The reason in one line: what a CompileError says, else the exception's class and first line."""
+    text = (error.reason if isinstance(error, CompileError) else str(error)).strip()
+    first_line = text.splitlines()[0] if text else ""
+    if isinstance(error, CompileError):
+        return first_line
+    return f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
