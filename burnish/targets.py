@@ -5,15 +5,24 @@
     package.module:build   the same, by import path
 
 A factory takes no arguments and returns (model, example_inputs); the inputs are a tuple or a dict of keyword arguments.
+To be told what compiling means for a whole step and not only for the model, it returns a dict instead:
+
+    model       the module or function to compile; the only key that must be there
+    inputs      what to call it on; left out, it is what the first step calls it on, or the first batch of `data`
+    data        the batches: an iterable, or a function that returns one (a DataLoader, a generator function)
+    step        the loop's body, as step(model, batch), or step(model) where there is no `data`
+    kind        "inference" (default) or "train": the model's forward returns the loss, and backward is timed with it
+    batch_size  samples in one call, where the inputs' first dimension is not it
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +37,36 @@ from burnish.workloads import SIZES, WORKLOADS, Inputs, Kind
 
 
 @dataclass(frozen=True)
+class Pipeline:
+    """What the user's program does around the model: where its batches come from, and the body of its loop."""
+
+    data: Iterable[Any] | Callable[[], Iterable[Any]] | None = None
+    step: Callable[..., Any] | None = None
+
+    def batches(self) -> Iterator[Any]:
+        """The data from its beginning, again and again; without data, nothing in particular for ever."""
+        while True:
+            empty = True
+            for batch in self._once():
+                empty = False
+                yield batch
+            if empty:
+                return
+
+    def _once(self) -> Iterable[Any]:
+        if self.data is None:
+            return (None,)
+        return self.data() if callable(self.data) else self.data
+
+    def run(self, model: Callable[..., Any], batch: Any) -> Any:
+        """One step of the user's program, the fetching of the batch apart."""
+        if self.step is None:
+            args, kwargs = split_inputs(as_inputs(batch))
+            return model(*args, **kwargs)
+        return self.step(model) if self.data is None else self.step(model, batch)
+
+
+@dataclass(frozen=True)
 class Target:
     """A model with the inputs to call it on."""
 
@@ -35,6 +74,8 @@ class Target:
     model: Callable[..., Any]
     inputs: Inputs
     kind: Kind = "inference"
+    pipeline: Pipeline | None = None
+    batch_size: int | None = None  # samples in one call, where the target says so
 
     def grad_mode(self) -> AbstractContextManager[object]:
         """What every call of the target, eager or compiled, runs under."""
@@ -56,6 +97,29 @@ def _train_step(model: Callable[..., Any], call: Callable[[], Any]) -> Any:
     loss = call()
     loss.backward()
     return loss
+
+
+def placed(target: Target, device: str | None = None, dtype: torch.dtype | None = None) -> Target:
+    """The target with its model and inputs on another device, or its floating-point numbers of another type."""
+    model = target.model
+    if isinstance(model, torch.nn.Module):
+        model = model.to(device=device, dtype=dtype)
+
+    def move(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.to(device=device, dtype=dtype if value.is_floating_point() else None)
+        if isinstance(value, dict):
+            return {name: move(item) for name, item in value.items()}
+        return type(value)(map(move, value)) if type(value) in (tuple, list) else value
+
+    return dataclasses.replace(target, model=model, inputs=move(target.inputs))
+
+
+def as_inputs(value: object) -> Inputs:
+    """Example inputs, or a batch, as the arguments of a call: one tensor is the only argument, a dict is by name."""
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return dict(value)
+    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
 
 
 def split_inputs(inputs: Inputs) -> tuple[tuple[object, ...], dict[str, object]]:
@@ -93,7 +157,69 @@ def _from_factory(text: str, place: str, function: str) -> Target:
         made = factory()
     except Exception as error:
         raise TargetFailed(text, f"calling {function}()", error) from error
-    return Target(text, *_checked(text, function, made))
+    return _from_dict(text, function, made) if isinstance(made, dict) else Target(text, *_checked(text, function, made))
+
+
+_KEYS = ("model", "inputs", "data", "step", "kind", "batch_size")
+
+
+def _from_dict(text: str, function: str, made: dict[object, Any]) -> Target:
+    for key in made:
+        if key not in _KEYS:
+            guess = nearest(str(key), _KEYS)
+            hint = f" Did you mean {guess!r}?" if guess else ""
+            raise BadTarget(text, f"{function}() returned the key {key!r}. Keys: {', '.join(_KEYS)}.{hint}")
+    kind, data, step = made.get("kind", "inference"), made.get("data"), made.get("step")
+    if kind not in ("inference", "train"):
+        raise BadTarget(text, f'"kind" must be "inference" or "train", not {kind!r}')
+    if step is not None and not callable(step):
+        raise BadTarget(text, f'"step" must be a function of the model and a batch, not {_describe(step)}')
+    if data is not None and not (callable(data) or isinstance(data, Iterable)):
+        raise BadTarget(text, f'"data" must be an iterable or a function that returns one, not {_describe(data)}')
+    pipeline = None if data is None and step is None else Pipeline(data, step)
+    if made.get("inputs") is None and pipeline is None:
+        raise BadTarget(text, f'{function}() must return "inputs", or "data" or "step" to take them from')
+    model = made.get("model")
+    if not callable(model):
+        raise BadTarget(text, f'"model" must be a module or function, not {_describe(model)}')
+    inputs = made.get("inputs")
+    if inputs is None:
+        assert pipeline is not None
+        try:
+            inputs = first_call_inputs(model, pipeline)
+        except Exception as error:
+            raise TargetFailed(text, "running its first step", error) from error
+    return Target(text, *_checked(text, function, (model, inputs)), kind, pipeline, made.get("batch_size"))
+
+
+class _Reached(BaseException):
+    """Ends a step as soon as it has called the model; no `except Exception` of the user's holds it up."""
+
+
+def first_call_inputs(model: Callable[..., Any], pipeline: Pipeline) -> Inputs:
+    """What the first step calls the model on. The model does not run, so that nothing has happened to it yet."""
+    caught: list[Inputs] = []
+
+    def catch(*args: Any, **kwargs: Any) -> None:
+        if args and kwargs:
+            raise ValueError("the step calls the model with positional and named arguments; give 'inputs' as well")
+        caught.append(kwargs if kwargs else args)
+        raise _Reached
+
+    batch = next(pipeline.batches(), None)
+    if pipeline.step is None:
+        return as_inputs(batch)
+    hook = None
+    if isinstance(model, torch.nn.Module):
+        hook = model.register_forward_pre_hook(lambda module, args, kwargs: catch(*args, **kwargs), with_kwargs=True)
+    try:
+        pipeline.run(model if hook else catch, batch)
+    except _Reached:
+        return caught[0]
+    finally:
+        if hook is not None:
+            hook.remove()
+    raise ValueError("its step never called the model")
 
 
 def _checked(text: str, function: str, made: object) -> tuple[Callable[..., Any], Inputs]:
@@ -102,12 +228,10 @@ def _checked(text: str, function: str, made: object) -> tuple[Callable[..., Any]
     model, inputs = made
     if not callable(model):
         raise BadTarget(text, f"{function}() must return a module or function first, not {_describe(model)}")
-    if isinstance(inputs, torch.Tensor):
-        return model, (inputs,)
-    if isinstance(inputs, dict) and all(isinstance(key, str) for key in inputs):
+    if isinstance(inputs, (torch.Tensor, tuple, list)):
+        return model, as_inputs(inputs)
+    if isinstance(inputs, Mapping) and all(isinstance(key, str) for key in inputs):
         return model, dict(inputs)
-    if isinstance(inputs, (tuple, list)):
-        return model, tuple(inputs)
     raise BadTarget(text, f"example_inputs must be a tuple or a dict of keyword arguments, not {_describe(inputs)}")
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from burnish.errors import BadTarget, TargetFailed, UnknownTarget, UsageError
-from burnish.targets import load_target
+from burnish.targets import load_target, placed
 
 FACTORIES = """
 import dataclasses, torch
@@ -99,3 +99,68 @@ def test_a_broken_file_is_named(tmp_path: Path) -> None:
     path.write_text("import not_installed_anywhere\n")
     with pytest.raises(TargetFailed, match=r"while running .*broken.py: ModuleNotFoundError"):
         load_target(f"{path}:build")
+
+
+PIPELINES = """
+import torch
+model = torch.nn.Linear(3, 2)
+batches = [torch.full((4, 3), float(i)) for i in range(2)]
+def with_step():
+    def step(model, batch):
+        return model(batch * 2)
+    return {"model": model, "data": batches, "step": step}
+def with_data():
+    return {"model": model, "data": lambda: iter([{"input": batches[1]}]), "batch_size": 7}
+def without_data():
+    return {"model": model, "step": lambda model: model(input=batches[1]), "kind": "train"}
+def misspelt():
+    return {"model": model, "input": batches}
+def nothing_to_call_on():
+    return {"model": model}
+def never_calls():
+    return {"model": model, "step": lambda model: None}
+"""
+
+
+@pytest.fixture
+def pipelines(tmp_path: Path) -> Path:
+    path = tmp_path / "pipelines.py"
+    path.write_text(PIPELINES)
+    return path
+
+
+def test_a_dict_may_hold_the_loop_around_the_model(pipelines: Path) -> None:
+    target = load_target(f"{pipelines}:with_step")
+    assert torch.equal(target.inputs[0], torch.zeros(4, 3)), "what the first step calls the model on"
+    assert target.pipeline is not None
+    batches = target.pipeline.batches()
+    seen = [next(batches) for _ in range(3)]
+    assert torch.equal(seen[2], seen[0]), "the data starts again where it ends"
+    assert torch.equal(target.pipeline.run(target.model, seen[1]), target.model(seen[1] * 2))
+
+
+def test_inputs_come_from_the_data_or_the_step(pipelines: Path) -> None:
+    target = load_target(f"{pipelines}:with_data")
+    assert set(target.inputs) == {"input"} and target.batch_size == 7
+    target = load_target(f"{pipelines}:without_data")
+    assert torch.equal(target.inputs["input"], torch.ones(4, 3)) and target.kind == "train"
+    assert not target.model._forward_pre_hooks, "nothing is left on the model"
+
+
+@pytest.mark.parametrize(
+    ("factory", "error", "message"),
+    [
+        ("misspelt", BadTarget, r"returned the key 'input'. Keys: .* Did you mean 'inputs'\?"),
+        ("nothing_to_call_on", BadTarget, 'must return "inputs", or "data" or "step" to take them from'),
+        ("never_calls", TargetFailed, "its step never called the model"),
+    ],
+)
+def test_mistakes_in_a_dict(pipelines: Path, factory: str, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        load_target(f"{pipelines}:{factory}")
+
+
+def test_a_target_can_be_placed() -> None:
+    target = placed(load_target("mlp@tiny"), dtype=torch.bfloat16)
+    with target.grad_mode():
+        assert target.step()().dtype == torch.bfloat16
