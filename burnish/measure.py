@@ -6,11 +6,12 @@ block: what slows one round down slows all of its candidates. Absolute times are
 
 from __future__ import annotations
 
+import functools
 import gc
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 NOISY_SPREAD = 0.05
 BLOCK_SECONDS = 0.004  # a turn lasts at least this long, so that µs-sized calls do not meet cold caches every time
@@ -79,6 +80,9 @@ class Race:
     """What `interleave` measured: every candidate's call times, grouped by round."""
 
     rounds: Mapping[str, tuple[tuple[float, ...], ...]]
+    # Where calls are asynchronous: the times until they returned, in the same grouping. Empty elsewhere.
+    host: Mapping[str, tuple[tuple[float, ...], ...]] = field(default_factory=dict)
+    interrupted: bool = False  # Ctrl-C: the rounds that were complete by then
 
     def timing(self, name: str) -> Timing:
         return Timing.of([sample for block in self.rounds[name] for sample in block])
@@ -95,31 +99,69 @@ def interleave(
     *,
     seconds: float,
     on_round: Callable[[float], None] | None = None,
+    synchronize: Callable[[], None] | None = None,
+    keep_on_interrupt: bool = False,
 ) -> Race:
     """Give every candidate turns until `seconds` have passed (and at least a few rounds are done).
 
-    `on_round` is told, after each round, which fraction of the budget is used.
+    `on_round` is told, after each round, which fraction of the budget is used. `synchronize` waits for a device whose
+    calls return before they are done; a call's time then ends after it. With `keep_on_interrupt`, Ctrl-C ends the race
+    instead of the program, once there is a complete round.
     """
-    blocks = {name: _calls_per_block(call) for name, call in candidates.items()}  # also the warm-up
+    take_turn = functools.partial(_turn, synchronize=synchronize)
     rounds: dict[str, list[tuple[float, ...]]] = {name: [] for name in candidates}
+    host: dict[str, list[tuple[float, ...]]] = {name: [] for name in candidates}
     order = list(candidates)
-    gc.collect()
-    start = time.perf_counter()
-    done = 0
-    while done < MIN_ROUNDS or time.perf_counter() - start < seconds:
-        for name in order:
-            rounds[name].append(_block(candidates[name], blocks[name]))
-        order = order[1:] + order[:1]  # nobody always runs after the same neighbour
-        done += 1
-        if on_round is not None:
-            on_round(min(1.0, (time.perf_counter() - start) / seconds) if seconds > 0 else 1.0)
-    return Race({name: tuple(blocks_of) for name, blocks_of in rounds.items()})
+    done, interrupted = 0, False
+    try:
+        blocks = {name: _calls_per_block(call, take_turn) for name, call in candidates.items()}  # also the warm-up
+        gc.collect()
+        start = time.perf_counter()
+        while done < MIN_ROUNDS or time.perf_counter() - start < seconds:
+            for name in order:
+                samples, until_return = take_turn(candidates[name], blocks[name])
+                rounds[name].append(samples)
+                host[name].append(until_return)
+            order = order[1:] + order[:1]  # nobody always runs after the same neighbour
+            done += 1
+            if on_round is not None:
+                on_round(min(1.0, (time.perf_counter() - start) / seconds) if seconds > 0 else 1.0)
+    except KeyboardInterrupt:
+        if not keep_on_interrupt or done == 0:
+            raise
+        interrupted = True
+    return Race(
+        {name: tuple(turns[:done]) for name, turns in rounds.items()},
+        {name: tuple(turns[:done]) for name, turns in host.items()} if synchronize else {},
+        interrupted,
+    )
+
+
+Turn = Callable[[Callable[[], object], int], tuple[tuple[float, ...], tuple[float, ...]]]
+
+
+def _turn(
+    call: Callable[[], object], calls: int, synchronize: Callable[[], None] | None
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    if calls > 1:
+        call()  # the neighbour has evicted our data: what a service in a loop sees starts with the second call
+    if synchronize is None:
+        return _block(call, calls), ()
+    clock = time.perf_counter
+    whole, until_return = [], []
+    for _ in range(calls):
+        synchronize()
+        begin = clock()
+        call()
+        returned = clock()
+        synchronize()
+        whole.append(clock() - begin)
+        until_return.append(returned - begin)
+    return tuple(whole), tuple(until_return)
 
 
 def _block(call: Callable[[], object], calls: int) -> tuple[float, ...]:
     clock = time.perf_counter
-    if calls > 1:
-        call()  # the neighbour has evicted our data: what a service in a loop sees starts with the second call
     samples = []
     for _ in range(calls):
         begin = clock()
@@ -128,19 +170,13 @@ def _block(call: Callable[[], object], calls: int) -> tuple[float, ...]:
     return tuple(samples)
 
 
-def _calls_per_block(call: Callable[[], object]) -> int:
+def _calls_per_block(call: Callable[[], object], take_turn: Turn) -> int:
     """Warm up, and find how many calls fill a block."""
     for _ in range(2):
         call()
-    begin = time.perf_counter()
-    call()
-    once = time.perf_counter() - begin
+    (once,), _ = take_turn(call, 1)
     if once >= BLOCK_SECONDS:
         return 1
     for _ in range(math.ceil(BLOCK_SECONDS / max(once, 1e-7))):
         call()
-    return math.ceil(BLOCK_SECONDS / max(_fastest(call), 1e-7))
-
-
-def _fastest(call: Callable[[], object]) -> float:
-    return min(_block(call, 5))
+    return math.ceil(BLOCK_SECONDS / max(min(take_turn(call, 5)[0]), 1e-7))
