@@ -4,11 +4,12 @@ from importlib import metadata as _metadata
 
 from burnish import errors
 from burnish.api import compile, disable, reset, stats
+from burnish.observe import metrics
 from burnish.options import Options
 from burnish.stats import Stats
 
 __version__ = "0.1.0"
-__all__ = ["Options", "Stats", "__version__", "compile", "disable", "errors", "reset", "stats"]
+__all__ = ["Options", "Stats", "__version__", "compile", "disable", "errors", "metrics", "reset", "stats"]
 
 
 def _register_backend() -> None:

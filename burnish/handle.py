@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from burnish.observe.log import CompileLog
+from burnish.observe.registry import register
+from burnish.observe.sinks import sinks_for
 from burnish.options import Options
 from burnish.stats import Stats
 
@@ -65,7 +67,8 @@ class Handle:
         self.settings = settings
         self.options = settings.resolved()
         self.name = settings.name or getattr(eager, "__qualname__", None) or type(eager).__name__
-        self.log = CompileLog(dump_dir=self.options.dump_dir, name=self.name)
+        self.log = CompileLog(self.options.dump_dir, self.name, sinks_for(self.options))
+        register(self.log)
         self.entrance = self._entrance(eager)
         self._forward: Entrance | None = None
         self._lock = threading.Lock()

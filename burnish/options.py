@@ -18,6 +18,7 @@ from burnish.errors import BadOptionValue, ModeWithOptions, UnknownMode, Unknown
 MODES: tuple[str, ...] = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 _DEFAULT_CACHE_LIMIT = 2 << 30
+LOG_LEVELS: tuple[str, ...] = ("debug", "info", "warning", "error")
 _SUFFIXES = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
@@ -54,6 +55,14 @@ def _bytes(text: str) -> int:
     return value
 
 
+def _env_log() -> str | None:
+    text = os.environ.get("BURNISH_LOG", "").strip()
+    try:
+        return _as_level(text) if text else None
+    except ValueError:
+        raise BadOptionValue("BURNISH_LOG", text, f"one of {', '.join(LOG_LEVELS)}") from None
+
+
 def _cache_dir() -> Path:
     return _env_path("BURNISH_CACHE_DIR") or Path("~/.cache/burnish").expanduser()
 
@@ -85,6 +94,9 @@ class Options:
     threads: int | None = None  # None: as many as torch uses
     disable_cache: bool = field(default_factory=lambda: _env_bool("BURNISH_NO_CACHE"))  # BURNISH_NO_CACHE
     verify_ir: bool = field(default_factory=lambda: _env_bool("BURNISH_VERIFY"))  # BURNISH_VERIFY
+    log: str | None = field(default_factory=_env_log)  # BURNISH_LOG: print log lines of this level and above
+    events: Path | None = field(default_factory=lambda: _env_path("BURNISH_EVENTS"))  # BURNISH_EVENTS: JSON lines
+    latency: bool = field(default_factory=lambda: _env_bool("BURNISH_LATENCY"))  # BURNISH_LATENCY: time every call
 
     @classmethod
     def from_arguments(
@@ -135,6 +147,12 @@ def _as_bool(value: object) -> bool:
     raise TypeError(value)
 
 
+def _as_level(value: object) -> str:
+    if isinstance(value, str) and value.lower() in LOG_LEVELS:
+        return value.lower()
+    raise ValueError(value)
+
+
 def _as_command(value: object) -> str:
     if isinstance(value, (str, os.PathLike)) and str(value):
         return str(value)
@@ -151,6 +169,9 @@ _READERS: Mapping[str, tuple[Callable[[object], object], bool, str]] = {
     "threads": (_as_threads, True, "a whole number of at least 1, or None"),
     "disable_cache": (_as_bool, False, "True or False"),
     "verify_ir": (_as_bool, False, "True or False"),
+    "log": (_as_level, True, f"one of {', '.join(LOG_LEVELS)}, or None"),
+    "events": (_as_path, True, "a file, or None"),
+    "latency": (_as_bool, False, "True or False"),
 }
 
 OPTION_NAMES: tuple[str, ...] = tuple(_READERS)

@@ -59,6 +59,7 @@ def compile_graph(
     for kernel in schedule.kernels:
         if isinstance(kernel, ExternKernel):
             log.aten_call(kernel.op.name)
+    log.program(run)
     return run
 
 

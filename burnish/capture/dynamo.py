@@ -21,6 +21,8 @@ from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wr
 from burnish.capture.diagnosis import CONTROL_FLOW, serve_eager
 from burnish.capture.partition import partition
 from burnish.observe.log import CompileLog
+from burnish.observe.registry import register
+from burnish.observe.sinks import sinks_for
 from burnish.options import Options
 from burnish.stats import Stats
 
@@ -43,18 +45,19 @@ def make_backend(options: Options, log: CompileLog) -> Backend:
     """A Dynamo backend of its own for one compiled object: its settings, its log."""
 
     def burnish_graph(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        engine = "burnish"
         try:
             with log.stage("aot"):
                 program = _Capture(options, log).compile(graph, example_inputs)
         except CONTROL_FLOW:
             raise  # Dynamo captures it again, in another way
         except _Abandoned:
-            program = eager_graph(graph)
+            program, engine = eager_graph(graph), "eager"
         except Exception as error:
             serve_eager(log, "aot", error)
-            program = eager_graph(graph)
-        log.captured()
-        return program
+            program, engine = eager_graph(graph), "eager"
+        variant = log.captured()
+        return log.histogram(variant, engine).timed(program) if options.latency else program
 
     return burnish_graph
 
@@ -217,6 +220,7 @@ def _target_name(node: fx.Node) -> str:
 # -- torch.compile(model, backend="burnish") --------------------------------------------------------------------
 
 _torch_compile_log = CompileLog(name='torch.compile(backend="burnish")')
+register(_torch_compile_log)
 
 
 def burnish_backend(
@@ -229,6 +233,7 @@ def burnish_backend(
     """The entry point that torch finds by name; `mode` and `options` are the ones given to torch.compile."""
     settings = Options.from_arguments(mode=mode, options=options)
     _torch_compile_log.dump_dir = settings.dump_dir
+    _torch_compile_log.sinks = sinks_for(settings)
     return make_backend(settings, _torch_compile_log)(graph, example_inputs)
 
 

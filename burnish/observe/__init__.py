@@ -1,5 +1,27 @@
-"""What burnish tells the people who run it: stats, metrics, log lines and an event file, all from one source."""
+"""What burnish tells the people who run it: stats, metrics, log lines and an event file, all from one source.
 
-from burnish.observe.events import Event
+`CompileLog` (log.py) counts what happens to one compiled object and emits an `Event` for it; sinks (sinks.py) make log
+lines and JSON of events; exposition.py makes Prometheus text of the counts, endpoint.py serves it.
+"""
 
-__all__ = ["Event"]
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from burnish.observe.events import KINDS, Event, EventKind
+from burnish.observe.exposition import all_stats, metrics
+
+if TYPE_CHECKING:
+    from burnish.observe.endpoint import Endpoint
+
+__all__ = ["KINDS", "Event", "EventKind", "all_stats", "metrics", "serve"]
+
+
+def serve(port: int = 9464, host: str = "127.0.0.1") -> Endpoint:
+    """Serve this process's metrics over HTTP, from a thread: `/metrics` for Prometheus, `/stats` as JSON.
+
+    Only this machine can reach it unless `host` says otherwise ("0.0.0.0"): there is no password, and the names of
+    models and lines of their source are among what it tells. Port 0 is any free one; `.port` says which."""
+    from burnish.observe.endpoint import Endpoint  # http.server: not for those who do not serve
+
+    return Endpoint(port, host)

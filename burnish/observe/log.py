@@ -9,13 +9,17 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+import weakref
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from burnish.errors import CompileError
 from burnish.observe.events import Event, EventKind, Sink
+from burnish.observe.latency import Histogram
+from burnish.observe.memory import memory_of
 from burnish.stats import Fallback, GraphBreak, Recompile, Stats
 
 
@@ -31,7 +35,9 @@ class CompileLog:
     def __init__(self, dump_dir: Path | None = None, name: str = "", sinks: Sequence[Sink] = ()) -> None:
         self.dump_dir = dump_dir
         self.name = name
+        self.label = name  # what events and metrics call it; burnish/observe/registry.py makes it unique
         self.sinks = tuple(sinks)
+        self._programs: weakref.WeakSet[Callable[..., Any]] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._open_stages = threading.local()
         self._clear()
@@ -48,7 +54,9 @@ class CompileLog:
         self.cache_hits = 0
         self.cache_misses = 0
         self.kernel_count = 0
+        self._kernels_told = 0  # in events
         self.compiles = 0
+        self._histograms: dict[tuple[str, str], Histogram] = {}
 
     def clear(self) -> None:
         with self._lock:
@@ -59,7 +67,7 @@ class CompileLog:
     ) -> None:
         """Tell every sink. Never call it with the lock held: a sink may write to a slow disk."""
         if self.sinks:
-            event = Event(kind, self.name, variant, seconds, reason, detail)
+            event = Event(kind, self.label, variant, seconds, reason, detail)
             for sink in self.sinks:
                 sink(event)
 
@@ -118,8 +126,19 @@ class CompileLog:
         with self._lock:
             first = all(known.stage != stage for known in self.fallbacks)
             self.fallbacks.append(entry)
+        self._open_stages.failed = True
         self.emit("fallback", reason=entry.reason, stage=stage)
         return first
+
+    def program(self, run: Callable[..., Any]) -> None:
+        """Remember a program for as long as it is in use: `memory` asks it what it holds."""
+        with self._lock:
+            self._programs.add(run)
+
+    def histogram(self, variant: str, engine: str) -> Histogram:
+        """Where the latencies of one variant's calls by one engine are counted."""
+        with self._lock:
+            return self._histograms.setdefault((variant, engine), Histogram(variant, engine))
 
     def fusion(self, text: str) -> None:
         with self._lock:
@@ -138,12 +157,16 @@ class CompileLog:
 
     # -- written by the capture layer ------------------------------------------------------------------------
 
-    def captured(self, variant: str = "") -> None:
-        """A graph went through the compiler, or was given to eager (a fallback has been counted then)."""
+    def captured(self) -> str:
+        """A graph went through the compiler, or was given to eager (a fallback has been counted then). Returns what
+        to call it: "graph 1" is the first of this object."""
         with self._lock:
             self.compiles += 1
-            compiles, kernels = self.compiles, self.kernel_count
-        self.emit("compiled", variant=variant, seconds=self._seconds_so_far(), compiles=compiles, kernels=kernels)
+            variant, kernels = f"graph {self.compiles}", self.kernel_count - self._kernels_told
+            self._kernels_told = self.kernel_count
+        if not self._open_stages.__dict__.pop("failed", False):
+            self.emit("compiled", variant=variant, seconds=self._seconds_so_far(), kernels=kernels)
+        return variant
 
     def compiled(self, kind: str) -> None:
         with self._lock:
@@ -179,6 +202,8 @@ class CompileLog:
                 fallbacks=tuple(self.fallbacks),
                 fusions=tuple(self.fusions),
                 seconds=dict(self.seconds),
+                latency=tuple(histogram.snapshot() for histogram in self._histograms.values()),
+                memory=memory_of(self._programs),
             )
 
 

@@ -136,6 +136,10 @@ class WorkspacePool:
         if len(kept) < 4:
             kept.append(workspace)
 
+    def held_bytes(self) -> int:
+        """What is kept for later calls; what calls use at this moment is not in it."""
+        return sum(w.arena.nbytes for workspaces in list(self.free.values()) for w in list(workspaces))
+
 
 Run = Callable[[list[Any]], tuple[Any, ...]]
 
