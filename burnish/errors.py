@@ -178,6 +178,11 @@ class MissingExtra(BurnishError, ImportError):
         self.extra = extra
 
 
+class UnknownInputSet(UsageError):
+    def __init__(self, name: str, guess: str | None, valid: Sequence[str]) -> None:
+        super().__init__(f"unknown input set {name!r}. {_did_you_mean(guess, valid)}")
+
+
 class TrialFailed(BurnishError):
     def __init__(self, target: str, status: int, output: str) -> None:
         super().__init__(f"measuring {target!r} failed: its process ended with status {status}, saying:\n{output}")

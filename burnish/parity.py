@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -29,19 +30,26 @@ def _widen(value: Any) -> Any:
     return torch.float64 if value is torch.float32 else value
 
 
+@contextmanager
+def float64_everywhere() -> Iterator[None]:
+    """New tensors, and casts to float32, are float64 here."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with _Float64Everywhere():
+            yield
+    finally:
+        torch.set_default_dtype(default)
+
+
 def reference(target: Target) -> list[torch.Tensor]:
     """What the target computes in float64: its outputs and, for a training step, its gradients."""
     model = target.model
     if isinstance(model, torch.nn.Module):
         model = copy.deepcopy(model).double()
     wide = dataclasses.replace(target, model=model, inputs=_double(target.inputs))
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        with _Float64Everywhere():
-            return outcome(wide)
-    finally:
-        torch.set_default_dtype(default)
+    with float64_everywhere():
+        return outcome(wide)
 
 
 def float64_errors(target: Target, models: Mapping[str, Callable[..., Any]]) -> dict[str, float | None]:

@@ -16,10 +16,12 @@ from burnish.observe.log import CompileLog, failure_reason
 from burnish.options import Options
 from burnish.passes import run_passes
 from burnish.passes.rewrite import Fuel
+from burnish.record import GraphRecord
 from burnish.runtime.build import CSource, build_shared, native_library
 from burnish.runtime.cache import open_cache
 from burnish.runtime.program import Run, build_program, load_program
 from burnish.schedule.fuse import fuse
+from burnish.schedule.fusion_report import FusionReport
 from burnish.schedule.kernels import ExternKernel, Schedule
 from burnish.schedule.lower import lower_graph
 
@@ -38,6 +40,7 @@ def compile_graph(
     """Compile one functional ATen graph into a boxed callable. Raises on any failure; the caller serves eager then."""
     with _stage("import", log):
         captured = import_graph(gm)  # ATen calls become our operations; sizes become expressions
+    imported = captured.graph
     fuel = Fuel(options.fuel)
     _checkpoint(f"{kind}.graph", captured.graph, options, log)
     with _stage("passes", log):  # named rewrites, listed in burnish/passes/__init__.py
@@ -47,10 +50,10 @@ def compile_graph(
     with _stage("schedule", log):
         schedule = lower_graph(captured)  # what is stored, and the loop that computes it
     _checkpoint(f"{kind}.schedule.unfused", schedule, options, log)
-    unfused = len(schedule.kernels)
+    unfused, fusion = schedule.copy(), FusionReport()
     with _stage("fuse", log):
-        schedule = fuse(schedule, fuel)  # loops that share data become one
-    log.fusion(f"{kind}: {unfused} kernels became {len(schedule.kernels)}")
+        schedule = fuse(schedule, fuel, fusion)  # loops that share data become one
+    log.fusion(f"{kind}: {len(unfused.kernels)} kernels became {len(schedule.kernels)}")
     _checkpoint(f"{kind}.schedule", schedule, options, log)
     finish = _finish_for_cuda if captured.device.type == "cuda" else _finish_for_cpu
     run = finish(
@@ -60,6 +63,11 @@ def compile_graph(
         if isinstance(kernel, ExternKernel):
             log.aten_call(kernel.op.name)
     log.program(run)
+    if log.recorder is not None:
+        spent = tuple(fuel.spent)
+        run = log.recorder.graph(
+            GraphRecord(kind, gm, captured, imported, unfused, schedule, fusion, spent, options, run)
+        )
     return run
 
 

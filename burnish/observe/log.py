@@ -20,6 +20,7 @@ from burnish.errors import CompileError
 from burnish.observe.events import Event, EventKind, Sink
 from burnish.observe.latency import Histogram
 from burnish.observe.memory import memory_of
+from burnish.record import Recorder
 from burnish.stats import Fallback, GraphBreak, Recompile, Stats
 
 
@@ -37,6 +38,7 @@ class CompileLog:
         self.name = name
         self.label = name  # what events and metrics call it; burnish/observe/registry.py makes it unique
         self.sinks = tuple(sinks)
+        self.recorder: Recorder | None = None  # `burnish verify` and `burnish explain` look in here
         self._programs: weakref.WeakSet[Callable[..., Any]] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._open_stages = threading.local()
@@ -173,6 +175,8 @@ class CompileLog:
             self.graphs[kind] += 1
 
     def graph_break(self, entry: GraphBreak) -> None:
+        if self.recorder is not None:
+            self.recorder.graph_break(entry)
         with self._lock:
             if entry in self.graph_breaks:  # a recompile meets the same line again
                 return
@@ -180,6 +184,8 @@ class CompileLog:
         self.emit("graph_break", reason=entry.reason, file=entry.file, line=entry.line)
 
     def recompile(self, entry: Recompile) -> None:
+        if self.recorder is not None:
+            self.recorder.recompile(entry)
         with self._lock:
             self.recompiles.append(entry)
         self.emit("recompile", reason=entry.reason, function=entry.function, file=entry.file, line=entry.line)

@@ -29,6 +29,7 @@ from burnish.ir.body import (
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, Expr, product, substitute, symbols
 from burnish.passes.rewrite import Fuel
+from burnish.schedule.fusion_report import FusionReport, Refusal
 from burnish.schedule.kernels import ContractKernel, ExternKernel, Kernel, LoopKernel, ResultBuffer, Schedule, with_loop
 
 _MOST_INSTRS = 400
@@ -145,18 +146,22 @@ def _joined(axes: tuple[Axis, ...], pieces: list[list[Axis]]) -> dict[str, Dim]:
 # --- joining two loops ------------------------------------------------------------------------------------------
 
 
-def join(a: Loop, b: Loop, pseudo: str | None = None) -> Loop | None:
-    """`a` then `b` as one loop, or None. `pseudo` names a contraction's accumulator (no row structure allowed)."""
+def join(a: Loop, b: Loop, pseudo: str | None = None, why: list[str] | None = None) -> Loop | None:
+    """`a` then `b` as one loop, or None; then `why` gets the reason. `pseudo` names a contraction's accumulator (no
+    row structure allowed)."""
+    why = [] if why is None else why
+    why.append("their loops do not lie on one another: other sizes, or rows reduced differently")
     for unified in unify(a, b):
         if pseudo is not None and any(x.reduce for x in unified.axes):
+            why.append("a product's tiles cannot be reduced over as they are finished")
             continue
-        joined = _join_under(a, b, unified)
+        joined = _join_under(a, b, unified, why)
         if joined is not None:
             return joined
     return None
 
 
-def _join_under(a: Loop, b: Loop, u: Unified) -> Loop | None:
+def _join_under(a: Loop, b: Loop, u: Unified, why: list[str]) -> Loop | None:
     body = BodyBuilder()
     values_a = rebuild(a.body, u.first, body)
     made: dict[str, list[Store]] = defaultdict(list)
@@ -173,21 +178,26 @@ def _join_under(a: Loop, b: Loop, u: Unified) -> Loop | None:
         if isinstance(moved, Load) and moved.buffer in made:
             source = _stored_value(made[moved.buffer], moved)
             if source is None:
+                why.append(f"the second reads {moved.buffer} elsewhere than where the first has just written it")
                 return None
             values[n] = source
             continue
         if isinstance(moved, Store):
             if moved.buffer in made:
+                why.append(f"both write {moved.buffer}")
                 return None
             if any(x.index != moved.index for x in read.get(moved.buffer, ())) or (
                 read.get(moved.buffer) and _has_rows(u)
             ):
+                why.append(f"the first still reads {moved.buffer} where the second overwrites it")
                 return None
         values[n] = body.emit(moved)
     if len(body.instrs) > _MOST_INSTRS:
+        why.append(f"together they have more than {_MOST_INSTRS} instructions")
         return None
     loop = Loop(u.axes, tuple(body.instrs))
     if len({x.buffer for x in loop.loads} | {x.buffer for x in loop.stores}) > _MOST_BUFFERS:
+        why.append(f"together they use more than {_MOST_BUFFERS} buffers")
         return None
     return loop
 
@@ -206,15 +216,18 @@ def _has_rows(u: Unified) -> bool:
 # --- the pass ---------------------------------------------------------------------------------------------------
 
 
-def fuse(schedule: Schedule, fuel: Fuel | None = None) -> Schedule:
-    return _Fuser(schedule, fuel or Fuel()).run()
+def fuse(schedule: Schedule, fuel: Fuel | None = None, report: FusionReport | None = None) -> Schedule:
+    """Joins in place; `report` is filled with what was joined and what was not."""
+    return _Fuser(schedule, fuel or Fuel(), report or FusionReport()).run()
 
 
 class _Fuser:
-    def __init__(self, schedule: Schedule, fuel: Fuel) -> None:
+    def __init__(self, schedule: Schedule, fuel: Fuel, report: FusionReport) -> None:
         self.schedule = schedule
         self.fuel = fuel
+        self.report = report
         self.kernels: dict[int, Kernel] = dict(enumerate(schedule.kernels))
+        self.members: dict[int, tuple[int, ...]] = {k: (k,) for k in self.kernels}
         self.position = {k: k for k in self.kernels}
         self.before: dict[int, set[int]] = defaultdict(set)
         self.after: dict[int, set[int]] = defaultdict(set)
@@ -247,7 +260,9 @@ class _Fuser:
                 if k in self.kernels:
                     self._absorb_producers(k, contracts_only)
         self._join_siblings()
-        self.schedule.kernels = self._ordered()
+        order = self._ordered()
+        self._write_report(order)
+        self.schedule.kernels = [self.kernels[k] for k in order]
         self.schedule.drop_unused_buffers()
         return self.schedule
 
@@ -266,15 +281,32 @@ class _Fuser:
 
     def _merge(self, p: int, k: int) -> bool:
         first, second = self.kernels[p], self.kernels[k]
-        merged = _join_kernels(first, second)
-        if merged is None or p in self.after[k] or self._path(p, k) or self._path(k, p):
-            return False
+        why: list[str] = []
+        merged = _join_kernels(first, second, why)
+        if merged is None:
+            return self._refuse(p, k, why[-1])
+        if p in self.after[k] or self._path(p, k) or self._path(k, p):
+            return self._refuse(p, k, "another kernel has to run between them")
         if not self._worthwhile(first, second, merged):
-            return False
-        if not self.fuel.spend(f"fuse kernels {p} and {k}"):
-            return False
+            return self._refuse(p, k, f"a loop of fewer than {_FEW_ROWS} rows would leave threads idle")
+        if not self.fuel.spend(f"fuse: {_named(self.members[p])} + {_named(self.members[k])}"):
+            return self._refuse(p, k, "the fuel is out")
         self._replace(p, k, merged)
+        self.members[k] = (*self.members.pop(p), *self.members[k])
         return True
+
+    def _refuse(self, p: int, k: int, reason: str) -> bool:
+        self.report.considered[p, k] = reason
+        return False
+
+    def _write_report(self, order: list[int]) -> None:
+        place = {k: n for n, k in enumerate(order)}
+        self.report.members = [tuple(sorted(self.members[k])) for k in order]
+        for (p, k), reason in self.report.considered.items():
+            if p in place and k in place:  # both are still there: what was joined in another way is no refusal
+                first, second = self.kernels[p], self.kernels[k]
+                shared = (first.reads | first.writes) & second.reads
+                self.report.refused.append(Refusal(place[p], place[k], tuple(sorted(shared)), reason))
 
     def _worthwhile(self, first: Kernel, second: Kernel, merged: LoopKernel | ContractKernel) -> bool:
         """Element-wise work over many elements must not end up in a reduction with hardly any rows to share out."""
@@ -366,14 +398,14 @@ class _Fuser:
         shared = self.kernels[a].reads & self.kernels[b].reads
         return any(n in self.schedule.buffers and self.schedule.buffers[n].elements == space for n in shared)
 
-    def _ordered(self) -> list[Kernel]:
+    def _ordered(self) -> list[int]:
         waiting = {k: len(self.before[k]) for k in self.kernels}
         ready = [(self.position[k], k) for k, n in waiting.items() if n == 0]
         heapq.heapify(ready)
-        order: list[Kernel] = []
+        order: list[int] = []
         while ready:
             _, k = heapq.heappop(ready)
-            order.append(self.kernels[k])
+            order.append(k)
             for n in self.after[k]:
                 waiting[n] -= 1
                 if waiting[n] == 0:
@@ -388,27 +420,46 @@ def _without(loop: Loop, dropped: set[str]) -> list[Instr]:
     return [hole if isinstance(i, Store) and i.buffer in dropped else i for i in loop.body]
 
 
-def _join_kernels(first: Kernel, second: Kernel) -> LoopKernel | ContractKernel | None:
+def _join_kernels(first: Kernel, second: Kernel, why: list[str]) -> LoopKernel | ContractKernel | None:
     if isinstance(first, LoopKernel) and isinstance(second, LoopKernel):
         if first.loop.sequential or second.loop.sequential or _scans(first.loop) or _scans(second.loop):
+            why.append("a scatter or a running sum keeps the order of its iterations")
             return None
-        loop = join(first.loop, second.loop)
+        loop = join(first.loop, second.loop, why=why)
         return None if loop is None else LoopKernel(loop)
     if isinstance(first, ContractKernel) and isinstance(second, LoopKernel):
-        return _join_contract(first, second.loop, contract_first=True)
+        return _join_contract(first, second.loop, True, why)
     if isinstance(first, LoopKernel) and isinstance(second, ContractKernel):
         if first.writes & second.operand_reads:
+            why.append("a matrix product reads its operands from memory")
             return None
-        return _join_contract(second, first.loop, contract_first=False)
+        return _join_contract(second, first.loop, False, why)
+    why.append(_standing_alone(first, second))
     return None
 
 
-def _join_contract(contract: ContractKernel, loop: Loop, contract_first: bool) -> ContractKernel | None:
+def _standing_alone(first: Kernel, second: Kernel) -> str:
+    for kernel in (first, second):
+        if isinstance(kernel, ExternKernel):
+            return f"{kernel.op.name} is an ATen call"
+    if isinstance(first, ContractKernel) and isinstance(second, ContractKernel):
+        return "two matrix products are two library calls"
+    return "attention is one library call"
+
+
+def _named(members: tuple[int, ...]) -> str:
+    first, *others = sorted(members)
+    return f"k{first}" if not others else f"k{first}(with {', '.join(f'k{n}' for n in others)})"
+
+
+def _join_contract(contract: ContractKernel, loop: Loop, contract_first: bool, why: list[str]) -> ContractKernel | None:
+    why.append("the loop reduces, or writes what the product reads")
     if loop.sequential or loop.reduction or (frozenset(s.buffer for s in loop.stores) & contract.operand_reads):
         return None
     a, b = (contract.loop, loop) if contract_first else (loop, contract.loop)
-    joined = join(a, b, contract.acc)
+    joined = join(a, b, contract.acc, why)
     if joined is None or [x.size for x in joined.axes] != [x.size for x in contract.loop.axes]:
+        why += ["the loop cuts the product's rows or columns into pieces"] if joined is not None else []
         return None  # the tile's rows and columns must stay whole axes
     names = dict(zip((x.name for x in joined.axes), contract.loop.axes, strict=True))
     env: dict[str, Dim] = {n: _expr(ax) for n, ax in names.items()}

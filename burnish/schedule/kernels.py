@@ -202,3 +202,7 @@ class Schedule:
 
 def with_loop(kernel: LoopKernel | ContractKernel, loop: Loop) -> LoopKernel | ContractKernel:
     return replace(kernel, loop=loop)
+    def copy(self) -> Schedule:
+        """One whose list of kernels can be changed while this one stays; the kernels themselves never change."""
+        return replace(self, buffers=dict(self.buffers), kernels=list(self.kernels), results=list(self.results))
+
