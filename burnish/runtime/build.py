@@ -45,7 +45,7 @@ NATIVE_DIR = Path(__file__).parent / "native"
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-std=gnu11")
 # Eager rounds after every operation. Contracted, x*y - x*y is the rounding error instead of 0, and its square root may
 # be NaN: generated code spells out the multiply-adds it wants. The native library's sums of products want them all.
-_GENERATED_FLAGS = (*_FLAGS, "-ffp-contract=off")
+GENERATED_FLAGS = (*_FLAGS, "-ffp-contract=off")
 _NATIVE_FLAGS = (*_FLAGS, "-ffp-contract=fast")
 
 _KIND = "library"
@@ -112,7 +112,7 @@ def build_shared(
     """The library made of `source`, loaded. It may call functions of the libraries in `link`."""
     for path in link:  # loaded for all to see, not linked against: a file in the cache may be evicted
         ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
-    return _obtain(_Job(source.name, (source,), _GENERATED_FLAGS, exported=False), options, cache, log).handle
+    return _obtain(_Job(source.name, (source,), GENERATED_FLAGS, exported=False), options, cache, log).handle
 
 
 def native_library(options: Options, cache: Cache, log: CompileLog) -> tuple[ctypes.CDLL, Path]:

@@ -86,7 +86,7 @@ def forget_compilers() -> None:
 def find_compiler(requested: str | None, cache: Cache) -> Compiler:
     """The compiler to use. Its version is remembered in the cache for as long as its file stays the same, so that a
     process that needs nothing compiled does not run it even to ask who it is."""
-    command = _locate(requested)
+    command = locate(requested)
     status = os.stat(command[0])
     file = f"{os.path.realpath(command[0])}, {status.st_size} bytes, modified {status.st_mtime_ns}"
     with _asking:
@@ -102,7 +102,7 @@ def find_compiler(requested: str | None, cache: Cache) -> Compiler:
         return found
 
 
-def _locate(requested: str | None) -> tuple[str, ...]:
+def locate(requested: str | None) -> tuple[str, ...]:
     """`requested` may be a path, a name, or a command with arguments, as the variable CC may be ("ccache gcc")."""
     candidates = ([requested], shlex.split(requested)) if requested else (["cc"], ["gcc"], ["clang"])
     for candidate in candidates:
@@ -149,8 +149,9 @@ def link_shared(compiler: Compiler, flags: Sequence[str], objects: Sequence[Path
     run([*compiler.command, "-shared", *map(str, objects), "-o", str(output), *flags, "-lm"], output)
 
 
-def run(command: Sequence[str], output: Path | None = None) -> str:
+def run(command: Sequence[str], output: Path | None = None, limit_seconds: float | None = None) -> str:
     """Run one command to its end and return what it printed; `output` is the file it must have written."""
+    limit = COMPILE_SECONDS if limit_seconds is None else limit_seconds
     # The child's environment, not a setting of ours: messages in English, temporary files beside the output.
     environment = {**os.environ, "LC_ALL": "C", **({"TMPDIR": str(output.parent)} if output else {})}
     try:
@@ -165,9 +166,9 @@ def run(command: Sequence[str], output: Path | None = None) -> str:
     except OSError as error:
         raise CommandFailed(command, None, f"cannot be run: {error.strerror}") from None
     try:
-        printed = process.communicate(timeout=COMPILE_SECONDS)[0].decode(errors="replace")
+        printed = process.communicate(timeout=limit)[0].decode(errors="replace")
     except subprocess.TimeoutExpired:
-        raise CommandFailed(command, None, f"did not end within {COMPILE_SECONDS:g} seconds") from None
+        raise CommandFailed(command, None, f"did not end within {limit:g} seconds") from None
     finally:
         if process.returncode is None:  # out of time, or interrupted
             with contextlib.suppress(ProcessLookupError):
