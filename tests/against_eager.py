@@ -174,7 +174,7 @@ def _outcome(
     grads: list[torch.Tensor] = []
     if wanted and roots:
         found = torch.autograd.grad(loss_of(roots), wanted, allow_unused=True)
-        grads = [torch.zeros(()) if grad is None else grad for grad in found]
+        grads = [torch.zeros(()) if grad is None else grad.contiguous() for grad in found]  # any strides will do
     return [*results, *grads, *tensors]
 
 

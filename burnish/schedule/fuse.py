@@ -21,13 +21,14 @@ from burnish.ir.body import (
     Scanned,
     Store,
     const,
+    instr_index,
     make_axis,
     prune,
     rebuild,
     remap,
 )
 from burnish.ir.dtypes import DType
-from burnish.ir.expr import Dim, Expr, product, substitute, symbols
+from burnish.ir.expr import Dim, Expr, coefficient, floordiv, mod, product, substitute, symbols
 from burnish.passes.rewrite import Fuel
 from burnish.schedule.fusion_report import FusionReport, Refusal
 from burnish.schedule.kernels import ContractKernel, ExternKernel, Kernel, LoopKernel, ResultBuffer, Schedule, with_loop
@@ -119,18 +120,15 @@ def _refine(first: tuple[Axis, ...], second: tuple[Axis, ...], free_a: bool, fre
 
 
 def _common(a: Dim, b: Dim) -> Dim | None:
-    """The trailing piece is split off last, so the leading piece must divide the larger of the two."""
-    if not isinstance(a, int) or not isinstance(b, int):
-        return None
-    small, large = min(a, b), max(a, b)
-    return small if small and large % small == 0 else None
+    """The leading piece, split off first, is the smaller of the two if it divides the larger."""
+    for small, large in ((a, b), (b, a)):
+        if small != 0 and floordiv(large, small) * small == large:
+            return small
+    return None
 
 
 def _quotient(x: Dim, piece: Dim) -> Dim:
-    if x == piece:
-        return 1
-    assert isinstance(x, int) and isinstance(piece, int)
-    return x // piece
+    return 1 if x == piece else floordiv(x, piece)
 
 
 def _joined(axes: tuple[Axis, ...], pieces: list[list[Axis]]) -> dict[str, Dim]:
@@ -458,14 +456,34 @@ def _join_contract(contract: ContractKernel, loop: Loop, contract_first: bool, w
         return None
     a, b = (contract.loop, loop) if contract_first else (loop, contract.loop)
     joined = join(a, b, contract.acc, why)
-    if joined is None or [x.size for x in joined.axes] != [x.size for x in contract.loop.axes]:
+    env = None if joined is None else _whole(joined.axes, contract.loop.axes)
+    if joined is None or env is None:
         why += ["the loop cuts the product's rows or columns into pieces"] if joined is not None else []
-        return None  # the tile's rows and columns must stay whole axes
-    names = dict(zip((x.name for x in joined.axes), contract.loop.axes, strict=True))
-    env: dict[str, Dim] = {n: _expr(ax) for n, ax in names.items()}
+        return None
     body = BodyBuilder()
     rebuild(joined.body, env, body)
+    if any(coefficient(instr_index(i), a.name) is None for i in body.instrs for a in contract.loop.axes[-1:]):
+        why.append("the loop finds its column by a division")
+        return None  # columns run in lanes: a row may be found by division, a column may not
     return with_loop(contract, Loop(contract.loop.axes, tuple(body.instrs)))  # type: ignore[return-value]
+
+
+def _whole(pieces: tuple[Axis, ...], axes: tuple[Axis, ...]) -> dict[str, Dim] | None:
+    """The tile's rows and columns stay whole: pieces that the other loop cut them into, as parts of their positions."""
+    env: dict[str, Dim] = {}
+    left = list(pieces)
+    for axis in axes:
+        mine: list[Axis] = []
+        while left and product([p.size for p in mine]) != axis.size:
+            mine.append(left.pop(0))
+        if product([p.size for p in mine]) != axis.size:
+            return None
+        position: Dim = _expr(axis)
+        for p in reversed(mine[1:]):
+            env[p.name] = mod(position, p.size)
+            position = floordiv(position, p.size)
+        env |= {p.name: position for p in mine[:1]}
+    return None if left else env
 
 
 def _scans(loop: Loop) -> bool:

@@ -55,9 +55,39 @@ def test_training(name: str, record_property: Callable[[str, object], None]) -> 
     check_stats(burnish.stats(compiled), kinds, record_property, whole=not ARCHITECTURES[name].draws_layers)
 
 
-def build(name: str, kind: Any) -> Target:
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bert", "llama", "vit", "resnet", "t5", "mamba"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_inference_in_half_types(name: str, dtype: torch.dtype, record_property: Callable[[str, object], None]) -> None:
+    target = build(name, "inference", dtype)
+    compiled = burnish.compile(target.model)
+    judge(target, compiled, epsilon=float(torch.finfo(dtype).eps))
+    check_stats(burnish.stats(compiled), {"inference"}, record_property)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bert", "llama", "gpt2", "vit", "t5"])
+def test_sizes_that_change(name: str, record_property: Callable[[str, object], None]) -> None:
+    """One compile serves every batch and length."""
+    target = build(name, "inference")
+    compiled = burnish.compile(target.model, dynamic=True)
+    for batch, length in ((2, 7), (3, 5), (5, 11)):
+        inputs = {key: resized(value, batch, length) for key, value in target.inputs.items()}  # type: ignore[union-attr]
+        judge(dataclasses.replace(target, inputs=inputs), compiled)
+    check_stats(burnish.stats(compiled), {"inference"}, record_property)
+
+
+def resized(tensor: torch.Tensor, batch: int, length: int) -> torch.Tensor:
+    """More or fewer rows and, for text, tokens: the ones there are, over and over."""
+    tensor = tensor[torch.arange(batch) % tensor.shape[0]]
+    return tensor[:, torch.arange(length) % tensor.shape[1]] if tensor.dim() == 2 else tensor
+
+
+def build(name: str, kind: Any, dtype: torch.dtype = torch.float32) -> Target:
     torch.manual_seed(0)
     model, inputs = ARCHITECTURES[name].make()
+    model.to(dtype)
+    inputs = {key: value.to(dtype) if value.is_floating_point() else value for key, value in inputs.items()}
     if hasattr(model.config, "use_cache"):
         model.config.use_cache = False
     if kind == "inference":
@@ -66,14 +96,14 @@ def build(name: str, kind: Any) -> Target:
     return Target(name, TrainingStep(model).train(), inputs, kind)
 
 
-def judge(target: Target, compiled: Callable[..., Any]) -> None:
+def judge(target: Target, compiled: Callable[..., Any], epsilon: float = EPSILON) -> None:
     state = copy.deepcopy(target.model.state_dict())  # type: ignore[attr-defined]
     truth = reference(dataclasses.replace(target, model=plain(target.model)))
     ours = outcome(target, compiled)
     target.model.load_state_dict(state)  # type: ignore[attr-defined]  # a training step moves running statistics
     theirs = outcome(target)
     for k, (mine, eagers) in enumerate(zip(errors(ours, truth), errors(theirs, truth), strict=True)):
-        assert mine <= max(2 * eagers, EPSILON), f"tensor {k} of {len(truth)}: error {mine:.2g}, eager's {eagers:.2g}"
+        assert mine <= max(2 * eagers, epsilon), f"tensor {k} of {len(truth)}: error {mine:.2g}, eager's {eagers:.2g}"
 
 
 def plain(model: Any) -> Any:

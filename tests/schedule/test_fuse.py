@@ -77,6 +77,10 @@ PATTERNS = [
     Pattern("dropout", lambda x: F.dropout(x.relu(), 0.5) * 2 + 1, lambda: [r(6, 8)], 3),
     Pattern("linear", lambda x, w, b: F.linear(x, w, b), lambda: [r(6, 8), r(5, 8), r(5)], 1),
     Pattern("linear gelu", lambda x, w, b: F.gelu(F.linear(x, w, b)), lambda: [r(6, 8), r(5, 8), r(5)], 1),
+    Pattern("linear gelu in a batch", lambda x, w: F.gelu(F.linear(x, w)), lambda: [r(2, 6, 8), r(5, 8)], 1),
+    Pattern(
+        "linear gelu of any size", lambda x, w: F.gelu(F.linear(x, w)), lambda: [r(2, 6, 8), r(5, 8)], 1, dynamic=True
+    ),
     Pattern("linear residual", lambda x, w, y: F.linear(x, w) + y, lambda: [r(6, 8), r(5, 8), r(6, 5)], 1),
     Pattern("linear layer_norm", lambda x, w: F.layer_norm(F.linear(x, w), (5,)), lambda: [r(6, 8), r(5, 8)], 2),
     Pattern("gated linear", silu_gate, lambda: [r(6, 8), r(8, 5), r(8, 5)], 2),
