@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import weakref
 from collections.abc import Callable, Mapping
@@ -17,6 +18,7 @@ from burnish.options import Options
 from burnish.stats import Stats
 
 if TYPE_CHECKING:
+    from burnish.capture.deferred import DeferredFrames
     from burnish.capture.frame import Entrance
 
 _live: weakref.WeakSet[Handle] = weakref.WeakSet()
@@ -89,7 +91,24 @@ class Handle:
             return self._forward
 
     def stats(self) -> Stats:
-        return self.log.snapshot()
+        jobs = [job.stats() for frames in self._deferred() for job in frames.jobs()]
+        return dataclasses.replace(self.log.snapshot(), jobs=tuple(jobs))
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Until nothing is left to compile of what calls so far have asked for (`background=True`), or for `timeout`
+        seconds; whether nothing is left. A graph break, or a size not seen before, asks again at a later call."""
+        from burnish.trust.background import wait_for
+
+        return wait_for([job for frames in self._deferred() for job in frames.jobs()], timeout)
+
+    def _deferred(self) -> list[DeferredFrames]:
+        entrances = (self.entrance, self._forward)
+        return [each.deferred for each in entrances if each is not None and each.deferred is not None]
+
+    def stop_compiling(self) -> None:
+        """Cancel compiles in the background; calls ask for them again."""
+        for frames in self._deferred():
+            frames.close()
 
     def reset(self) -> None:
         """Forget everything compiled and counted; the next call compiles."""
@@ -103,6 +122,8 @@ class Handle:
 
 
 def reset_all() -> None:
+    for handle in list(_live):
+        handle.stop_compiling()  # Dynamo's reset waits for the compile that is under way
     torch._dynamo.reset()
     for handle in list(_live):
         handle.reset()

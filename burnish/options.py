@@ -86,6 +86,8 @@ class Options:
     mode: str | None = None
     fullgraph: bool = False
     dynamic: bool | None = None
+    background: bool = False  # compile in another thread; until that is done, calls run in eager
+    budget: float | None = None  # seconds that a call may wait for compiling, or that compiling may take beside it
     cache_dir: Path = field(default_factory=_cache_dir)  # BURNISH_CACHE_DIR
     cache_limit_bytes: int = field(default_factory=_cache_limit)  # BURNISH_CACHE_LIMIT
     cc: str | None = field(default_factory=find_compiler)  # BURNISH_CC, then CC
@@ -141,6 +143,12 @@ def _as_threads(value: object) -> int:
     raise ValueError(value)
 
 
+def _as_seconds(value: object) -> float:
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < float("inf"):
+        return float(value)
+    raise ValueError(value)
+
+
 def _as_bool(value: object) -> bool:
     if isinstance(value, bool):
         return value
@@ -172,6 +180,8 @@ _READERS: Mapping[str, tuple[Callable[[object], object], bool, str]] = {
     "log": (_as_level, True, f"one of {', '.join(LOG_LEVELS)}, or None"),
     "events": (_as_path, True, "a file, or None"),
     "latency": (_as_bool, False, "True or False"),
+    "background": (_as_bool, False, "True or False"),
+    "budget": (_as_seconds, True, "a number of seconds above 0, or None"),
 }
 
 OPTION_NAMES: tuple[str, ...] = tuple(_READERS)

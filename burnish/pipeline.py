@@ -24,6 +24,7 @@ from burnish.schedule.fuse import fuse
 from burnish.schedule.fusion_report import FusionReport
 from burnish.schedule.kernels import ExternKernel, Schedule
 from burnish.schedule.lower import lower_graph
+from burnish.trust.budget import current_deadline
 
 Kind = Literal["forward", "backward", "inference"]
 
@@ -110,7 +111,8 @@ def _finish_for_cuda(
 
 @contextlib.contextmanager
 def _stage(name: str, log: CompileLog) -> Iterator[None]:
-    """Time a stage, and give its name to whatever fails in it."""
+    """Time a stage, and give its name to whatever fails in it. Out of time, it does not begin."""
+    current_deadline().check(name)
     with log.stage(name):
         try:
             yield

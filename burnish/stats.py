@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from burnish.trust.jobs import JobStats
+
 SCHEMA = 1
 
 
@@ -110,6 +112,7 @@ class Stats:
     seconds: Mapping[str, float] = field(default_factory=dict)  # stage -> its own time, without the stages inside it
     latency: tuple[LatencyStats, ...] = ()  # empty unless compiled with the option latency=True
     memory: MemoryStats = MemoryStats()
+    jobs: tuple[JobStats, ...] = ()  # frames given to the compiling thread, with background=True or a budget
     schema: int = SCHEMA
 
     @property
@@ -144,6 +147,7 @@ class Stats:
             ("cache misses", self.cache_reasons),
             ("fusions", self.fusions),
             ("latency", self.latency),
+            ("jobs", self.jobs),
         ):
             if entries:
                 lines.append(f"  {title} ({len(entries)})")

@@ -26,6 +26,7 @@ from torch._dynamo import exc as dynamo_errors
 from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 
+from burnish.capture.deferred import ONCE_IN_EAGER, DeferredFrames
 from burnish.capture.diagnosis import GRAPH_BREAKS, Place, Watch, graph_break_error, serve_eager
 from burnish.capture.dynamo import make_backend
 from burnish.capture.hooks import Hooks
@@ -37,7 +38,6 @@ from burnish.runtime.build import prepare_native
 _serial = itertools.count(1)
 # What torch.compiler.set_stance replaces, and puts back. (None, which no stance is, if it had been replaced already.)
 _ORDINARY_STANCE = eval_frame._stance if eval_frame._stance == eval_frame.DynamoStance() else None
-_ONCE_IN_EAGER = ConvertFrameReturn(FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP), apply_to_code=False)
 _BAD_INPUT_LIMIT = 8  # attempts at a frame that fails in the same way, before giving up on more
 
 
@@ -59,16 +59,23 @@ class Entrance:
         self.foreign = foreign
         self.place = place_of(target)
         self.call: Callable[..., Any] = target
+        self.deferred: DeferredFrames | None = None  # with background=True or a budget
         self._lock = threading.RLock()
         self.restart()
 
     def restart(self) -> None:
         with self._lock:
+            self.stop_compiling()
             self.call = self._open()
+
+    def stop_compiling(self) -> None:
+        """Cancel what the compiling thread still has to do, or does, for this entrance."""
+        if self.deferred is not None:
+            self.deferred.close()
 
     def _open(self) -> Callable[..., Any]:
         frame = own_frame(self.target)
-        hooks = Hooks(self.target) if isinstance(self.target, torch.nn.Module) else None
+        hooks = self._hooks = Hooks(self.target) if isinstance(self.target, torch.nn.Module) else None
         if self.foreign is not None:
             if self.foreign.get("disable"):
                 return self.target
@@ -81,7 +88,9 @@ class Entrance:
         callback = context.callback = FrameCompiler(  # type: ignore
             inner, self.options, self.log, self.place, needs_runtime=_has_large_weights(self.target)
         )
-        return self._direct(frame, callback, context(frame), hooks)
+        self.deferred = callback.deferred
+        call = self._direct(frame, callback, context(frame), hooks)
+        return _counted(call, self.deferred.pace.calls) if self.deferred and self.options.background else call
 
     def _direct(
         self, frame: Callable[..., Any], callback: FrameCompiler, general: Callable[..., Any], hooks: Hooks | None
@@ -94,7 +103,7 @@ class Entrance:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if hooks is not None and hooks.changed():
-                return self._call_afresh(call, args, kwargs)
+                return self._call_afresh(hooks, args, kwargs)
             if fx_tracing() or jit_tracing():  # somebody takes the model down: as it was written
                 return target(*args, **kwargs)
             if stances._stance is not ordinary or dispatch_modes():
@@ -112,7 +121,7 @@ class Entrance:
     def _through_torch(self, compiled: Callable[..., Any], hooks: Hooks | None) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             if hooks is not None and hooks.changed():
-                return self._call_afresh(call, args, kwargs)
+                return self._call_afresh(hooks, args, kwargs)
             try:
                 return compiled(*args, **kwargs)
             except GRAPH_BREAKS as error:  # under fullgraph=True
@@ -120,11 +129,25 @@ class Entrance:
 
         return call
 
-    def _call_afresh(self, stale: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call_afresh(self, stale: Hooks, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with self._lock:
-            if self.call is stale:  # the first thread to notice
+            if self._hooks is stale:  # the first thread to notice
                 self.restart()
         return self.call(*args, **kwargs)
+
+
+def _counted(call: Callable[..., Any], in_flight: list[None]) -> Callable[..., Any]:
+    """`call`, noting while it runs that the compiling thread should keep out of its way."""
+    enter, leave = in_flight.append, in_flight.pop
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        enter(None)
+        try:
+            return call(*args, **kwargs)
+        finally:
+            leave()
+
+    return counted
 
 
 class FrameCompiler:
@@ -149,15 +172,23 @@ class FrameCompiler:
         self._failures: dict[str, int] = {}
         self._options = options
         self._needs_runtime = needs_runtime
+        defers = options.background or options.budget is not None
+        self.deferred = DeferredFrames(self.compile, self._entries, options, log) if defers else None
 
     def __call__(self, frame: Any, cache_entry: Any, frame_state: Any) -> ConvertFrameReturn:
+        if self.deferred is not None:
+            return self.deferred(frame, cache_entry, frame_state)
+        return self.compile(frame, cache_entry, frame_state)
+
+    def compile(self, frame: Any, cache_entry: Any, frame_state: Any) -> ConvertFrameReturn:
+        """In this thread, now."""
         if self._needs_runtime:
             self._needs_runtime = False
             prepare_native(self._options)  # the C compiler works while Dynamo traces
         known = len(self._entries(frame.f_code))
         with convert_frame.compile_lock, self._settings(frame.f_code):
             if self._fits_one_more_than(known, frame):
-                return _ONCE_IN_EAGER  # another thread compiled it while this one waited for the lock
+                return ONCE_IN_EAGER  # another thread compiled it while this one waited for the lock
             mutation_guard.install_generation_tagging_init()
             watch = Watch()
             try:
@@ -186,6 +217,7 @@ class FrameCompiler:
     def _settings(self, code: types.CodeType) -> Iterator[None]:
         # Other compiled objects' entries on shared code (a graph break puts a class's forward there) are not ours.
         others = len(native._debug_get_cache_entry_list(code)) - len(self._entries(code))
+        others -= self.deferred.unused(code) if self.deferred is not None else 0
         shapes = eval_frame.set_enable_dynamic(self._dynamic) if self._dynamic is not None else contextlib.nullcontext()
         with shapes, dynamo_config.patch(recompile_limit=dynamo_config.recompile_limit + others):
             yield

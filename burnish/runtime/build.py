@@ -38,6 +38,7 @@ from burnish.runtime.compiler import (
     forget_compilers,
     link_shared,
 )
+from burnish.trust.budget import current_deadline
 
 NATIVE_DIR = Path(__file__).parent / "native"
 
@@ -212,7 +213,7 @@ def _build_in(directory: Path, job: _Job, compiler: Compiler, key: CacheKey, cac
         compile_flags, link_flags = plans[plan]
         try:
             objects = _compile(job, compiler, compile_flags, directory)
-            link_shared(compiler, link_flags, objects, directory / "library.so")
+            link_shared(compiler, link_flags, objects, directory / "library.so", current_deadline())
             library = _publish(directory / "library.so", job, key, cache)
             _openmp_plan[compiler] = plan
             return library
@@ -228,10 +229,12 @@ def _build_in(directory: Path, job: _Job, compiler: Compiler, key: CacheKey, cac
 
 
 def _compile(job: _Job, compiler: Compiler, flags: Sequence[str], directory: Path) -> list[Path]:
+    deadline = current_deadline()  # of this thread: those of the pool have none
+
     def compile_one(source: CSource) -> Path:
         text = directory / f"{source.stem}.c"
         text.write_text(source.text)
-        compile_object(compiler, [*flags, f"-I{NATIVE_DIR}"], text, text.with_suffix(".o"))
+        compile_object(compiler, [*flags, f"-I{NATIVE_DIR}"], text, text.with_suffix(".o"), deadline)
         return text.with_suffix(".o")
 
     with ThreadPoolExecutor(max_workers=2) as pool:

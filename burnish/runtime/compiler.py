@@ -13,12 +13,14 @@ import shutil
 import signal
 import subprocess
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from burnish.errors import CompilerMissing
 from burnish.runtime.cache import Cache, CacheKey
+from burnish.trust.budget import UNLIMITED, Deadline
+from burnish.trust.process import at_exit, give_way
 
 COMPILE_SECONDS = 120.0  # a compiler that takes longer is stuck
 
@@ -111,10 +113,12 @@ def locate(requested: str | None) -> tuple[str, ...]:
     raise CompilerMissing([requested] if requested else ["cc", "gcc", "clang"])
 
 
-def compile_object(compiler: Compiler, flags: Sequence[str], source: Path, output: Path) -> None:
+def compile_object(
+    compiler: Compiler, flags: Sequence[str], source: Path, output: Path, deadline: Deadline = UNLIMITED
+) -> None:
     """Compile one file. Only a refusal makes us find out which flags the compiler does not know."""
     try:
-        _compile_with(compiler, _translate(compiler, flags), source, output)
+        _compile_with(compiler, _translate(compiler, flags), source, output, deadline)
     except CommandFailed as failure:
         if compiler in _accepted or not failure.refused:
             raise
@@ -122,7 +126,7 @@ def compile_object(compiler: Compiler, flags: Sequence[str], source: Path, outpu
         _accepted[compiler] = {flag: stand_in for flag, stand_in in probes.items() if stand_in is not None}
         if _translate(compiler, flags) == list(flags):
             raise
-        _compile_with(compiler, _translate(compiler, flags), source, output)
+        _compile_with(compiler, _translate(compiler, flags), source, output, deadline)
 
 
 def _translate(compiler: Compiler, flags: Sequence[str]) -> list[str]:
@@ -140,18 +144,32 @@ def _probe(compiler: Compiler, flag: str, source: Path) -> str | None:
     return None
 
 
-def _compile_with(compiler: Compiler, flags: Sequence[str], source: Path, output: Path) -> None:
-    run([*compiler.command, *flags, "-c", str(source), "-o", str(output)], output)
+def _compile_with(
+    compiler: Compiler, flags: Sequence[str], source: Path, output: Path, deadline: Deadline = UNLIMITED
+) -> None:
+    run([*compiler.command, *flags, "-c", str(source), "-o", str(output)], output, deadline=deadline)
 
 
-def link_shared(compiler: Compiler, flags: Sequence[str], objects: Sequence[Path], output: Path) -> None:
+def link_shared(
+    compiler: Compiler, flags: Sequence[str], objects: Sequence[Path], output: Path, deadline: Deadline = UNLIMITED
+) -> None:
     # -lm, though torch has it loaded: references without a version would bind to the oldest functions in it.
-    run([*compiler.command, "-shared", *map(str, objects), "-o", str(output), *flags, "-lm"], output)
+    command = [*compiler.command, "-shared", *map(str, objects), "-o", str(output), *flags, "-lm"]
+    run(command, output, deadline=deadline)
 
 
-def run(command: Sequence[str], output: Path | None = None, limit_seconds: float | None = None) -> str:
-    """Run one command to its end and return what it printed; `output` is the file it must have written."""
+def run(
+    command: Sequence[str],
+    output: Path | None = None,
+    limit_seconds: float | None = None,
+    deadline: Deadline = UNLIMITED,
+) -> str:
+    """Run one command to its end and return what it printed; `output` is the file it must have written. At the
+    deadline it is ended."""
+    deadline.check()
     limit = COMPILE_SECONDS if limit_seconds is None else limit_seconds
+    left = deadline.remaining()
+    limit = limit if left is None else min(limit, left)
     # The child's environment, not a setting of ours: messages in English, temporary files beside the output.
     environment = {**os.environ, "LC_ALL": "C", **({"TMPDIR": str(output.parent)} if output else {})}
     try:
@@ -166,19 +184,53 @@ def run(command: Sequence[str], output: Path | None = None, limit_seconds: float
     except OSError as error:
         raise CommandFailed(command, None, f"cannot be run: {error.strerror}") from None
     try:
-        printed = process.communicate(timeout=limit)[0].decode(errors="replace")
+        with _known(process), deadline.ending(lambda: _end(process)):
+            if deadline.low_priority:
+                give_way(process.pid)
+            printed = process.communicate(timeout=limit)[0].decode(errors="replace")
     except subprocess.TimeoutExpired:
+        deadline.check()
         raise CommandFailed(command, None, f"did not end within {limit:g} seconds") from None
     finally:
         if process.returncode is None:  # out of time, or interrupted
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            _end(process)
             process.communicate()
     if process.returncode != 0:
+        deadline.check()  # cancelled, it was ended by us
         raise CommandFailed(command, process.returncode, printed)
     if output and not (output.is_file() and output.stat().st_size):
         raise CommandFailed(command, 0, f"error: wrote no {output.name}\n{printed}")
     return printed
+
+
+# -- no process outlives this one ---------------------------------------------------------------------------------
+
+_running: set[tuple[int, subprocess.Popen[bytes]]] = set()  # with the process they are children of
+
+
+@contextlib.contextmanager
+def _known(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    _running.add((os.getpid(), process))
+    try:
+        yield
+    finally:
+        _running.discard((os.getpid(), process))
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """The compiler and its own children."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _end_all() -> None:
+    for parent, process in list(_running):
+        if parent == os.getpid():  # a forked child must not end its parent's
+            _end(process)
+
+
+at_exit(_end_all)
 
 
 @functools.cache

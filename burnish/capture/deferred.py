@@ -1,0 +1,241 @@
+"""Frames that are compiled by another thread: in the background, or while their call waits no longer than a budget.
+
+A call that meets a frame without compiled code for its inputs leaves a snapshot of it to the compiling thread and runs
+in eager. That thread has Dynamo make code and guards of the snapshot, and runs nothing of them. The next call whose
+inputs pass those guards hands the code to the interpreter: so code changes hands between calls, checked against the
+live objects. Functions that resume after a graph break, and new sizes, come the same way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import types
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch._dynamo import convert_frame, trace_rules
+from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
+
+from burnish.capture.diagnosis import GRAPH_BREAKS, serve_eager
+from burnish.capture.shield import beside_calls
+from burnish.capture.snapshot import CannotSnapshot, FrameSnapshot, ThreadState, inputs_in_words, signature
+from burnish.errors import CompileError
+from burnish.observe.log import CompileLog
+from burnish.options import Options
+from burnish.trust.background import Job, Pace, after_fork_in_child, submit
+from burnish.trust.budget import Cancelled, Deadline, OverBudget
+from burnish.trust.jobs import JobStats
+
+Compile = Callable[[Any, Any, Any], ConvertFrameReturn]
+Key = tuple[types.CodeType, ThreadState, tuple[Any, ...]]
+
+ONCE_IN_EAGER = ConvertFrameReturn(FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP), apply_to_code=False)
+
+_MOST_PENDING = 8  # frames of one object in the queue; further ones ask again at a later call
+_MOST_TRIES = 3  # for the same inputs, when what was made does not fit the calls that follow
+_MOST_OVERRUNS = 2  # of the budget, by one function
+_MOST_REMEMBERED = 256
+
+
+class DeferredFrames:
+    """One entrance's frames at the compiling thread. Called where Dynamo would compile."""
+
+    def __init__(
+        self, compile_now: Compile, entries: Callable[[types.CodeType], list[Any]], options: Options, log: CompileLog
+    ) -> None:
+        self._compile_now = compile_now
+        self._entries = entries
+        self._log = log
+        self._background = options.background
+        self._budget = options.budget
+        self.pace = Pace()
+        self._jobs: OrderedDict[Key, Job] = OrderedDict()
+        self._tries: OrderedDict[Key, int] = OrderedDict()
+        self._made: list[tuple[Key, ConvertFrameReturn]] = []  # code and guards that no call has used yet
+        self._decided: dict[types.CodeType, ConvertFrameReturn] = {}  # frames that Dynamo leaves alone
+        self._errors: dict[types.CodeType, BaseException] = {}  # graph breaks under fullgraph=True
+        self._overruns: dict[types.CodeType, int] = {}
+        self._closed = False
+
+    # -- in the calling thread ---------------------------------------------------------------------------------
+
+    def __call__(self, frame: Any, cache_entry: Any, frame_state: Any) -> ConvertFrameReturn:
+        if trace_rules.check(frame.f_code):
+            return self._compile_now(frame, cache_entry, frame_state)  # which says at once that it will not
+        if (made := self._fitting(frame)) is not None:
+            return made
+        try:
+            job = self._job_for(frame, cache_entry, frame_state)
+        except CannotSnapshot as reason:
+            serve_eager(self._log, "background", CompileError("background", f"{reason}", _WAY_OUT))
+            return ONCE_IN_EAGER
+        if job is None or self._background:
+            return ONCE_IN_EAGER
+        if not job.done.wait(job.deadline.remaining()):
+            self._over_budget(frame.f_code, job)
+        return self._fitting(frame) or ONCE_IN_EAGER
+
+    def _fitting(self, frame: Any) -> ConvertFrameReturn | None:
+        code = frame.f_code
+        if code in self._errors:
+            raise self._errors[code]
+        if code in self._decided:
+            return self._decided[code]
+        candidates = [(key, made) for key, made in self._made if key[0] is code]
+        if not candidates:
+            return None
+        values, in_use = frame.f_locals, [entry.code for entry in self._entries(code)]
+        for item in candidates:
+            guarded: Any = item[1].guarded_code
+            if guarded.guard_manager.check(values):
+                if guarded.code in in_use:  # another thread's call came first, after this one had looked
+                    return ONCE_IN_EAGER
+                if (job := self._jobs.get(item[0])) is not None:
+                    job.used = True
+                return item[1]
+        return None
+
+    def _job_for(self, frame: Any, cache_entry: Any, frame_state: Any) -> Job | None:
+        """The job that this frame waits for, if there is or now will be one."""
+        values = frame.f_locals
+        key: Key = (frame.f_code, ThreadState.here(), signature(values))
+        job = self._jobs.get(key)
+        if job is not None and not job.done.is_set():
+            return job
+        if self._closed or not self._may_try(key) or self._pending() >= _MOST_PENDING:
+            return None
+        snapshot = FrameSnapshot.of(frame)
+        work = lambda job: self._work(key, snapshot, cache_entry, frame_state, job)  # noqa: E731
+        deadline = Deadline(
+            self._budget,
+            on_check=self.pace.check if self._background else None,
+            low_priority=self._background,
+            starts_later=self._background,  # a budget is for compiling, not for waiting in a queue
+        )
+        job = Job(_plain_name(frame.f_code), inputs_in_words(values), work, deadline, self.pace)
+        first = self._jobs.setdefault(key, job)
+        if first is job:  # and no other thread was faster
+            submit(job, urgent=not self._background)
+            self._forget_old_jobs()
+        return first
+
+    def _forget_old_jobs(self) -> None:
+        done = [key for key, job in list(self._jobs.items()) if job.done.is_set()]
+        for key in done[: max(len(self._jobs) - _MOST_REMEMBERED, 0)]:
+            self._jobs.pop(key, None)
+
+    def _may_try(self, key: Key) -> bool:
+        if self._overruns.get(key[0], 0) >= _MOST_OVERRUNS:
+            return False
+        previous = self._jobs.pop(key, None)
+        if previous is None:
+            return self._tries.get(key, 0) < _MOST_TRIES
+        in_vain = previous.state == "failed" or (previous.state == "ready" and not previous.used)
+        tries = self._tries[key] = self._tries.get(key, 0) + in_vain
+        while len(self._tries) > _MOST_REMEMBERED:
+            self._tries.popitem(last=False)
+        if tries < _MOST_TRIES:
+            return True
+        if previous.state == "ready":
+            serve_eager(self._log, "background", CompileError("background", _NEVER_FITS, _WAY_OUT))
+        return False
+
+    def _pending(self) -> int:
+        return sum(not job.done.is_set() for job in list(self._jobs.values()))
+
+    # -- in the compiling thread -------------------------------------------------------------------------------
+
+    def _work(self, key: Key, frame: FrameSnapshot, cache_entry: Any, frame_state: Any, job: Job) -> None:
+        code = frame.f_code
+        fallbacks = len(self._log.fallbacks)
+        try:
+            with self._compiling(key[1], job):
+                if self._closed or self._serves_already(frame):
+                    return
+                result = self._compile_now(frame, self._newest_entry(code, cache_entry), frame_state)
+                job.deadline.check("done")
+        except GRAPH_BREAKS as error:
+            self._errors[code] = error
+            raise
+        except Cancelled:
+            if job.deadline.expired:
+                self._over_budget(code, job)
+            raise
+        if result.guarded_code is not None:
+            self._keep(key, result)
+        elif result.apply_to_code:
+            self._decided[code] = result
+        if failures := self._log.fallbacks[fallbacks:]:
+            job.finish("failed", str(failures[-1]))
+
+    @contextlib.contextmanager
+    def _compiling(self, state: ThreadState, job: Job) -> Iterator[None]:
+        """In the state of the thread that asked, alone with Dynamo, and out of the way of others."""
+        with state.entered(), convert_frame.compile_lock, beside_calls(job.deadline.check):
+            job.deadline.check("dynamo")
+            yield
+
+    def _serves_already(self, frame: FrameSnapshot) -> bool:
+        made = [result.guarded_code for key, result in self._made if key[0] is frame.f_code]
+        return any(each.guard_manager.check(frame.f_locals) for each in (*self._entries(frame.f_code), *made) if each)
+
+    def _newest_entry(self, code: types.CodeType, known: Any) -> Any:
+        entries = self._entries(code)
+        return entries[0] if entries else known
+
+    def _keep(self, key: Key, result: ConvertFrameReturn) -> None:
+        """Forget what calls have taken over since the last time."""
+        in_use = [entry.code for code in {key[0] for key, _ in self._made} for entry in self._entries(code)]
+        left = [(k, made) for k, made in self._made if made.guarded_code and made.guarded_code.code not in in_use]
+        self._made = [*left, (key, result)]
+
+    def unused(self, code: types.CodeType) -> int:
+        """Compiled and not in Dynamo's cache yet."""
+        in_use = [entry.code for entry in self._entries(code)]
+        made = [result.guarded_code for key, result in self._made if key[0] is code]
+        return sum(each is not None and each.code not in in_use for each in made)
+
+    def _over_budget(self, code: types.CodeType, job: Job) -> None:
+        """Said once, by whichever thread notices first."""
+        overrun = OverBudget(self._budget or 0.0, job.deadline.stage)
+        if job.finish("cancelled", overrun.reason):
+            self._overruns[code] = self._overruns.get(code, 0) + 1
+            serve_eager(self._log, "budget", overrun)
+
+    # -- from outside ------------------------------------------------------------------------------------------
+
+    def jobs(self) -> list[Job]:
+        return list(self._jobs.values())
+
+    def stats(self) -> list[JobStats]:
+        return [job.stats() for job in self.jobs()]
+
+    def close(self) -> None:
+        """Nothing of what is under way is wanted any more."""
+        self._closed = True
+        for job in self.jobs():
+            job.deadline.cancel("no longer wanted")
+            job.finish("cancelled", "no longer wanted")
+
+
+_WAY_OUT = "compile it with background=False"
+_NEVER_FITS = (
+    f"what was compiled did not fit the calls that followed, {_MOST_TRIES} times in a row: "
+    "something that the code depends on changes from call to call, or is known by its identity"
+)
+
+
+def _plain_name(code: types.CodeType) -> str:
+    return re.sub(r"__\d+$", "", code.co_name)
+
+
+def _free_the_compile_lock() -> None:
+    """In a forked child: the thread that held it is not there."""
+    reinitialise = getattr(convert_frame.compile_lock, "_at_fork_reinit", None)
+    if reinitialise is not None:
+        reinitialise()
+
+
+after_fork_in_child.append(_free_the_compile_lock)

@@ -1,0 +1,246 @@
+"""A frame as it was when it was entered, kept for compiling it later in another thread.
+
+Dynamo reads a frame's arguments, and the objects they lead to, while it traces, and once more when it makes its
+guards. In between, the call that is going on changes them: it counts steps, fills caches, switches from train() to
+eval(). A graph of the one state under guards of the other would be wrong without anybody noticing. So what Python
+code can change (modules, containers, plain objects) is copied when the frame is entered, tensors apart: of those
+only the shape matters. Guards name objects by the way to them ("self.layers[0].training") and not by identity, and
+hold for the originals as they do for the copies. Where one does not, it is noticed when the code is to be used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import itertools
+import types
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
+
+_LARGEST = 100_000  # elements of containers and attributes looked at; a copy takes about 0.3 us for each
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement
+_CONSTANTS = (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size, torch.layout)
+
+
+class CannotSnapshot(Exception):
+    """The text says why a frame can only be compiled while its call waits."""
+
+
+@dataclass(frozen=True)
+class FrameSnapshot:
+    """What Dynamo reads of a frame, under the names it reads it by."""
+
+    f_code: types.CodeType
+    f_globals: dict[str, Any]
+    f_locals: dict[str, Any]
+    f_builtins: dict[str, Any]
+    f_lasti: int
+    closure: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, frame: Any) -> FrameSnapshot:
+        copies = _Copies()
+        f_locals = {name: copies.of(value) for name, value in frame.f_locals.items()}
+        closure = tuple(copies.of(cell) for cell in frame.closure)
+        return cls(frame.f_code, frame.f_globals, f_locals, frame.f_builtins, frame.f_lasti, closure)
+
+
+class _Copies:
+    """Copies of what Python code can change; one for each original, so that what is shared stays shared."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, Any] = {}
+        self._kept: list[Any] = []  # originals, alive for as long as their id is a key
+        self._left = _LARGEST
+
+    def of(self, value: Any) -> Any:
+        kind = type(value)
+        if kind in _CONSTANTS or isinstance(value, torch.Tensor):
+            return value
+        if id(value) in self._made:
+            return self._made[id(value)]
+        make = _MAKERS.get(kind)
+        if make is None and _has_plain_state(value):
+            make = _Copies._object
+        if make is None:
+            return value
+        self._kept.append(value)
+        return make(self, value)
+
+    def _all(self, values: Any) -> list[Any]:
+        self._left -= len(values)
+        if self._left < 0:
+            raise CannotSnapshot(f"its arguments lead to more than {_LARGEST} Python objects")
+        return [self.of(value) for value in list(values)]
+
+    def _object(self, value: Any) -> Any:
+        copy = self._made[id(value)] = object.__new__(type(value))
+        state = value.__dict__
+        copy.__dict__.update(zip(list(state), self._all(state.values()), strict=True))
+        return copy
+
+    def _mapping(self, value: Any) -> Any:
+        copy = self._made[id(value)] = type(value)()
+        if isinstance(value, defaultdict):
+            copy.default_factory = value.default_factory
+        copy.update(zip(list(value), self._all(value.values()), strict=True))
+        return copy
+
+    def _sequence(self, value: Any) -> Any:
+        copy = self._made[id(value)] = deque(maxlen=value.maxlen) if type(value) is deque else []
+        copy.extend(self._all(value))
+        return copy
+
+    def _tuple(self, value: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(self._all(value))
+
+    def _set(self, value: set[Any]) -> set[Any]:
+        copy = self._made[id(value)] = set(value)
+        return copy
+
+    def _method(self, value: types.MethodType) -> types.MethodType:
+        return types.MethodType(value.__func__, self.of(value.__self__))
+
+    def _cell(self, value: types.CellType) -> types.CellType:
+        copy = self._made[id(value)] = types.CellType()
+        with contextlib.suppress(ValueError):  # empty
+            copy.cell_contents = self.of(value.cell_contents)
+        return copy
+
+
+_MAKERS: dict[type, Any] = {
+    dict: _Copies._mapping,
+    OrderedDict: _Copies._mapping,
+    defaultdict: _Copies._mapping,
+    list: _Copies._sequence,
+    deque: _Copies._sequence,
+    tuple: _Copies._tuple,
+    set: _Copies._set,
+    types.MethodType: _Copies._method,
+    types.CellType: _Copies._cell,
+}
+
+
+def _has_plain_state(value: Any) -> bool:
+    """An instance of a class written in Python whose whole state is its `__dict__`."""
+    cls = type(value)
+    if not cls.__flags__ & _HEAP_TYPE or isinstance(value, (type, enum.Enum, BaseException, types.ModuleType)):
+        return False
+    return _is_plain_class(cls)
+
+
+_plain_classes: dict[type, bool] = {}
+
+
+def _is_plain_class(cls: type) -> bool:
+    known = _plain_classes.get(cls)
+    if known is None:
+        bases = [base for base in cls.__mro__ if base is not object]
+        written = all(base.__flags__ & _HEAP_TYPE and not vars(base).get("__slots__") for base in bases)
+        known = _plain_classes[cls] = bool(written and cls.__dictoffset__ and cls.__basicsize__ <= 48)
+    return known
+
+
+# -- which inputs these are ---------------------------------------------------------------------------------------
+
+
+def signature(values: dict[str, Any]) -> tuple[Any, ...]:
+    """Equal for two calls that will most likely share compiled code. Cheap: while a frame is being compiled, every
+    call of it asks. (Guards decide in the end: here it is only about asking for the same thing twice.)"""
+    left = itertools.repeat(None, 2000)
+    return tuple((name, _described(value, left)) for name, value in values.items())
+
+
+def _described(value: Any, left: Iterator[None]) -> Any:
+    kind = type(value)
+    if isinstance(value, torch.Tensor):
+        if value.layout is not torch.strided:
+            return kind, value.dtype, value.shape, value.device
+        return kind, value.dtype, value.shape, value.stride(), value.device, value.requires_grad
+    if kind in _CONSTANTS:
+        return kind, repr(value) if kind is float else value  # nan is not equal to itself
+    if kind in (list, tuple) and next(left, 0) is None:
+        return kind, tuple([_described(element, left) for element in value])
+    if kind is dict and next(left, 0) is None:
+        return kind, tuple([(repr(key), _described(element, left)) for key, element in value.items()])
+    if isinstance(value, torch.nn.Module):
+        return id(value)
+    if _has_plain_state(value) and next(left, 0) is None:
+        return kind, _described(value.__dict__, left) if len(value.__dict__) < 64 else id(value)
+    return kind, id(value)
+
+
+def inputs_in_words(values: dict[str, Any]) -> str:
+    """Types and sizes of the tensors among the arguments."""
+    tensors = [leaf for value in values.values() for leaf in _leaves(value) if isinstance(leaf, torch.Tensor)]
+    shown = [f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in tensors[:6]]
+    return ", ".join([*shown, *(["..."] if len(tensors) > 6 else [])])
+
+
+def _leaves(value: Any, depth: int = 3) -> Iterator[Any]:
+    if isinstance(value, (list, tuple)) and depth:
+        for element in value[:16]:
+            yield from _leaves(element, depth - 1)
+    elif isinstance(value, dict) and depth:
+        for element in list(value.values())[:16]:
+            yield from _leaves(element, depth - 1)
+    else:
+        yield value
+
+
+# -- what a thread has set ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ThreadState:
+    """Everything about a thread that decides what Dynamo captures. Equal states may share compiled code."""
+
+    grad: bool
+    inference: bool
+    autocast: tuple[tuple[str, torch.dtype], ...]
+    autocast_cache: bool
+    function_modes: tuple[Any, ...]  # torch.set_default_device is one
+    threads: int
+    cuda_device: int | None
+
+    @classmethod
+    def here(cls) -> ThreadState:
+        if torch._C._len_torch_dispatch_stack() or torch._C._functorch.get_dynamic_layer_stack_depth():
+            raise CannotSnapshot("a dispatch mode or a function transform is active")
+        autocast = tuple(
+            (device, torch.get_autocast_dtype(device)) for device in _DEVICES if torch.is_autocast_enabled(device)
+        )
+        return cls(
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            autocast,
+            torch.is_autocast_cache_enabled(),
+            tuple(_get_current_function_mode_stack()),
+            torch.get_num_threads(),
+            torch.cuda.current_device() if torch.cuda.is_available() and torch.cuda.is_initialized() else None,
+        )
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """In another thread: as it was in this one."""
+        with contextlib.ExitStack() as stack:
+            if torch.get_num_threads() != self.threads:
+                torch.set_num_threads(self.threads)
+            if self.cuda_device is not None:
+                stack.enter_context(torch.cuda.device(self.cuda_device))
+            stack.enter_context(torch.inference_mode(self.inference))
+            stack.enter_context(torch.set_grad_enabled(self.grad))
+            for device, dtype in self.autocast:
+                stack.enter_context(torch.autocast(device, dtype, cache_enabled=self.autocast_cache))
+            for mode in self.function_modes:
+                _push_mode(mode)
+                stack.callback(_pop_mode)
+            yield
+
+
+_DEVICES = ("cpu", "cuda")

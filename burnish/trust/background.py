@@ -1,0 +1,240 @@
+"""Compiling beside the calls: a queue, the thread that works through it, and how it keeps out of the callers' way.
+
+One thread per process compiles (Dynamo lets no two compile at once anyway). It must not
+
+- starve callers: Python runs one thread at a time, and every op of an eager call gives that turn away and wants it
+  back. So a compile works in short slices while calls are in flight, and rests in between (`Pace`);
+- outlive its parent: at exit the current compile is cancelled, its C compiler ended, the thread waited for briefly;
+- break a fork: the compile is interrupted, begun again in the parent, and queued anew by the child's next call.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from burnish.observe.log import failure_reason
+from burnish.trust.budget import Cancelled, Deadline
+from burnish.trust.jobs import JobState, JobStats
+from burnish.trust.process import at_exit, give_way
+
+SLICE_SECONDS = 0.001  # at most this much work at a time while calls are in flight ...
+REST_SECONDS = 0.006  # ... and then this much rest, unless they end sooner
+FIRST_REST_SECONDS = 0.5  # before a job begins: the call that asked for it should be over
+EXIT_SECONDS = 2.0  # how long the end of the process waits for the current compile to notice
+FORK_SECONDS = 1.0  # the same before a fork
+
+_FORK = "interrupted by a fork"
+
+
+class Pace:
+    """Calls in flight, and the rests that a compile takes for them."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.calls: list[None] = []  # one element per call in flight: append and pop need no lock
+        self._clock = clock
+        self._sleep = sleep
+        self._since = clock()
+
+    def begin(self) -> None:
+        self._rest(FIRST_REST_SECONDS)
+
+    def check(self) -> None:
+        """Called by the compiling thread, often."""
+        if self.calls and self._clock() - self._since >= SLICE_SECONDS:
+            self._rest(REST_SECONDS)
+
+    def _rest(self, seconds: float) -> None:
+        end = self._clock() + seconds
+        while self.calls and self._clock() < end:
+            self._sleep(SLICE_SECONDS)
+        self._since = self._clock()
+
+
+class Job:
+    """One frame to compile. `work` does it; it raises if it fails."""
+
+    _numbers = itertools.count(1)
+
+    def __init__(self, function: str, inputs: str, work: Callable[[Job], None], deadline: Deadline, pace: Pace) -> None:
+        self.number = next(Job._numbers)
+        self.function = function
+        self.inputs = inputs
+        self.deadline = deadline
+        self.pace = pace
+        self.state: JobState = "pending"
+        self.reason = ""
+        self.seconds = 0.0
+        self.used = False  # whether a call has taken over what it made
+        self.done = threading.Event()
+        self._work: Callable[[Job], None] | None = work
+
+    def run(self) -> None:
+        work = self._work
+        if work is None:
+            return
+        self.state = "compiling"
+        start = time.perf_counter()
+        try:
+            self.pace.begin()
+            self.deadline.start()
+            self.deadline.check()
+            with self.deadline.governing():
+                work(self)
+            self.seconds = time.perf_counter() - start
+            self.finish("ready")
+        except Cancelled as cancelled:
+            if cancelled.reason == _FORK:
+                raise
+            self.finish("cancelled", str(cancelled))
+        except BaseException as error:  # SystemExit in a model's code must not end the thread, either
+            self.finish("failed", failure_reason(error))
+
+    def finish(self, state: JobState, reason: str = "") -> bool:
+        """The first one to say so is right. What the job held (the arguments of a call) is let go."""
+        with _lock:
+            if self.done.is_set():
+                return False
+            self.state, self.reason, self._work = state, reason, None
+            self.done.set()
+            return True
+
+    def again(self) -> None:
+        """After a fork: as if it had not begun."""
+        self.deadline = self.deadline.renewed()
+        self.state = "pending"
+
+    def stats(self) -> JobStats:
+        return JobStats(self.function, self.inputs, self.state, self.reason, self.seconds)
+
+
+class Worker:
+    """A thread and its queue. `urgent` jobs are those that a call waits for: they run at the caller's priority."""
+
+    def __init__(self, urgent: bool) -> None:
+        self._urgent = urgent
+        self._jobs: deque[Job] = deque()
+        self._current: Job | None = None
+        self._wanted = threading.Condition(_lock)
+        self._held = False
+        self._stopped = False
+        self._thread = threading.Thread(target=self._loop, name="burnish-compile", daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Job) -> None:
+        with _lock:
+            self._jobs.append(job)
+            self._wanted.notify_all()
+
+    def _loop(self) -> None:
+        if not self._urgent:
+            give_way()
+        while (job := self._next()) is not None:
+            try:
+                job.run()
+            except Cancelled:  # by a fork
+                with _lock:
+                    job.again()
+                    self._jobs.appendleft(job)
+            finally:
+                with _lock:
+                    self._current = None
+                    self._wanted.notify_all()
+
+    def _next(self) -> Job | None:
+        with _lock:
+            while not self._stopped and (self._held or not self._jobs):
+                self._wanted.wait()
+            if self._stopped:
+                return None
+            self._current = self._jobs.popleft()
+            return self._current
+
+    def hold(self, seconds: float) -> None:
+        """Interrupt the current job; wait until that is done, or for so long."""
+        with _lock:
+            self._held = True
+            if self._current is not None:
+                self._current.deadline.cancel(_FORK)
+            self._wanted.wait_for(lambda: self._current is None, timeout=seconds)
+
+    def release(self) -> None:
+        with _lock:
+            self._held = False
+            self._wanted.notify_all()
+
+    def stop(self, seconds: float) -> None:
+        with _lock:
+            self._stopped = True
+            if self._current is not None:
+                self._current.deadline.cancel("cancelled because the process ends")
+            for job in self._jobs:
+                job.finish("cancelled", "the process ends")
+            self._wanted.notify_all()
+        self._thread.join(seconds)
+
+    def abandon(self) -> None:
+        """In a forked child, where the thread is not: its jobs will be asked for again."""
+        for job in [*self._jobs, *([self._current] if self._current else [])]:
+            job.finish("cancelled", "left to the parent of a fork")
+
+
+# Guards every queue and job state in this file. One lock, so that a fork can hold it; nothing is called under it.
+_lock = threading.RLock()
+_workers: dict[bool, Worker] = {}
+after_fork_in_child: list[Callable[[], None]] = []  # what else must be put right there
+
+
+def submit(job: Job, urgent: bool) -> None:
+    with _lock:
+        worker = _workers.get(urgent)
+        if worker is None:
+            worker = _workers[urgent] = Worker(urgent)
+        worker.submit(job)
+
+
+def wait_for(jobs: Iterable[Job], timeout: float | None = None) -> bool:
+    """Until all are done, or for `timeout` seconds; whether they are."""
+    end = None if timeout is None else time.monotonic() + timeout
+    return all(job.done.wait(None if end is None else max(end - time.monotonic(), 0.0)) for job in jobs)
+
+
+def _at_exit() -> None:
+    for worker in list(_workers.values()):
+        worker.stop(EXIT_SECONDS)
+
+
+def _before_fork() -> None:
+    for worker in list(_workers.values()):
+        worker.hold(FORK_SECONDS)
+    _lock.acquire()
+
+
+def _after_fork_in_parent() -> None:
+    _lock.release()
+    for worker in list(_workers.values()):
+        worker.release()
+
+
+def _after_fork_in_child() -> None:
+    _lock.release()
+    workers = list(_workers.values())
+    _workers.clear()
+    for worker in workers:
+        worker.abandon()
+    if workers:
+        for repair in after_fork_in_child:
+            repair()
+
+
+at_exit(_at_exit)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
