@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from burnish.bench.command import add_bench
+from burnish.doctor.command import add_doctor
 from burnish.errors import BurnishError
 from burnish.options import Options
 from burnish.runtime.cache import Cache
@@ -46,7 +48,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.set_defaults(run=_run_bare, parser=parser)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     _add_demo(commands)
+    add_bench(commands, TARGET_HELP)
     _add_explain(commands)
+    add_doctor(commands, TARGET_HELP)
     _add_cache(commands)
     workloads = commands.add_parser("workloads", help="list the built-in workloads")
     workloads.set_defaults(run=_run_workloads)

@@ -197,3 +197,33 @@ def _checked(name: object, value: object) -> object:
         return read(value)
     except (TypeError, ValueError):
         raise BadOptionValue(name, value, expected) from None
+
+
+# -- told by `burnish doctor` -------------------------------------------------------------------------------------
+
+# Variables of others that change what compiled code does.
+_OTHERS = (
+    "CC", "CUDA_LAUNCH_BLOCKING", "CUDA_VISIBLE_DEVICES", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "OMP_WAIT_POLICY",
+    "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE", "TRITON_CACHE_DIR",
+    "TRITON_INTERPRET",
+)  # fmt: skip
+
+# What each of ours does, in a few words.
+VARIABLES: Mapping[str, str] = {
+    "BURNISH_CACHE_DIR": "where the cache is",
+    "BURNISH_CACHE_LIMIT": "how large the cache may grow",
+    "BURNISH_CC": "which C compiler to run",
+    "BURNISH_DUMP": "every stage's output is written to this folder",
+    "BURNISH_EVENTS": "events are written to this file as JSON lines",
+    "BURNISH_FUEL": "how many rewrites and fusions are made",
+    "BURNISH_LATENCY": "calls are timed",
+    "BURNISH_LOG": "log lines are printed",
+    "BURNISH_NO_CACHE": "no cache on disk",
+    "BURNISH_VERIFY": "every stage's output is checked",
+}
+
+
+def variables_set() -> dict[str, str]:
+    """The variables of this process's environment that change what burnish does, ours (known or not) first."""
+    ours = sorted(name for name in os.environ if name.startswith("BURNISH_"))
+    return {name: os.environ[name] for name in (*ours, *_OTHERS) if os.environ.get(name, "").strip()}
