@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from burnish.bench.command import add_bench
 from burnish.doctor.command import add_doctor
 from burnish.errors import BurnishError
 from burnish.options import Options
@@ -48,7 +47,6 @@ def build_parser() -> argparse.ArgumentParser:
     parser.set_defaults(run=_run_bare, parser=parser)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     _add_demo(commands)
-    add_bench(commands, TARGET_HELP)
     _add_explain(commands)
     add_doctor(commands, TARGET_HELP)
     _add_cache(commands)
