@@ -48,15 +48,17 @@ class Capture:
     inputs: list[Any]
 
 
-def capture(fn: Function, *inputs: torch.Tensor, dynamic: bool = False) -> list[Capture]:
+def capture(
+    fn: Function, *inputs: torch.Tensor, dynamic: bool = False, device: str | None = None
+) -> list[Capture]:
     """Run `fn` once under AOTAutograd and return its graphs: inference alone, or forward and backward where an input
-    requires a gradient."""
+    requires a gradient. `device` is the kind of device to lower for."""
     found: list[Capture] = []
 
     def compiler(kind: str) -> Callable[[GraphModule, Any], Any]:
         def keep(gm: GraphModule, example: Any) -> Any:
             with _disable_current_modes():
-                entry = Capture(kind, import_graph(gm), gm, [])
+                entry = Capture(kind, import_graph(gm, device), gm, [])
             found.append(entry)
 
             def run(args: list[Any]) -> Any:

@@ -43,20 +43,22 @@ class Captured:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))  # where every tensor of the graph is
     results: int = 0  # outputs beyond these are only there for `windows` to look into
     externs: list[tuple[str, str]] = field(default_factory=list)  # (op, why it was not lowered)
+    values: dict[FxNode, Any] = field(default_factory=dict)  # what each captured call became: a node, several, a size
 
 
-def import_graph(gm: GraphModule) -> Captured:
-    return _Importer(gm).run()
+def import_graph(gm: GraphModule, kind: str | None = None) -> Captured:
+    """`kind` is the kind of device to lower for, if it is not the one the graph was captured on."""
+    return _Importer(gm, kind).run()
 
 
 class _Importer:
-    def __init__(self, gm: GraphModule) -> None:
+    def __init__(self, gm: GraphModule, kind: str | None = None) -> None:
         self.gm = gm
         self.graph = Graph()
         self.builder = Builder(self.graph)
         self.captured = Captured(self.graph, Symbols(), device=_device_of(gm))
-        self.builder.device = self.captured.device.type
-        self.values: dict[FxNode, Any] = {}
+        self.builder.device = kind or self.captured.device.type
+        self.values = self.captured.values
 
     def run(self) -> Captured:
         for fx_node in self.gm.graph.nodes:
@@ -187,6 +189,7 @@ class _Importer:
             if isinstance(v, torch.Tensor):
                 self._require_plain(v)
         self.builder.out = tuple(self._type(v) for v in vals if isinstance(v, torch.Tensor))
+        self.builder.results, self.builder.wanted = len(vals), _read_results(fx_node, len(vals))
         self.builder.origin = name
         lower = LOWERINGS.get(name)
         reason = "no lowering"
@@ -222,7 +225,8 @@ class _Importer:
         for a in _nodes_in((args, kwargs)):
             if a.type.dtype is None:
                 raise NotLowered("a type no kernel computes in")
-        if any(t.dtype is None for t in self.builder.out):
+        tensors = [v for k, v in enumerate(val) if k in self.builder.wanted] if isinstance(val, tuple | list) else [val]
+        if any(self._type(v).dtype is None for v in tensors if isinstance(v, torch.Tensor)):
             raise NotLowered("a type no kernel computes in")
         result = lower(self.builder, *args, **kwargs)
         many = isinstance(val, tuple | list)
@@ -302,6 +306,13 @@ class _Importer:
         return TensorType(
             from_torch(val.dtype) if here else None, tuple(self.captured.symbols.dim(s) for s in val.shape)
         )
+
+
+def _read_results(fx_node: FxNode, results: int) -> frozenset[int]:
+    """Which of a call's results anybody reads."""
+    read = [user.args[1] for user in fx_node.users if user.target is operator.getitem]
+    whole = len(read) < len(fx_node.users)
+    return frozenset(range(results)) if whole else frozenset(k for k in read if isinstance(k, int))
 
 
 def _device_of(gm: GraphModule) -> torch.device:

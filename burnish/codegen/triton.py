@@ -7,10 +7,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from burnish.codegen.triton_attend import print_attend
+from burnish.codegen.triton_contract import print_contract, print_group
 from burnish.codegen.triton_launch import Launch
 from burnish.codegen.triton_loop import NotPrintable, TritonKernel, print_loop
 from burnish.ir.expr import Dim
-from burnish.schedule.kernels import LoopKernel, Schedule
+from burnish.schedule.kernels import (
+    AttendKernel,
+    ContractGroup,
+    ContractKernel,
+    ExternKernel,
+    LoopKernel,
+    Schedule,
+)
 
 _HEAD = """import triton
 import triton.language as tl
@@ -19,6 +28,8 @@ import triton.language as tl
 from burnish.runtime import triton_math as bn
 """
 _LIBDEVICE = "from triton.language.extra import libdevice"
+_OVERLAP = "from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait\n"
+_WAIT = "    gdc_launch_dependents()\n    gdc_wait()\n"
 _INTERPRETED = "from burnish.runtime.triton_interpreted import libdevice"
 
 
@@ -42,6 +53,7 @@ class TritonUnit:
     refused: dict[int, str]  # loops without a Triton form, and why
     kernels: int
     checks: bool
+    overlapped: bool = False  # kernels wait for the one ahead by themselves: launch them as dependents of it
 
 
 @dataclass
@@ -66,22 +78,40 @@ class _Unit:
         )
 
 
-def generate(schedule: Schedule, interpreted: bool = False) -> TritonUnit:
-    """`interpreted` makes a module that runs under Triton's interpreter, which has no CUDA math library."""
+def generate(schedule: Schedule, interpreted: bool = False, overlapped: bool = False) -> TritonUnit:
+    """`interpreted` makes a module that runs under Triton's interpreter, which has no CUDA math library. In an
+    `overlapped` one (Hopper and later) each kernel may be launched before the one ahead of it ends: it says at its
+    start that the next may come, and waits for the one ahead before it touches memory."""
     unit = _Unit()
     for n, kernel in enumerate(schedule.kernels):
-        if not isinstance(kernel, LoopKernel):
+        if isinstance(kernel, ExternKernel):
             continue
         try:
-            unit.calls[n] = unit.call(print_loop(kernel.loop))
+            unit.calls[n] = unit.call(_printed(kernel))
         except NotPrintable as reason:
             unit.refused[n] = str(reason)
-    text = module_text({name: text for text, name in unit.functions.items()}, interpreted)
+    text = module_text({name: text for text, name in unit.functions.items()}, interpreted, overlapped)
     checks = any(c.checks for c in unit.calls.values())
-    return TritonUnit(text, unit.calls, unit.refused, len(unit.functions), checks)
+    return TritonUnit(text, unit.calls, unit.refused, len(unit.functions), checks, overlapped)
 
 
-def module_text(functions: dict[str, str], interpreted: bool = False) -> str:
+def _printed(kernel: LoopKernel | ContractKernel | ContractGroup | AttendKernel) -> TritonKernel:
+    match kernel:
+        case LoopKernel(loop):
+            return print_loop(loop)
+        case ContractKernel():
+            return print_contract(kernel)
+        case ContractGroup():
+            return print_group(kernel)
+        case AttendKernel():
+            return print_attend(kernel)
+
+
+def module_text(functions: dict[str, str], interpreted: bool = False, overlapped: bool = False) -> str:
     """A module of kernels, given their texts by name."""
     head = _HEAD.format(libdevice=_INTERPRETED if interpreted else _LIBDEVICE)
-    return "\n\n".join([head, *(text.replace("@(", f"{name}(") + "\n" for name, text in functions.items())])
+    head += _OVERLAP if overlapped else ""
+    bodies = [text.replace("@(", f"{name}(") + "\n" for name, text in functions.items()]
+    if overlapped:
+        bodies = [text.replace("):\n", f"):\n{_WAIT}", 1) for text in bodies]
+    return "\n\n".join([head, *bodies])

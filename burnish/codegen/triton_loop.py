@@ -89,11 +89,13 @@ def candidates(kernel: TritonKernel) -> list[Launch]:
 class LoopPrinter:
     """Prints one normalised loop."""
 
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, loop: Loop, planned: Plan | None = None) -> None:
         self.loop = loop
         self.body = loop.body
-        self.plan: Plan = plan(loop)
+        self.plan: Plan = planned or plan(loop)
         self.signature = Signature()
+        self.kinds: dict[str, DType] = {}  # what each buffer holds
+        self.prefix = ""  # of the values' names, where several bodies stand in one function
         self.signature.checks = any(isinstance(i, Checked) for i in self.body)
         self.lines: list[str] = []
         self.indent = 1
@@ -160,13 +162,7 @@ class LoopPrinter:
 
     def _index_width(self) -> tuple[str, tuple[Dim, ...]]:
         """The type indices are computed in, and what decides it at launch where sizes are not known before."""
-        reach: list[Dim | None] = [lane.size for lane in self.plan.lanes]
-        bounds = {f"%{n}": sym(f"%{n}", 0, i.size - 1) for n, i in enumerate(self.body) if isinstance(i, Checked)}
-        for i in self.body:
-            for index in (instr_index(i), i.at if isinstance(i, Reduced) else 0):
-                bounded = substitute(index, dict(bounds))
-                low = lower(bounded)
-                reach += [upper(bounded), None if low is None else -low]
+        reach = self._reached()
         if any(r is None or any(s.name.startswith("%") for s in symbols(r)) for r in reach):
             return "tl.int64", ()
         known = [r for r in reach if isinstance(r, int)]
@@ -175,16 +171,29 @@ class LoopPrinter:
             return "tl.int64", ()
         return ("INDEX", undecided) if undecided else ("tl.int32", ())
 
+    def _reached(self) -> list[Dim | None]:
+        """The largest value of everything that is computed with as an index."""
+        reach: list[Dim | None] = [lane.size for lane in self.plan.lanes]
+        bounds = {f"%{n}": sym(f"%{n}", 0, i.size - 1) for n, i in enumerate(self.body) if isinstance(i, Checked)}
+        for i in self.body:
+            for index in (instr_index(i), i.at if isinstance(i, Reduced) else 0):
+                bounded = substitute(index, dict(bounds))
+                low = lower(bounded)
+                reach += [upper(bounded), None if low is None else -low]
+        return reach
+
     # --- names --------------------------------------------------------------------------------------------------
 
-    def buffer(self, name: str) -> str:
+    def buffer(self, name: str, dtype: DType) -> str:
+        self.kinds[name] = dtype
         if name not in self.signature.buffers:
             self.signature.buffers.append(name)
         return f"p{self.signature.buffers.index(name)}"
 
     def symbol(self, name: str) -> str:
         if name.startswith("%"):
-            return f"v{name[1:]}" if self.width == "tl.int64" else f"v{name[1:]}.to({self.width})"
+            value = self.value(int(name[1:]))
+            return value if self.width == "tl.int64" else f"{value}.to({self.width})"
         if name.startswith("@"):
             return name[1:]
         if name in self.axis_names:
@@ -196,17 +205,20 @@ class LoopPrinter:
     def index(self, index: Dim) -> str:
         return index_text(index, self.symbol)
 
+    def value(self, n: int) -> str:
+        return f"v{self.prefix}{n}"
+
     def ref(self, value: int) -> str:
         """A value's name; a constant's text."""
         i = self.body[value]
-        return typed_text(i.value, i.dtype) if isinstance(i, Const) else f"v{value}"
+        return typed_text(i.value, i.dtype) if isinstance(i, Const) else self.value(value)
 
     def tensor(self, value: int) -> str:
         """A value where only a tensor will do."""
         i = self.body[value]
         if isinstance(i, Const):
             return f"tl.full([], {constant_text(i.value, i.dtype)}, {VALUE_TYPE[i.dtype]})"
-        return f"v{value}"
+        return self.value(value)
 
     def dtype(self, value: int) -> DType:
         return self.body[value].dtype
@@ -220,7 +232,7 @@ class LoopPrinter:
         """Where an access goes, as a tile over `span`."""
         i = self.body[n]
         assert isinstance(i, Load | Store)
-        text = f"{self.buffer(i.buffer)} + {self.index(self.indices[n])}"
+        text = f"{self.buffer(i.buffer, i.dtype)} + {self.index(self.indices[n])}"
         return text if self.index_span(n) == span else f"{text} + tl.zeros({self.shape(span)}, tl.int32)"
 
     def expression(self, n: int) -> str:
@@ -265,7 +277,7 @@ class LoopPrinter:
 
     def _literal(self, value: int) -> str:
         i = self.body[value]
-        return constant_text(i.value, i.dtype) if isinstance(i, Const) else f"v{value}"
+        return constant_text(i.value, i.dtype) if isinstance(i, Const) else self.value(value)
 
     def statement(self, n: int) -> None:
         i = self.body[n]
@@ -279,7 +291,7 @@ class LoopPrinter:
             self.line(f"at{n} = {place}")
             self.reduce_pair(n, i)
         else:
-            self.line(f"v{n} = {_bare(self.expression(n))}")
+            self.line(f"{self.value(n)} = {_bare(self.expression(n))}")
 
     def _store(self, n: int, i: Store) -> None:
         span = self.spans[n]
@@ -376,17 +388,19 @@ class LoopPrinter:
         self.line(f"down = tl.cdiv({self.index(y.size)}, YBLOCK)")
         self.line(f"x = program % across * XBLOCK + {self.arange(x)}")
         self.line(f"y = program // across % down * YBLOCK + {self.arange(y)}")
-        if self.plan.outside:
-            number = "program // (across * down)"
-            names = [self.axis_names[a.name] for a in self.plan.outside]
-            if len(names) == 1:
-                self.line(f"z0 = {number}")
-            else:
-                self.line(f"z = {number}")
-                for a, digit in _digits(self.plan.outside, sym("@z")).items():
-                    self.line(f"{self.axis_names[a]} = {_bare(self.index(digit))}")
+        self.define_outside("program // (across * down)")
         for lane in (y, x):
             self.define_mask(lane)
+
+    def define_outside(self, number: str) -> None:
+        """The axes that only the program's number runs over."""
+        axes = self.plan.outside
+        if len(axes) == 1:
+            self.line(f"z0 = {number}")
+        elif axes:
+            self.line(f"z = {number}")
+            for a, digit in _digits(axes, sym("@z")).items():
+                self.line(f"{self.axis_names[a]} = {_bare(self.index(digit))}")
 
     def define_mask(self, lane: Lane) -> None:
         if lane.masked:
@@ -412,8 +426,7 @@ class LoopPrinter:
         return [self.indices[n], self._flattened(i.at)] if isinstance(i, Reduced) else [self.indices[n]]
 
     def types(self) -> tuple[str, ...]:
-        kinds = {i.buffer: i.dtype for i in self.body if isinstance(i, Load | Store)}
-        out = [f"*{MEMORY_TYPE[kinds[b]]}" for b in self.signature.buffers]
+        out = [f"*{MEMORY_TYPE[self.kinds[b]]}" for b in self.signature.buffers]
         out += ["i32"] * len(self.signature.sizes)
         return (*out, *(["*i64"] if self.signature.checks else []))
 
@@ -421,7 +434,8 @@ class LoopPrinter:
         names = [f"p{k}" for k in range(len(self.signature.buffers))]
         names += [f"s{k}" for k in range(len(self.signature.sizes))]
         names += ["error"] if self.signature.checks else []
-        constants = (["INDEX"] if self.reach else []) + [lane.block for lane in self.plan.lanes]
+        constants = ["INDEX"] if self.reach else []
+        constants += [name for name, _ in self.plan.launches[0].blocks]
         names += [f"{c}: tl.constexpr" for c in constants]
         casts = [f"    s{k} = tl.cast(s{k}, {self.width})" for k in range(len(self.signature.sizes))]
         return "\n".join(["@triton.jit", f"def @({', '.join(names)}):", *casts, *self.lines])

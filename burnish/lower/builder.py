@@ -41,6 +41,8 @@ class Builder:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.out: tuple[TensorType, ...] = ()  # what eager says the op being lowered returns
+        self.results = 1  # how many it returns, and which of them anybody reads
+        self.wanted: frozenset[int] = frozenset({0})
         self.origin = ""
         self.device = "cpu"  # the kind of device the graph runs on: what the vendor's library does better differs
 

@@ -18,11 +18,11 @@ HALF_ROWS = 8
 def contract(b: Builder, x: Node, y: Node) -> Node:
     """Batched product in the accumulator's type."""
     m, k, n = x.shape[-2], x.shape[-1], y.shape[-1]
-    if b.device == "cuda":
-        raise NotLowered("cuBLAS multiplies matrices")
+    if b.device == "cuda" and (x.dtype is DType.f64 or not isinstance(k, int)):
+        raise NotLowered("the library's, whatever its size")
     if not x.dtype.is_float or x.dtype is not y.dtype:
         raise NotLowered("a product of integers")
-    if x.dtype.compute is not x.dtype and not (isinstance(m, int) and m <= HALF_ROWS):
+    if b.device == "cpu" and x.dtype.compute is not x.dtype and not (isinstance(m, int) and m <= HALF_ROWS):
         raise NotLowered("a large product in a half type")
     if product((*x.shape[:-2], m, n)) == 0 or k == 0:
         raise NotLowered("a product of nothing")
@@ -66,6 +66,54 @@ def flash_attention(
     op = Attend(causal, scale if scale is not None else 1 / math.sqrt(width), bool(masks))
     node = b.add(op, (q, k, v, *masks), b.out)
     return [b.pick(node, 0), b.pick(node, 1)]
+
+
+# Beyond this many keys the library's kernels, which overlap softmax and products by hand, are ahead of ours.
+LONGEST_KEYS = 1024
+
+
+@lowering("_scaled_dot_product_flash_attention.default")
+def flash_attention_on_cuda(
+    b: Builder, q: Node, k: Node, v: Node, dropout: float = 0.0, causal: bool = False, debug: bool = False,
+    *, scale: float | None = None,
+) -> list[Node | None]:  # fmt: skip
+    return _attend_on_cuda(b, q, k, v, None, dropout, causal, scale)
+
+
+@lowering("_scaled_dot_product_efficient_attention.default")
+def efficient_attention(
+    b: Builder, q: Node, k: Node, v: Node, bias: Node | None, keep_sums: bool, dropout: float = 0.0,
+    causal: bool = False, *, scale: float | None = None,
+) -> list[Node | None]:  # fmt: skip
+    return _attend_on_cuda(b, q, k, v, bias, dropout, causal, scale)
+
+
+@lowering("_scaled_dot_product_cudnn_attention.default")
+def cudnn_attention(
+    b: Builder, q: Node, k: Node, v: Node, bias: Node | None, keep_sums: bool, dropout: float = 0.0,
+    causal: bool = False, debug: bool = False, *, scale: float | None = None,
+) -> list[Node | None]:  # fmt: skip
+    return _attend_on_cuda(b, q, k, v, bias, dropout, causal, scale)
+
+
+def _attend_on_cuda(
+    b: Builder, q: Node, k: Node, v: Node, bias: Node | None, dropout: float, causal: bool, scale: float | None
+) -> list[Node | None]:
+    """Ours where nothing but the result is wanted: what the backward pass saves is between the library's kernels."""
+    queries, keys, width = q.shape[-2], k.shape[-2], q.shape[-1]
+    if dropout or b.wanted - {0}:
+        raise NotLowered("attention whose backward pass is the library's")
+    if q.dtype not in (DType.f16, DType.bf16) or 0 in q.shape or 0 in k.shape:
+        raise NotLowered("attention of this type")
+    if not isinstance(width, int) or width > 128 or v.shape[-1] != width or width % 8:
+        raise NotLowered("a head of this size")
+    if not (isinstance(queries, int) and isinstance(keys, int)) or queries < 16 or keys > LONGEST_KEYS:
+        raise NotLowered("attention of this length")
+    masks = () if bias is None else (b.expand(bias, (*q.shape[:-1], keys)),)
+    k, v = once_per_group(b, k, v)
+    op = Attend(causal, scale if scale is not None else 1 / math.sqrt(width), bool(masks))
+    node = b.add(op, (q, k, v, *masks), (b.out[0], TensorType(DType.f32, q.shape[:-1])))
+    return [b.pick(node, 0), *([None] * (b.results - 1))]
 
 
 def once_per_group(b: Builder, k: Node, v: Node) -> tuple[Node, Node]:

@@ -12,6 +12,7 @@ from burnish.ir.reference import attention, evaluate_extern
 from burnish.schedule.kernels import (
     AttendKernel,
     Buffer,
+    ContractGroup,
     ContractKernel,
     ExternKernel,
     Kernel,
@@ -26,10 +27,12 @@ def evaluate_schedule(
     schedule: Schedule, inputs: Sequence[torch.Tensor | int | None], sizes: Mapping[str, int] | None = None
 ) -> list[torch.Tensor | int | None]:
     """The schedule's results in their strides; inputs it writes are changed in place."""
-    return _Evaluation(schedule, inputs, sizes or {}).run()
+    return ScheduleEvaluation(schedule, inputs, sizes or {}).run()
 
 
-class _Evaluation:
+class ScheduleEvaluation:
+    """One run over a schedule: buffers in `memory`, kernels one at a time."""
+
     def __init__(
         self, schedule: Schedule, inputs: Sequence[torch.Tensor | int | None], sizes: Mapping[str, int]
     ) -> None:
@@ -58,16 +61,19 @@ class _Evaluation:
 
     def run(self) -> list[torch.Tensor | int | None]:
         for kernel in self.schedule.kernels:
-            self._run(kernel)
+            self.run_kernel(kernel)
         return [self._result(r) for r in self.schedule.results]
 
-    def _run(self, kernel: Kernel) -> None:
+    def run_kernel(self, kernel: Kernel) -> None:
         match kernel:
             case LoopKernel(loop):
                 evaluate_loop(loop, self.memory, self.sizes)
             case ContractKernel(a, b, acc, dtype, loop):
                 product = self.window(a).to(dtype.torch) @ self.window(b).to(dtype.torch)
                 evaluate_loop(loop, {**self.memory, acc: product.flatten()}, self.sizes)
+            case ContractGroup(parts):
+                for part in parts:
+                    self.run_kernel(part)
             case AttendKernel(op, operands, out, lse):
                 results = attention(op, [self.window(o) for o in operands])
                 self.window(out).copy_(results[0])

@@ -32,6 +32,7 @@ from burnish.ir.expr import Dim, Expr, coefficient, floordiv, mod, product, subs
 from burnish.passes.rewrite import Fuel
 from burnish.schedule.fusion_report import FusionReport, Refusal
 from burnish.schedule.kernels import ContractKernel, ExternKernel, Kernel, LoopKernel, ResultBuffer, Schedule, with_loop
+from burnish.schedule.order import dependences, require_kept
 
 _MOST_INSTRS = 400
 _MOST_BUFFERS = 32
@@ -161,15 +162,11 @@ def join(a: Loop, b: Loop, pseudo: str | None = None, why: list[str] | None = No
 
 def _join_under(a: Loop, b: Loop, u: Unified, why: list[str]) -> Loop | None:
     body = BodyBuilder()
-    values_a = rebuild(a.body, u.first, body)
+    rebuild(a.body, u.first, body)
     made: dict[str, list[Store]] = defaultdict(list)
-    read: dict[str, list[Load]] = defaultdict(list)
-    for i in list(body.instrs):
+    for i in body.instrs:
         if isinstance(i, Store):
             made[i.buffer].append(i)
-        elif isinstance(i, Load):
-            read[i.buffer].append(i)
-    del values_a
     values: dict[int, int] = {}
     for n, i in enumerate(b.body):
         moved = remap(i, values, u.second)
@@ -180,15 +177,6 @@ def _join_under(a: Loop, b: Loop, u: Unified, why: list[str]) -> Loop | None:
                 return None
             values[n] = source
             continue
-        if isinstance(moved, Store):
-            if moved.buffer in made:
-                why.append(f"both write {moved.buffer}")
-                return None
-            if any(x.index != moved.index for x in read.get(moved.buffer, ())) or (
-                read.get(moved.buffer) and _has_rows(u)
-            ):
-                why.append(f"the first still reads {moved.buffer} where the second overwrites it")
-                return None
         values[n] = body.emit(moved)
     if len(body.instrs) > _MOST_INSTRS:
         why.append(f"together they have more than {_MOST_INSTRS} instructions")
@@ -196,6 +184,10 @@ def _join_under(a: Loop, b: Loop, u: Unified, why: list[str]) -> Loop | None:
     loop = Loop(u.axes, tuple(body.instrs))
     if len({x.buffer for x in loop.loads} | {x.buffer for x in loop.stores}) > _MOST_BUFFERS:
         why.append(f"together they use more than {_MOST_BUFFERS} buffers")
+        return None
+    hazard = loop.hazard()
+    if hazard is not None:
+        why.append(hazard)
         return None
     return loop
 
@@ -207,16 +199,15 @@ def _stored_value(stores: list[Store], load: Load) -> int | None:
     return store.value if same and load.guard is None and not others else None
 
 
-def _has_rows(u: Unified) -> bool:
-    return any(a.reduce for a in u.axes)
-
-
 # --- the pass ---------------------------------------------------------------------------------------------------
 
 
-def fuse(schedule: Schedule, fuel: Fuel | None = None, report: FusionReport | None = None) -> Schedule:
-    """Joins in place; `report` is filled with what was joined and what was not."""
-    return _Fuser(schedule, fuel or Fuel(), report or FusionReport()).run()
+def fuse(
+    schedule: Schedule, fuel: Fuel | None = None, report: FusionReport | None = None, only_products: bool = False
+) -> Schedule:
+    """Joins in place; `report` is filled with what was joined and what was not. `only_products` joins products with
+    what follows them and leaves the rest for a later round."""
+    return _Fuser(schedule, fuel or Fuel(), report or FusionReport()).run(only_products)
 
 
 class _Fuser:
@@ -227,6 +218,7 @@ class _Fuser:
         self.kernels: dict[int, Kernel] = dict(enumerate(schedule.kernels))
         self.members: dict[int, tuple[int, ...]] = {k: (k,) for k in self.kernels}
         self.position = {k: k for k in self.kernels}
+        self.earlier = dependences(schedule.kernels)
         self.before: dict[int, set[int]] = defaultdict(set)
         self.after: dict[int, set[int]] = defaultdict(set)
         self.readers: dict[str, set[int]] = defaultdict(set)
@@ -235,30 +227,24 @@ class _Fuser:
         self.results = {r.operand.buffer for r in schedule.results if isinstance(r, ResultBuffer)}
 
     def _connect(self) -> None:
-        previous: int | None = None
         for k, kernel in self.kernels.items():
-            deps: set[int] = set()
             for name in kernel.reads:
-                deps |= self.writers[name]
                 self.readers[name].add(k)
             for name in kernel.writes:
-                deps |= self.writers[name] | self.readers[name]
                 self.writers[name].add(k)
-            if isinstance(kernel, ExternKernel):  # ATen calls keep their order: they may draw random numbers
-                if previous is not None:
-                    deps.add(previous)
-                previous = k
-            for d in deps - {k}:
+            for d in self.earlier[k]:
                 self.before[k].add(d)
                 self.after[d].add(k)
 
-    def run(self) -> Schedule:
-        for contracts_only in (True, False):
+    def run(self, only_products: bool = False) -> Schedule:
+        for contracts_only in (True,) if only_products else (True, False):
             for k in sorted(self.kernels, key=lambda k: self.position[k]):
                 if k in self.kernels:
                     self._absorb_producers(k, contracts_only)
-        self._join_siblings()
+        if not only_products:
+            self._join_siblings()
         order = self._ordered()
+        require_kept(self.earlier, [self.members[k] for k in order])
         self._write_report(order)
         self.schedule.kernels = [self.kernels[k] for k in order]
         self.schedule.drop_unused_buffers()

@@ -89,6 +89,10 @@ class ContractKernel:
     loop: Loop
 
     @property
+    def product_shape(self) -> tuple[Dim, ...]:
+        return (*self.a.shape[:-1], self.b.shape[-1])
+
+    @property
     def operand_reads(self) -> frozenset[str]:
         return frozenset({self.a.buffer, self.b.buffer})
 
@@ -102,6 +106,24 @@ class ContractKernel:
 
     def __str__(self) -> str:
         return f"{self.acc} = contract {self.a} x {self.b}\n{self.loop}"
+
+
+@dataclass(frozen=True)
+class ContractGroup:
+    """Contractions without a batch that share their left operand and the strides of their right one, in one kernel."""
+
+    parts: tuple[ContractKernel, ...]
+
+    @property
+    def reads(self) -> frozenset[str]:
+        return frozenset().union(*(p.reads for p in self.parts))
+
+    @property
+    def writes(self) -> frozenset[str]:
+        return frozenset().union(*(p.writes for p in self.parts))
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.parts))
 
 
 @dataclass(frozen=True)
@@ -142,7 +164,7 @@ class ExternKernel:
         return f"{', '.join(self.outputs)} = {self.op.name}({', '.join(map(str, self.inputs))})"
 
 
-Kernel = LoopKernel | ContractKernel | AttendKernel | ExternKernel
+Kernel = LoopKernel | ContractKernel | ContractGroup | AttendKernel | ExternKernel
 
 
 @dataclass(frozen=True)
@@ -176,12 +198,17 @@ class Schedule:
                 assert name in written or empty, f"{name} is read before it is written"
             for name in k.writes if not isinstance(k, ExternKernel) else ():
                 assert name in self.buffers, f"{name} is no buffer"
-            if isinstance(k, LoopKernel | ContractKernel):
-                k.loop.verify()
+            for part in k.parts if isinstance(k, ContractGroup) else (k,):
+                if isinstance(part, LoopKernel | ContractKernel):
+                    part.loop.verify()
             written |= k.writes
         for r in self.results:
             if isinstance(r, ResultBuffer) and r.alias_of is None and self.buffers[r.operand.buffer].elements != 0:
                 assert r.operand.buffer in written, f"result {r.operand} is never written"
+
+    def copy(self) -> Schedule:
+        """One whose list of kernels can be changed while this one stays; the kernels themselves never change."""
+        return replace(self, buffers=dict(self.buffers), kernels=list(self.kernels), results=list(self.results))
 
     def drop_dead_kernels(self) -> None:
         """What only readers without elements would have read is not computed. ATen calls stay: they have effects."""
@@ -202,7 +229,3 @@ class Schedule:
 
 def with_loop(kernel: LoopKernel | ContractKernel, loop: Loop) -> LoopKernel | ContractKernel:
     return replace(kernel, loop=loop)
-    def copy(self) -> Schedule:
-        """One whose list of kernels can be changed while this one stays; the kernels themselves never change."""
-        return replace(self, buffers=dict(self.buffers), kernels=list(self.kernels), results=list(self.results))
-

@@ -146,6 +146,19 @@ def _mend_interpreter() -> None:
         return load(self, ptrs, mask, other, *rest)
 
     interpreter.InterpreterBuilder.create_masked_load = create_masked_load
+    interpreter.InterpreterBuilder.create_dot = _dot
+
+
+def _dot(self: Any, a: Any, b: Any, d: Any, *precision: Any) -> Any:
+    """The interpreter holds bfloat16 as its bits and would multiply those."""
+    wide = [_widened(x) for x in (a, b)]
+    return type(d)(np.matmul(*wide, dtype=d.data.dtype) + d.data, d.dtype.scalar)
+
+
+def _widened(x: Any) -> Any:
+    if not x.dtype.scalar.is_bf16():
+        return x.data.astype(np.float32)
+    return (x.data.astype(np.uint32) << 16).view(np.float32)
 
 
 def _reduce_by_halves(self: Any, inputs: Any) -> Any:

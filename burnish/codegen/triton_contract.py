@@ -1,0 +1,234 @@
+"""Contraction → one Triton kernel: a tile of the product in registers, then the epilogue's body over that tile.
+
+The epilogue is printed by the loop printer: rows are its lane `y`, columns its lane `x`, and a load of the accumulator
+is the tile. Several contractions that read the same left operand share one kernel: the programs of each follow those
+of the one before, only the right operand and the epilogue differ.
+
+Which tile. Measured on an H200 with bf16 operands, in a chain of dependent kernels: a product this small is over before
+the memory system is busy, so what counts is that nearly every multiprocessor has a program and that each has several
+loads of 128 k-elements in flight; 64 x 64 tiles where there are enough of them, 64 x 32 where not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from burnish.codegen.triton_launch import Lane, Launch, Plan, cdiv
+from burnish.codegen.triton_loop import LoopPrinter, TritonKernel
+from burnish.ir.body import Axis, Instr, Load
+from burnish.ir.dtypes import DType
+from burnish.ir.expr import Dim, Expr, product
+from burnish.schedule.kernels import ContractGroup, ContractKernel, Operand
+
+_MULTIPROCESSORS = 132
+_ENOUGH = _MULTIPROCESSORS // 2  # programs with which a chip is busy, when each has several loads in flight
+_ASSUMED = 4096  # rows, where their number is known only at launch
+
+
+def print_contract(kernel: ContractKernel) -> TritonKernel:
+    return print_group(ContractGroup((kernel,)))
+
+
+def print_group(group: ContractGroup) -> TritonKernel:
+    """One kernel for contractions of one left operand."""
+    tile = _tile(group)
+    launch = Launch(
+        sum_dims([_programs(k, *tile[:2]) for k in group.parts]),
+        (("YBLOCK", tile[0]), ("XBLOCK", tile[1]), ("KBLOCK", tile[2]), ("STAGES", tile[3])),
+        warps=4,
+        stages=tile[3],
+    )
+    head = _Tile(group.parts[0], launch)
+    head.open_group(group)
+    head.multiply(group)
+    if len(group.parts) == 1:
+        head.finish(group.parts[0], launch, "")
+    else:
+        for n, part in enumerate(group.parts):
+            head.line(f"{'if' if n == 0 else 'elif'} part == {n}:")
+            head.finish(part, launch, f"_{n}_")
+    return TritonKernel(head.text(), head.signature, head.types(), (launch,), head.reach)
+
+
+def sum_dims(dims: Sequence[Dim]) -> Dim:
+    total: Dim = 0
+    for d in dims:
+        total = total + d
+    return total
+
+
+def _programs(k: ContractKernel, rows: int, columns: int) -> Dim:
+    *batch, m, n = k.product_shape
+    return product(batch) * cdiv(m, rows) * cdiv(n, columns)
+
+
+def _tile(group: ContractGroup) -> tuple[int, int, int, int]:
+    """Rows, columns and depth of a program's tile, and loads in flight."""
+    first = group.parts[0]
+    m, k = (_static(first.a.shape[d]) for d in (-2, -1))
+    columns = sum(_static(part.b.shape[-1]) for part in group.parts)
+    batch = _static(product(first.a.shape[:-2]))
+    rows = 16 if m <= 16 else 32 if m <= 32 else 64
+    across = 64
+    while across > 16 and batch * -(-m // rows) * -(-columns // across) < _ENOUGH:
+        across //= 2
+    narrowest = min(_static(part.b.shape[-1]) for part in group.parts)
+    across = max(16, min(across, 1 << max(narrowest - 1, 0).bit_length()))
+    wide = first.a.dtype is DType.f32
+    depth = max(16, min(64 if wide else 128, 1 << max(k - 1, 0).bit_length()))
+    return rows, across, depth, 3 if wide else 4
+
+
+def _static(d: Dim) -> int:
+    return d if isinstance(d, int) else _ASSUMED
+
+
+class _Tile(LoopPrinter):
+    """Prints the product and its epilogues. One object per epilogue, all writing to the first one's lines."""
+
+    def __init__(self, kernel: ContractKernel, launch: Launch) -> None:
+        self.kernel = kernel
+        blocks = dict(launch.blocks)
+        super().__init__(kernel.loop, _plan(kernel, launch, blocks["YBLOCK"], blocks["XBLOCK"]))
+
+    # --- the product --------------------------------------------------------------------------------------------
+
+    def open_group(self, group: ContractGroup) -> None:
+        """Which tile of which part this program has. Programs next to one another share columns of `b`, the larger
+        operand of a product with few rows."""
+        m = self.kernel.a.shape[-2]
+        self.line(f"program = {self.widened('tl.program_id(0)')}")
+        self.line(f"down = {self.index(cdiv(m, self._block('YBLOCK')))}")
+        if len(group.parts) > 1:
+            before: Dim = 0
+            self.line("part = 0")
+            self.line("first = 0")
+            for n, part in enumerate(group.parts[:-1]):
+                before = before + _programs(part, self._block("YBLOCK"), self._block("XBLOCK"))
+                self.line(f"if program >= {self.index(before)}:")
+                self.line(f"    part = {n + 1}")
+                self.line(f"    first = {self.index(before)}")
+            self.line("program -= first")
+        batch = self.plan.outside
+        if batch:
+            tiles = cdiv(m, self._block("YBLOCK")) * cdiv(self.kernel.b.shape[-1], self._block("XBLOCK"))
+            self.line(f"tiles = {self.index(tiles)}")
+            self.define_outside("program // tiles")
+            self.line("program = program % tiles")
+        self.line("y = program % down * YBLOCK + tl.arange(0, YBLOCK)[:, None]")
+        self.line("x = program // down * XBLOCK + tl.arange(0, XBLOCK)[None, :]")
+
+    def multiply(self, group: ContractGroup) -> None:
+        a, b = self.kernel.a, self.kernel.b
+        k = a.shape[-1]
+        ragged = not (isinstance(k, int) and k % self._block("KBLOCK") == 0)
+        ym = self._bounded("y", a.shape[-2], "YBLOCK")
+        xm = self._column_mask(group)
+        left, right = self._operand_base(a), self._right_base(group)
+        self.line("k = tl.arange(0, KBLOCK)")
+        self.line(f"pa = {left} + y * {self._stride(a, -2)} + k[None, :] * {self._stride(a, -1)}")
+        self.line(f"pb = {right} + k[:, None] * {self._stride(b, -2)} + x * {self._stride(b, -1)}")
+        self.line("acc = tl.zeros([YBLOCK, XBLOCK], tl.float32)")
+        self.line(f"for start in tl.range(0, {self.index(k)}, KBLOCK, num_stages=STAGES):")
+        inside = f"k < {self.index(k)} - start" if ragged else ""
+        if ragged:
+            self.line(f"    inside = {inside}")
+        masks = [[ym, "inside[None, :]" if ragged else ""], [xm, "inside[:, None]" if ragged else ""]]
+        for name, parts in zip(("pa", "pb"), masks, strict=True):
+            mask = " & ".join(p for p in parts if p)
+            self.line(f"    {name[1]} = tl.load({name}{f', {mask}, other=0.0' if mask else ''})")
+        exact = ', input_precision="ieee"' if a.dtype is DType.f32 else ""
+        self.line(f"    acc = tl.dot(a, b, acc{exact})")
+        self.line(f"    pa += KBLOCK * {self._stride(a, -1)}")
+        self.line(f"    pb += KBLOCK * {self._stride(b, -2)}")
+
+    def _block(self, name: str) -> int:
+        return dict(self.plan.launches[0].blocks)[name]
+
+    def _stride(self, operand: Operand, d: int) -> str:
+        return self.index(operand.strides[d])
+
+    def _bounded(self, lane: str, size: Dim, block: str) -> str:
+        return "" if isinstance(size, int) and size % self._block(block) == 0 else f"({lane} < {self.index(size)})"
+
+    def _column_mask(self, group: ContractGroup) -> str:
+        sizes = [part.b.shape[-1] for part in group.parts]
+        if all(isinstance(n, int) and n % self._block("XBLOCK") == 0 for n in sizes):
+            return ""
+        if len(set(sizes)) == 1:
+            return f"(x < {self.index(sizes[0])})"
+        self.line(f"columns = {self.index(sizes[0])}")
+        for n, size in enumerate(sizes[1:], 1):
+            self.line(f"if part == {n}:")
+            self.line(f"    columns = {self.index(size)}")
+        return "(x < columns)"
+
+    def _operand_base(self, operand: Operand) -> str:
+        offset: Dim = operand.offset
+        for axis, stride in zip(self._batch_axes(), operand.strides[:-2], strict=True):
+            if axis is not None:
+                offset = offset + stride * Expr({(axis.sym,): 1})
+        return self._at(operand, offset)
+
+    def _batch_axes(self) -> list[Axis | None]:
+        named = {axis.name: axis for axis in self.loop.axes}
+        return [named.get(f"i{d}") for d in range(len(self.kernel.a.shape) - 2)]
+
+    def _right_base(self, group: ContractGroup) -> str:
+        if len(group.parts) == 1:
+            return self._operand_base(self.kernel.b)
+        self.line(f"right = {self._at(group.parts[0].b, group.parts[0].b.offset)}")
+        for n, part in enumerate(group.parts[1:], 1):
+            self.line(f"if part == {n}:")
+            self.line(f"    right = {self._at(part.b, part.b.offset)}")
+        return "right"
+
+    def _at(self, o: Operand, offset: Dim) -> str:
+        assert o.dtype is not None
+        base = self.buffer(o.buffer, o.dtype)
+        return base if offset == 0 else f"{base} + {self.index(offset)}"
+
+    # --- the epilogue -------------------------------------------------------------------------------------------
+
+    def finish(self, part: ContractKernel, launch: Launch, prefix: str) -> None:
+        """One part's body over the tile; `prefix` keeps its values apart from the other parts'."""
+        body = self if part is self.kernel and not prefix else _Tile(part, launch)
+        body.signature, body.kinds, body.lines, body.prefix = self.signature, self.kinds, self.lines, prefix
+        body.indent = self.indent + (1 if prefix else 0)
+        for lane in body.plan.lanes:
+            body.define_mask(lane)
+        for n in body.body_values():
+            body.statement(n)
+
+    def expression(self, n: int) -> str:
+        i = self.body[n]
+        return "acc" if isinstance(i, Load) and i.buffer == self.kernel.acc else super().expression(n)
+
+    def _span(self, i: Instr, index: Dim) -> frozenset[str]:
+        if isinstance(i, Load) and i.buffer == self.kernel.acc:
+            return frozenset("yx")
+        return super()._span(i, index)
+
+    def _reached(self) -> list[Dim | None]:
+        """The last element of each operand."""
+        return [*super()._reached(), *(_last(o) for o in (self.kernel.a, self.kernel.b))]
+
+
+def _last(o: Operand) -> Dim:
+    total: Dim = o.offset
+    for d, s in zip(o.shape, o.strides, strict=True):
+        total = total + (d - 1) * s
+    return total
+
+
+def _plan(kernel: ContractKernel, launch: Launch, rows: int, columns: int) -> Plan:
+    """Rows and columns as lanes; the batch in the program's number. A dimension of size 1 has no axis."""
+    rank = len(kernel.a.shape)
+    *_, m, n = kernel.product_shape
+    named = {a.name: a for a in kernel.loop.axes}
+    lanes = []
+    for name, d, size, block in (("y", rank - 2, m, rows), ("x", rank - 1, n, columns)):
+        axes = (named[f"i{d}"],) if f"i{d}" in named else ()
+        lanes.append(Lane(name, axes, masked=not (isinstance(size, int) and size % block == 0)))
+    outside = tuple(named[f"i{d}"] for d in range(rank - 2) if f"i{d}" in named)
+    return Plan("contract", tuple(lanes), outside, (launch,))

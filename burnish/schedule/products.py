@@ -1,0 +1,287 @@
+"""Who multiplies on a GPU: our kernel, our kernel split along k, or the vendor's library. Decided per contraction.
+
+The rule, from measurements on an H200 (bf16, in a chain of dependent kernels; benchmarks/products.py repeats them):
+- A product whose 64 x 64 tiles are too many to be in flight at once is bound by the tensor cores: the library.
+- A smaller one is bound by latency: our kernel, which does the element-wise work after it for nothing.
+- Where there are few tiles and k is long, a program per tile would walk alone: k is split, each piece stores its part
+  of the sum, and whoever reads the product adds the parts (a normalisation after it does so in its first pass).
+- Full-precision products are the library's unless tiny: our kernel has no tensor cores for them.
+
+The decision falls between two rounds of fusion, for what the library's product is followed by is free to fuse with
+whatever comes next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from burnish.ir.body import Apply, BodyBuilder, Instr, Load, Loop, Store, instr_args, make_axis, prune, rebuild
+from burnish.ir.dtypes import DType
+from burnish.ir.expr import Dim, Expr, coefficient, mentions, product, substitute
+from burnish.ir.graph import Extern, Ref
+from burnish.lower.builder import contiguous_strides
+from burnish.schedule.kernels import (
+    Buffer,
+    ContractGroup,
+    ContractKernel,
+    ExternKernel,
+    Kernel,
+    LoopKernel,
+    Operand,
+    Schedule,
+)
+
+MULTIPROCESSORS = 132
+_TILE = 64
+_MOST_TILES = 4 * MULTIPROCESSORS  # more than these and throughput decides, not latency
+_PIECE = 512  # k-elements a piece of a split product has at least
+_MOST_PIECES = 8
+_TINY = 1 << 22  # multiplications of a full-precision product that is over before a library call would be
+
+
+def choose_products(schedule: Schedule) -> Schedule:
+    """Every contraction becomes what will run it; buffers for partial sums and library results are added."""
+    chosen: list[Kernel] = []
+    for kernel in schedule.kernels:
+        chosen += _Chooser(schedule, kernel).kernels() if isinstance(kernel, ContractKernel) else [kernel]
+    schedule.kernels = chosen
+    schedule.drop_unused_buffers()
+    return schedule
+
+
+@dataclass
+class _Chooser:
+    schedule: Schedule
+    kernel: ContractKernel
+    made: list[Kernel] = field(default_factory=list)
+
+    def kernels(self) -> list[Kernel]:
+        if not self._is_ours():
+            return self._library()
+        pieces = self._pieces()
+        return self._split(pieces) if pieces > 1 else [self.kernel]
+
+    # --- the rule -----------------------------------------------------------------------------------------------
+
+    def _sizes(self) -> tuple[Dim, Dim, Dim, Dim]:
+        *batch, m, n = self.kernel.product_shape
+        return product(batch), m, n, self.kernel.a.shape[-1]
+
+    def _tiles(self) -> int | None:
+        batch, m, n, _ = self._sizes()
+        if not (isinstance(batch, int) and isinstance(m, int) and isinstance(n, int)):
+            return None
+        return batch * -(-m // _TILE) * -(-n // _TILE)
+
+    def _is_ours(self) -> bool:
+        tiles, work = self._tiles(), product(list(self._sizes()))
+        if tiles is None or not isinstance(work, int) or self._checks():
+            return False
+        if self.kernel.a.dtype is DType.f32:
+            return work <= _TINY
+        return tiles <= _MOST_TILES
+
+    def _checks(self) -> bool:
+        """Whether the epilogue looks values up: such loads are better placed in a loop of their own."""
+        return any(not isinstance(i, Load | Store | Apply) and instr_args(i) for i in self.kernel.loop.body)
+
+    def _pieces(self) -> int:
+        tiles, (_, _, _, k) = self._tiles(), self._sizes()
+        assert tiles is not None
+        if not isinstance(k, int) or 2 * tiles > MULTIPROCESSORS:
+            return 1
+        wanted = min(-(-MULTIPROCESSORS // tiles), _MOST_PIECES)
+        return max((s for s in range(1, wanted + 1) if k % (s * _TILE) == 0 and k // s >= _PIECE), default=1)
+
+    # --- split along k ------------------------------------------------------------------------------------------
+
+    def _split(self, pieces: int) -> list[Kernel]:
+        kernel = self.kernel
+        shape = (pieces, *kernel.product_shape)
+        parts = Buffer(f"{kernel.acc}_parts", kernel.dtype, shape, contiguous_strides(shape), "temp")
+        self.schedule.buffers[parts.name] = parts
+        axes = tuple(make_axis(f"i{d}", size) for d, size in enumerate(shape) if size != 1)
+        place: Dim = 0
+        for axis in axes:
+            place = place + parts.strides[int(axis.name[1:])] * Expr({(axis.sym,): 1})
+        body = BodyBuilder()
+        body.emit(
+            Store(parts.name, place, body.emit(Load(f"{kernel.acc}_part", place, kernel.dtype)), "set", kernel.dtype)
+        )
+        product_of_piece = ContractKernel(
+            _piece(kernel.a, -1, pieces), _piece(kernel.b, -2, pieces), f"{kernel.acc}_part", kernel.dtype,
+            Loop(axes, tuple(body.instrs)),
+        )  # fmt: skip
+        whole = product(kernel.product_shape)
+        return [product_of_piece, LoopKernel(self._after(lambda b, i: _sum_of_parts(b, i, parts, pieces, whole)))]
+
+    def _after(self, read: object) -> Loop:
+        """The epilogue as a loop, with `read(body, load)` in place of each load of the accumulator."""
+        assert callable(read)
+        loop, body = self.kernel.loop, BodyBuilder()
+        values: dict[int, int] = {}
+        for n, i in enumerate(loop.body):
+            if isinstance(i, Load) and i.buffer == self.kernel.acc:
+                values[n] = read(body, i)
+        return replace(loop, body=self._rebuilt(loop.body, values, body))
+
+    @staticmethod
+    def _rebuilt(instrs: tuple[Instr, ...], values: dict[int, int], body: BodyBuilder) -> tuple[Instr, ...]:
+        rebuild(instrs, {}, body, values)
+        return prune(body.instrs)
+
+    # --- the library --------------------------------------------------------------------------------------------
+
+    def _library(self) -> list[Kernel]:
+        kernel = self.kernel
+        bias = self._bias()
+        half = kernel.a.dtype
+        assert half is not None
+        if bias is not None:
+            add, operand = bias
+            values = _uses(kernel.loop, add)
+            return self._called("addmm", (operand, kernel.a, kernel.b), half, values)
+        acc = [n for n, i in enumerate(kernel.loop.body) if isinstance(i, Load) and i.buffer == kernel.acc]
+        casts = [u for n in acc for u in _uses(kernel.loop, n)]
+        name = "mm" if len(kernel.a.shape) == 2 else "bmm"
+        if half.compute is half:
+            return self._called(name, (kernel.a, kernel.b), half, acc)
+        if all(_is_cast(kernel.loop.body[u], half) for u in casts):
+            return self._called(name, (kernel.a, kernel.b), half, casts)
+        return self._called(name, (kernel.a, kernel.b), half.compute, acc)  # the sum itself is wanted, not rounded
+
+    def _bias(self) -> tuple[int, Operand] | None:
+        """The addition of a vector along the columns, if the accumulator is read by nothing else and the sum is
+        rounded at once: the library does both."""
+        kernel, body = self.kernel, self.kernel.loop.body
+        half = kernel.a.dtype
+        loads = [n for n, i in enumerate(body) if isinstance(i, Load) and i.buffer == kernel.acc]
+        if len(kernel.a.shape) != 2 or len(loads) != 1 or half is None or half.compute is half:
+            return None
+        uses = _uses(kernel.loop, loads[0])
+        if len(uses) != 1 or not _is_add(body[uses[0]]):
+            return None
+        add = body[uses[0]]
+        assert isinstance(add, Apply)
+        other = body[next(a for a in add.args if a != loads[0])] if len(set(add.args)) == 2 else None
+        rank, n = len(kernel.a.shape), kernel.b.shape[-1]
+        column = f"i{rank - 1}"
+        if not isinstance(other, Load) or other.guard is not None or other.dtype is not half:
+            return None
+        rows = {a.name for a in kernel.loop.axes} - {column}
+        if coefficient(other.index, column) != 1 or mentions(other.index, rows):
+            return None
+        if not all(_is_cast(body[u], half) for u in _uses(kernel.loop, uses[0])):
+            return None
+        return uses[0], Operand(other.buffer, substitute(other.index, {column: 0}), (n,), (1,), half)
+
+    def _called(self, name: str, inputs: tuple[Operand, ...], dtype: DType, values: list[int]) -> list[Kernel]:
+        """The call, and the epilogue as a loop that reads its result where `values` stood."""
+        kernel = self.kernel
+        shape = kernel.product_shape
+        strides = contiguous_strides(shape)
+        widened = dtype is not kernel.a.dtype
+        overload = getattr(torch.ops.aten, name)
+        target = overload.dtype if widened else overload.default
+        args: tuple[object, ...] = tuple(Ref(k) for k in range(len(inputs)))
+        args = (*args, dtype.torch) if widened else args
+        op = Extern(target, args, (), (strides,), f"aten.{name}.{'dtype' if widened else 'default'}")
+        stored = self._is_copy(values)
+        if stored is not None:
+            self.schedule.buffers[stored] = replace(self.schedule.buffers[stored], role="extern")
+            return [ExternKernel(op, inputs, (stored,))]
+        result = Buffer(f"{kernel.acc}_product", dtype, shape, strides, "extern")
+        self.schedule.buffers[result.name] = result
+        place = next(i.index for i in kernel.loop.body if isinstance(i, Load) and i.buffer == kernel.acc)
+        body = BodyBuilder()
+        read = body.emit(Load(result.name, place, dtype))
+        replaced = dict.fromkeys(values, read)
+        hidden = {n: read for n, i in enumerate(kernel.loop.body) if isinstance(i, Load) and i.buffer == kernel.acc}
+        loop = replace(kernel.loop, body=self._rebuilt(kernel.loop.body, {**hidden, **replaced}, body))
+        return [ExternKernel(op, inputs, (result.name,)), LoopKernel(loop)]
+
+    def _is_copy(self, values: list[int]) -> str | None:
+        """The buffer that only receives the product, in the order the library writes it."""
+        loop = self.kernel.loop
+        stores = loop.stores
+        if len(stores) != 1 or stores[0].value not in values or stores[0].mode != "set":
+            return None
+        buffer = self.schedule.buffers[stores[0].buffer]
+        place = next(i.index for i in loop.loads if i.buffer == self.kernel.acc)
+        value = loop.body[stores[0].value]
+        fits = stores[0].index == place and buffer.role in ("temp", "output") and stores[0].dtype is value.dtype
+        written = sum(buffer.name in k.writes for k in self.schedule.kernels)
+        return buffer.name if fits and buffer.shape == self.kernel.product_shape and written == 1 else None
+
+
+def _piece(o: Operand, d: int, pieces: int) -> Operand:
+    """The operand with its dimension d cut into pieces, which become a batch in front."""
+    size = o.shape[d]
+    assert isinstance(size, int)
+    shape = list(o.shape)
+    shape[d] = size // pieces
+    return replace(o, shape=(pieces, *shape), strides=(o.strides[d] * (size // pieces), *o.strides))
+
+
+def _sum_of_parts(body: BodyBuilder, load: Load, parts: Buffer, pieces: int, whole: Dim) -> int:
+    total = body.emit(Load(parts.name, load.index, load.dtype))
+    for p in range(1, pieces):
+        part = body.emit(Load(parts.name, load.index + whole * p, load.dtype))
+        total = body.emit(Apply("add", (total, part), load.dtype))
+    return total
+
+
+def _uses(loop: Loop, value: int) -> list[int]:
+    return [n for n, i in enumerate(loop.body) if value in instr_args(i)]
+
+
+def _is_add(i: Instr) -> bool:
+    return isinstance(i, Apply) and i.fn == "add"
+
+
+def _is_cast(i: Instr, dtype: DType) -> bool:
+    return isinstance(i, Apply) and i.fn == "cast" and i.dtype is dtype
+
+
+# --- siblings ---------------------------------------------------------------------------------------------------
+
+
+def group_siblings(schedule: Schedule) -> Schedule:
+    """Products of one matrix with several (queries, keys and values; gate and up) become one kernel."""
+    kernels = list(schedule.kernels)
+    grouped: list[Kernel] = []
+    taken: set[int] = set()
+    for n, kernel in enumerate(kernels):
+        if n in taken:
+            continue
+        if not isinstance(kernel, ContractKernel):
+            grouped.append(kernel)
+            continue
+        members = [kernel]
+        for later in range(n + 1, len(kernels)):
+            other = kernels[later]
+            if isinstance(other, ContractKernel) and _alike(kernel, other) and _can_move(kernels, n, later, taken):
+                members.append(other)
+                taken.add(later)
+        grouped.append(ContractGroup(tuple(members)) if len(members) > 1 else kernel)
+    schedule.kernels = grouped
+    return schedule
+
+
+def _alike(first: ContractKernel, other: ContractKernel) -> bool:
+    same = first.a == other.a and len(first.a.shape) == 2 and first.b.strides == other.b.strides
+    return same and first.b.dtype is other.b.dtype and first.b.shape[0] == other.b.shape[0]
+
+
+def _can_move(kernels: list[Kernel], to: int, at: int, gone: set[int]) -> bool:
+    """Whether the kernel may run as early as `to`: nothing from there on makes what it reads or meets what it writes."""
+    moved = kernels[at]
+    for n in range(to, at):
+        between = kernels[n]
+        if n in gone:
+            continue  # it has moved there itself, and its group was checked
+        if between.writes & (moved.reads | moved.writes) or between.reads & moved.writes:
+            return False
+    return True
