@@ -276,7 +276,7 @@ def _alike(first: ContractKernel, other: ContractKernel) -> bool:
 
 
 def _can_move(kernels: list[Kernel], to: int, at: int, gone: set[int]) -> bool:
-    """Whether the kernel may run as early as `to`: nothing from there on makes what it reads or meets what it writes."""
+    """Whether the kernel may run as early as `to`: nothing since makes what it reads or meets what it writes."""
     moved = kernels[at]
     for n in range(to, at):
         between = kernels[n]

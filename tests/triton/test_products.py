@@ -1,4 +1,4 @@
-"""Products and attention as Triton kernels: the same buffers as the reference leaves, and code for every architecture."""
+"""Products and attention as Triton kernels: they leave what the reference leaves, and compile for every target."""
 
 from __future__ import annotations
 
