@@ -70,7 +70,7 @@ class Handle:
         self.options = settings.resolved()
         self.name = settings.name or getattr(eager, "__qualname__", None) or type(eager).__name__
         self.log = CompileLog(self.options.dump_dir, self.name, sinks_for(self.options))
-        register(self.log)
+        register(self.log, self)
         self.entrance = self._entrance(eager)
         self._forward: Entrance | None = None
         self._lock = threading.Lock()
