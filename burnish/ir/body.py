@@ -216,6 +216,32 @@ class Loop:
                 level.append(mentions(instr_index(i), names) or any(level[a] for a in instr_args(i)))
         return level
 
+    def hazard(self) -> str | None:
+        """Why points, or passes over a row, may not run in the order a printer likes; None if they may.
+
+        Every pass computes again what it needs of an element, and points run in lanes and threads. So an element the
+        loop overwrites may be read only by the very point that overwrites it, before it does, and in one pass."""
+        stores: dict[str, tuple[int, Store]] = {}
+        axes = {a.name for a in self.axes}
+        for n, i in enumerate(self.body):
+            if isinstance(i, Store):
+                if i.buffer in stores:
+                    return f"{i.buffer} is written twice"
+                stores[i.buffer] = (n, i)
+        for n, i in enumerate(self.body):
+            if not isinstance(i, Load) or i.buffer not in stores:
+                continue
+            at, store = stores[i.buffer]
+            if n > at:
+                return f"{i.buffer} is read after it was written"
+            if i.index != store.index or self.sequential:
+                return f"{i.buffer} is read at other points than the one that overwrites it"
+            if self.reduction:
+                return f"{i.buffer} is overwritten in one pass over a row and read in another"
+            if not axes <= {s.name for s in symbols(i.index)}:
+                return f"{i.buffer} is overwritten by several points"
+        return None
+
     def __str__(self) -> str:
         head = ", ".join(f"{a.name}<{a.size}{' reduce' if a.reduce else ''}" for a in self.axes)
         lines = [f"loop [{head}]{' sequential' if self.sequential else ''}"]
@@ -239,6 +265,8 @@ class Loop:
             if isinstance(i, Store) and i.mode == "set" and not level[n]:
                 assert not mentions(i.index, {a.name for a in self.reduction})
         assert self.stores, "a loop that stores nothing"
+        hazard = self.hazard()
+        assert hazard is None, hazard
 
 
 def show(i: Instr) -> str:

@@ -84,6 +84,7 @@ class _Lowerer:
         self.constants: dict[str, object] = {}
         self.names: dict[int, str] = {}  # stored node -> buffer
         self.in_place: dict[int, Node] = {}  # scatter node -> the input it updates
+        self.overwritten: set[str] = set()  # inputs that hold their new values already
         self.output_roles: dict[int, tuple[Dim, ...]] = {}
         self._plan_outputs()
         self._plan_in_place()
@@ -187,7 +188,11 @@ class _Lowerer:
     # --- buffers ------------------------------------------------------------------------------------------------
 
     def _buffer(self, node: Node) -> Buffer:
-        return self.buffers[self.names[node.id]]
+        """Where a node's value is, for whatever reads it next."""
+        name = self.names[node.id]
+        if isinstance(node.op, Input) and name in self.overwritten:
+            raise CompileError("schedule", f"{name} would be read after it was overwritten")
+        return self.buffers[name]
 
     def _declare(
         self, node: Node, role: str = "temp", strides: tuple[Dim, ...] | None = None, name: str | None = None
@@ -364,6 +369,8 @@ class _Lowerer:
         value = emitter.value(src, index)
         emitter.store(buffer, self._offset(buffer, at), value, node.op.mode)
         self._emit_loop(axes, emitter, sequential=bool(indices))
+        if node.id in self.in_place:
+            self.overwritten.add(buffer.name)
 
     def _store_contract(self, node: Node) -> None:
         x, y = (self._operand(i) for i in node.inputs)
@@ -406,10 +413,10 @@ class _Lowerer:
 
     def _write_mutations(self) -> None:
         """Every value is complete, or reads nothing that changes, before the first input is written."""
-        changes = [(t, v) for t, v in self.graph.mutations if v.id not in self.in_place and v is not t]
+        changes = [(t, v) for t, v in self.graph.mutations if self.in_place.get(v.id) is not t and v is not t]
         early = {v.id: self._staged(v) for t, v in changes if self._may_overwrite_early(t, v)}
         for target, value in changes:
-            buffer = self._buffer(target)
+            buffer = self.buffers[self.names[target.id]]
             axes, index = self._axes(target.shape)
             emitter = _Emitter(self)
             if value.id in early:
@@ -418,6 +425,7 @@ class _Lowerer:
                 read = emitter.value(value, index)
             emitter.store(buffer, self._offset(buffer, index), read)
             self._emit_loop(axes, emitter)
+            self.overwritten.add(buffer.name)
 
     def _may_overwrite_early(self, target: Node, value: Node) -> bool:
         """A value inlined over another mutated input, or over shifted reads of this one, must be complete first."""

@@ -74,13 +74,14 @@ class Program:
         return "\n".join([self.text, *made])
 
 
-def random_program(rng: Random) -> Program:
-    return _Writer(rng).program()
+def random_program(rng: Random, mutating: bool = False) -> Program:
+    """With `mutating`, one that mostly writes its inputs in place and reads them before and after."""
+    return _Writer(rng, _MUTATING if mutating else _STEPS).program()
 
 
 class _Writer:
-    def __init__(self, rng: Random) -> None:
-        self.rng = rng
+    def __init__(self, rng: Random, steps: list[Callable[[_Writer], None]]) -> None:
+        self.rng, self.steps = rng, steps
         self.lines: list[str] = []
         self.values: dict[str, Value] = {}
         self.dims = [rng.choice([1, 2, 3, 4, 5, 7]) for _ in range(3)]
@@ -91,6 +92,8 @@ class _Writer:
         self.float = torch.float32 if rng.random() < 0.75 else torch.float64
         self.special = rng.random() < 0.15
         self.inputs = [self._input() for _ in range(rng.randint(1, 3))]
+        if steps is _MUTATING:  # some of one kind, so that they can be copied into one another
+            self.inputs += [self._filled(self.inputs[0].shape, self.inputs[0].dtype) for _ in range(rng.randint(0, 2))]
         for k, t in enumerate(copies(self.inputs)):  # those here change where the program writes them
             self.values[f"in{k}"] = Value(t, True)
 
@@ -140,7 +143,7 @@ class _Writer:
 
     def _step(self) -> None:
         for _ in range(30):
-            kind = self.rng.choice(_STEPS)
+            kind = self.rng.choice(self.steps)
             try:
                 kind(self)
                 return
@@ -527,19 +530,62 @@ def assigned(w: _Writer) -> None:
 
 
 def mutated(w: _Writer) -> None:
-    x = w.rng.choice([n for n in w.values if n.startswith("in")])
+    """Write an input, or a value through any name it has: a view of an input writes the input."""
+    inputs = [n for n in w.values if n.startswith("in")]
+    x = w.rng.choice(inputs) if w.rng.random() < 0.8 else w.pick(lambda v: v.exact)
     if is_bool(w.values[x]) or _overlaps(w[x]):
         raise Refused
     y = w.pick(lambda v: v.exact and is_number(v))
     form = w.rng.choice(
         ["{0}.add_({1})", "{0}.mul_(2)", "{0}.copy_({1})", "{0}.sub_({0})", "{0}.zero_()", "{0}[..., 0] = {1}",
          "{0}[1:] = 3", "{0}[::2].add_(1)", "{0}.mT.add_({1})", "{0}.copy_({0}.flip(0))", "{0}.copy_({0}.mT.clone())",
-         "{0}.clamp_(-1, 1)", "{0}.index_copy_(0, {2}, {0}.clone())", "{0}.index_add_(0, {2}, {0} * 2)",
-         "{0}[{2}] = {0}.clone()"]
+         "{0}.clamp_(-1, 1)"]
     )  # fmt: skip
-    n = w[x].shape[0] if w[x].dim() else 0
-    places = f"torch.tensor({w.rng.sample(range(n), n)}, dtype=torch.int64)"
-    _in_place(w, form.format(x, y, places), x, True, y)
+    _in_place(w, form.format(x, y), x, True, y)
+
+
+def swapped(w: _Writer) -> None:
+    """Two inputs that get each other's old values."""
+    x = w.rng.choice([n for n in w.values if n.startswith("in")])
+    y = w.pick(lambda v: v.tensor.shape == w[x].shape and v.tensor.dtype is w[x].dtype and v.exact)
+    if x == y or _overlaps(w[x]) or _overlaps(w[y]):
+        raise Refused
+    old = w.make(f"{x}.clone()", w.exact_of(x))
+    _in_place(w, f"{x}.copy_({y})", x, w.exact_of(y), y)
+    _in_place(w, f"{y}.copy_({old} + 1)", y, w.exact_of(old), old)
+
+
+def scattered(w: _Writer) -> None:
+    """Write some rows of an input, as a cache is written: from new rows, from its own old ones, from both."""
+    x = w.rng.choice([n for n in w.values if n.startswith("in")])
+    t, rng = w[x], w.rng
+    if is_bool(w.values[x]) or _overlaps(t) or not t.numel() or not t.dim():
+        raise Refused
+    d = rng.randrange(t.dim())
+    n = t.shape[d]
+    count = rng.randint(1, n)
+    places = rng.sample(range(n), count)
+    start = rng.randint(0, n - count)
+    at = f"torch.tensor({places}, dtype=torch.int64)"
+    rows = f"{x}.narrow({d}, {start}, {count})"
+    y = w.pick(lambda v: v.exact and v.tensor.dtype is t.dtype)
+    new = y if _differs_only_in(w[y], t, d) and w[y].shape[d] == count else None
+    held = [f"({rows} + 1)", f"{rows}.clone()", f"{x}.flip({d}).narrow({d}, {start}, {count})"]
+    source = rng.choice([*held, *([new, f"({new} * 2)", f"({rows} + {new})"] if new else [])])
+    spread = f"{at}.reshape({[-1 if e == d else 1 for e in range(t.dim())]}).expand_as({rows})"
+    lead = "(" + "slice(None), " * d + f"{at})"
+    form = rng.choice(
+        [f"{x}.index_copy_({d}, {at}, {source})", f"{x}.index_add_({d}, {at}, {source})",
+         f"{x}.scatter_({d}, {spread}, {source})", f"{x}.scatter_add_({d}, {spread}, {source})",
+         f"{x}[{lead}] = {source}", f"{x}[{lead}] += {source}", f"{x}.narrow({d}, {start}, {count}).copy_({source})",
+         f"{x}.narrow({d}, {start}, {count}).add_({source})", f"{x}.index_fill_({d}, {at}, 2)",
+         f"{x}.narrow({d}, {n - count}, {count}).copy_({source})"]
+    )  # fmt: skip
+    _in_place(w, form, x, True, y)
+    alike = [n for n in w.values if n.startswith("in") and n != x and w[n].shape == t.shape and not _overlaps(w[n])]
+    if alike and rng.random() < 0.3:
+        other = rng.choice(alike)
+        _in_place(w, f"{other}.copy_({x})", other, w.exact_of(x), x)
 
 
 def _in_place(w: _Writer, line: str, name: str, exact: bool, other: str) -> None:
@@ -550,7 +596,7 @@ def _in_place(w: _Writer, line: str, name: str, exact: bool, other: str) -> None
         exec(line, dict(_SCOPE), {n: v.tensor for n, v in w.values.items()})
     except (RuntimeError, IndexError, TypeError):
         raise Refused from None
-    if w.values[name].largest > 2**18:
+    if any(v.exact and v.largest > 2**18 for v in w.values.values()):
         for n, t in saved.items():
             if not _overlaps(w[n]):
                 w[n].copy_(t)
@@ -572,7 +618,11 @@ _STEPS: list[Callable[[_Writer], None]] = [
     exact_unary, exact_unary, smooth_unary, smooth_unary, binary, binary, binary, binary, quotient, whole_quotient,
     comparison, logic, bits, choice, masked_fill, cast, view, view, view, view, view, triangle, joined, stacked,
     padded, total, total, total, along, along, norm, running, extreme, extreme, multiplied, product, product, read,
-    read, written, written, assigned, mutated, mutated, called,
+    read, written, written, assigned, mutated, mutated, scattered, swapped, called,
+]  # fmt: skip
+_MUTATING: list[Callable[[_Writer], None]] = [
+    exact_unary, binary, view, view, total, along, norm, running, extreme, product, read, written, assigned, joined,
+    mutated, mutated, mutated, scattered, scattered, scattered, scattered, scattered, swapped, swapped, called,
 ]  # fmt: skip
 
 

@@ -19,11 +19,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="the first program's number; programs are counted from it")
     parser.add_argument("--check", choices=CHECKS, default="compiled")
     parser.add_argument("--dynamic", action="store_true", help="sizes are symbols")
+    parser.add_argument("--mutating", action="store_true", help="programs that mostly write their inputs")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     end, seed, failed = time.monotonic() + options.seconds, options.seed, 0
     while time.monotonic() < end and failed < 10:
-        program = random_program(Random(seed))
+        program = random_program(Random(seed), options.mutating)
         try:
             problems = CHECKS[options.check](program, options.dynamic)
         except Exception as error:  # what is looked for: report it and go on

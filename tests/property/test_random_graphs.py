@@ -20,6 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*degrees of freedom", "ignore:.
 COMMON = settings(derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 # Programs by number, not drawn choice by choice: drawn, half of them are repeats.
 programs = st.integers(0, 2**32).map(Random).map(random_program)
+mutating = st.integers(0, 2**32).map(lambda n: random_program(Random(n), mutating=True))
 
 
 def run_eager(program: Program, double: bool = False) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -109,6 +110,21 @@ def check_compiled(program: Program, dynamic: bool = False) -> list[str]:
 @given(programs, st.booleans())
 def test_every_form_means_the_same(program: Program, dynamic: bool) -> None:
     problems = check_forms(program, dynamic)
+    assert not problems, "\n".join([*problems, str(program)])
+
+
+@settings(COMMON, max_examples=60)
+@given(mutating, st.booleans())
+def test_every_form_writes_the_same(program: Program, dynamic: bool) -> None:
+    """Programs that read their inputs before, between and after they write them."""
+    problems = check_forms(program, dynamic)
+    assert not problems, "\n".join([*problems, str(program)])
+
+
+@settings(COMMON, max_examples=20)
+@given(mutating)
+def test_compiled_writes_as_eager_does(program: Program) -> None:
+    problems = check_compiled(program)
     assert not problems, "\n".join([*problems, str(program)])
 
 

@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from burnish.capture.symbols import Symbols
+from burnish.errors import CompileError
 from burnish.ir.expr import floordiv, sym
 from burnish.schedule.kernels import ContractKernel
+from burnish.schedule.lower import _Lowerer, lower_graph
 from tests.programs import capture, compiled, copies, schedules
 
 
@@ -40,6 +42,45 @@ def test_an_input_scattered_over_itself_is_read_first(write: Callable[..., Any])
         return (order + 1,)
 
     same_as_eager(fn, torch.randn(4, 3), torch.tensor([1, 2, 3, 0]))
+
+
+@pytest.mark.parametrize("more", [1, 2])
+def test_an_updated_cache_copied_into_other_inputs(more: int) -> None:
+    """One node is the new value of several inputs, and in place of only one of them."""
+
+    def fn(cache: torch.Tensor, at: torch.Tensor, new: torch.Tensor, *others: torch.Tensor) -> Any:
+        cache.index_copy_(0, at, new)
+        for other in others:
+            other.copy_(cache)
+        return (new + 1,)
+
+    others = [torch.randn(5, 3) for _ in range(more)]
+    same_as_eager(fn, torch.randn(5, 3), torch.tensor([1, 4]), torch.randn(2, 3), *others)
+
+
+def test_a_read_of_an_input_already_overwritten_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a plan says about writing in place, a kernel that would read the old value after it is never made."""
+
+    def reckless(lowerer: Any) -> None:
+        lowerer.in_place = {v.id: t for t, v in lowerer.graph.mutations}
+
+    def fn(x: torch.Tensor, at: torch.Tensor) -> Any:
+        old = x.sum()
+        x.index_copy_(0, at, torch.ones(2, 3))
+        return old, x.sum()
+
+    (got,) = capture(fn, torch.randn(5, 3), torch.tensor([1, 4]))
+    monkeypatch.setattr(_Lowerer, "_plan_in_place", reckless)
+    lower_graph(got.captured)  # the sum comes first: this order is a right one
+
+    def late(x: torch.Tensor, at: torch.Tensor) -> Any:
+        old = x * 2
+        x.index_copy_(0, at, torch.ones(2, 3))
+        return (x.sum() + old.sum(),)
+
+    (got,) = capture(late, torch.randn(5, 3), torch.tensor([1, 4]))
+    with pytest.raises(CompileError, match="read after it was overwritten"):
+        lower_graph(got.captured)
 
 
 def test_a_cache_update_still_writes_in_place() -> None:

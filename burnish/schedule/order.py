@@ -1,0 +1,47 @@
+"""The order kernels must keep: those that touch the same memory, at least one of them writing, run as they are listed.
+
+Buffers have names of their own memory (inputs that share storage never reach a schedule: AOTAutograd makes one input of
+them), so names decide. Fusion asks here which kernels must wait for which, and shows here that the list it made obeys.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from burnish.errors import CompileError
+from burnish.schedule.kernels import ExternKernel, Kernel
+
+
+def dependences(kernels: Sequence[Kernel]) -> list[set[int]]:
+    """For each kernel, the earlier ones it must follow: they write what it reads or writes, or read what it writes."""
+    readers: dict[str, set[int]] = defaultdict(set)
+    writers: dict[str, set[int]] = defaultdict(set)
+    found: list[set[int]] = []
+    call: int | None = None
+    for k, kernel in enumerate(kernels):
+        earlier: set[int] = set()
+        for name in kernel.reads:
+            earlier |= writers[name]
+        for name in kernel.writes:
+            earlier |= writers[name] | readers[name]
+        if isinstance(kernel, ExternKernel):  # ATen calls keep their order: they may draw random numbers
+            earlier |= set() if call is None else {call}
+            call = k
+        for name in kernel.reads:
+            readers[name].add(k)
+        for name in kernel.writes:
+            writers[name].add(k)
+        found.append(earlier)
+    return found
+
+
+def require_kept(earlier: Sequence[set[int]], order: Sequence[Sequence[int]]) -> None:
+    """`order` lists, for each kernel that now runs, the kernels it was joined from, in the order it does their work."""
+    place: Mapping[int, tuple[int, int]] = {
+        k: (at, within) for at, members in enumerate(order) for within, k in enumerate(members)
+    }
+    for k, needed in enumerate(earlier):
+        for d in needed:
+            if place[d] >= place[k]:
+                raise CompileError("fuse", f"kernel {k} must follow kernel {d} and would not")
