@@ -95,10 +95,20 @@ class Options:
     fuel: int | None = field(default_factory=lambda: _env_count("BURNISH_FUEL"))  # BURNISH_FUEL
     threads: int | None = None  # None: as many as torch uses
     disable_cache: bool = field(default_factory=lambda: _env_bool("BURNISH_NO_CACHE"))  # BURNISH_NO_CACHE
+    cuda_graphs: bool | None = None  # None: in the modes reduce-overhead and max-autotune
+    graph_limit: int = 16  # CUDA graphs that an object keeps on a device; the least recently used goes first
+    reuse_outputs: bool = False  # results are a CUDA graph's own memory, which the next call overwrites
     verify_ir: bool = field(default_factory=lambda: _env_bool("BURNISH_VERIFY"))  # BURNISH_VERIFY
     log: str | None = field(default_factory=_env_log)  # BURNISH_LOG: print log lines of this level and above
     events: Path | None = field(default_factory=lambda: _env_path("BURNISH_EVENTS"))  # BURNISH_EVENTS: JSON lines
     latency: bool = field(default_factory=lambda: _env_bool("BURNISH_LATENCY"))  # BURNISH_LATENCY: time every call
+
+    @property
+    def captures_graphs(self) -> bool:
+        """Whether programs on a GPU become CUDA graphs."""
+        if self.cuda_graphs is None:
+            return self.mode in ("reduce-overhead", "max-autotune")
+        return self.cuda_graphs
 
     @classmethod
     def from_arguments(
@@ -176,6 +186,9 @@ _READERS: Mapping[str, tuple[Callable[[object], object], bool, str]] = {
     "fuel": (_as_count, True, "a whole number of rewrites, or None"),
     "threads": (_as_threads, True, "a whole number of at least 1, or None"),
     "disable_cache": (_as_bool, False, "True or False"),
+    "cuda_graphs": (_as_bool, True, "True, False, or None"),
+    "graph_limit": (_as_threads, False, "a whole number of at least 1"),
+    "reuse_outputs": (_as_bool, False, "True or False"),
     "verify_ir": (_as_bool, False, "True or False"),
     "log": (_as_level, True, f"one of {', '.join(LOG_LEVELS)}, or None"),
     "events": (_as_path, True, "a file, or None"),

@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 from burnish.capture.aten import Captured, import_graph
 from burnish.codegen.c import generate
 from burnish.errors import CompileError
-from burnish.ir.graph import Graph, Input
+from burnish.ir.graph import Graph
 from burnish.observe.log import CompileLog, failure_reason
 from burnish.options import Options
 from burnish.passes import run_passes
@@ -24,6 +24,8 @@ from burnish.schedule.fuse import fuse
 from burnish.schedule.fusion_report import FusionReport
 from burnish.schedule.kernels import ExternKernel, Schedule
 from burnish.schedule.lower import lower_graph
+from burnish.schedule.products import choose_products, group_siblings
+from burnish.schedule.split import split_reductions
 from burnish.trust.budget import current_deadline
 
 Kind = Literal["forward", "backward", "inference"]
@@ -37,8 +39,11 @@ def compile_graph(
     options: Options,
     log: CompileLog,
     static_inputs: frozenset[int] = frozenset(),
+    returned: int | None = None,
 ) -> Callable[[list[Any]], Sequence[Any]]:
-    """Compile one functional ATen graph into a boxed callable. Raises on any failure; the caller serves eager then."""
+    """Compile one functional ATen graph into a boxed callable. Raises on any failure; the caller serves eager then.
+
+    `returned` is how many of a forward's results are the caller's; the others are saved for its backward."""
     with _stage("import", log):
         captured = import_graph(gm)  # ATen calls become our operations; sizes become expressions
     imported = captured.graph
@@ -53,13 +58,14 @@ def compile_graph(
     _checkpoint(f"{kind}.schedule.unfused", schedule, options, log)
     unfused, fusion = schedule.copy(), FusionReport()
     with _stage("fuse", log):
-        schedule = fuse(schedule, fuel, fusion)  # loops that share data become one
+        schedule = _fused(captured, schedule, fuel, fusion)  # loops that share data become one
     log.fusion(f"{kind}: {len(unfused.kernels)} kernels became {len(schedule.kernels)}")
     _checkpoint(f"{kind}.schedule", schedule, options, log)
-    finish = _finish_for_cuda if captured.device.type == "cuda" else _finish_for_cpu
-    run = finish(
-        kind, captured, schedule, options, log, static_inputs
-    )  # kernels as source, built, and the program that calls them
+    # Kernels as source, built, and the program that calls them.
+    if captured.device.type == "cuda":
+        run = _finish_for_cuda(kind, captured, schedule, options, log, static_inputs, returned)
+    else:
+        run = _finish_for_cpu(kind, captured, schedule, options, log)
     for kernel in schedule.kernels:
         if isinstance(kernel, ExternKernel):
             log.aten_call(kernel.op.name)
@@ -72,9 +78,15 @@ def compile_graph(
     return run
 
 
-def _finish_for_cpu(
-    kind: Kind, captured: Captured, schedule: Schedule, options: Options, log: CompileLog, static: frozenset[int]
-) -> Run:
+def _fused(captured: Captured, schedule: Schedule, fuel: Fuel, report: FusionReport) -> Schedule:
+    if captured.device.type == "cpu":
+        return fuse(schedule, fuel, report)
+    # What follows a product decides who computes it; what the library's product is followed by fuses with what is next.
+    schedule = choose_products(fuse(schedule, fuel, only_products=True))
+    return group_siblings(split_reductions(fuse(schedule, fuel, report)))
+
+
+def _finish_for_cpu(kind: Kind, captured: Captured, schedule: Schedule, options: Options, log: CompileLog) -> Run:
     with _stage("codegen", log):
         unit = generate(schedule)  # one C file, each distinct kernel once
         program = build_program(schedule, unit, captured.symbols.sources, len(captured.graph.inputs))
@@ -90,23 +102,30 @@ def _finish_for_cpu(
 
 
 def _finish_for_cuda(
-    kind: Kind, captured: Captured, schedule: Schedule, options: Options, log: CompileLog, static: frozenset[int]
+    kind: Kind,
+    captured: Captured,
+    schedule: Schedule,
+    options: Options,
+    log: CompileLog,
+    static: frozenset[int],
+    returned: int | None,
 ) -> Run:
-    from burnish.runtime.cuda_program import generate_cuda, load_cuda_program  # a CPU never imports Triton
-    from burnish.runtime.cudagraph import GraphedProgram
+    from burnish.runtime.cuda_program import generate_cuda, load_cuda_program, overlaps  # a CPU never imports Triton
+    from burnish.runtime.cudagraph import GraphedProgram, pool_for
+    from burnish.runtime.graph_plan import graph_plan
 
     with _stage("codegen", log):
-        unit = generate_cuda(schedule)  # one module of Triton kernels
+        unit = generate_cuda(schedule, overlaps(captured.device))  # one module of Triton kernels
         program = build_program(schedule, unit, captured.symbols.sources, len(captured.graph.inputs), captured.device)
     log.dump(f"{kind}.kernels.py", unit.triton.text)
+    log.dump(f"{kind}.program.py", str(program))
     with _stage("build", log):
-        run = load_cuda_program(program, options)
+        run = load_cuda_program(program, options, log, static)
     log.kernels(unit.kernels)
-    if options.mode in ("reduce-overhead", "max-autotune") and kind == "inference" and not program.sources:
-        mutated = frozenset(t.op.position for t, _ in captured.graph.mutations if isinstance(t.op, Input))
-        if not mutated:
-            run = GraphedProgram(run, static, mutated)
-    return run
+    if not options.captures_graphs:
+        return run
+    plan = graph_plan(program, static, returned if kind == "forward" else None, options.reuse_outputs)
+    return GraphedProgram(run, plan, pool_for(log, program.device, options.graph_limit), log)
 
 
 @contextlib.contextmanager

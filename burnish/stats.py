@@ -103,6 +103,7 @@ class Stats:
     recompiles: tuple[Recompile, ...] = ()
     graph_breaks: tuple[GraphBreak, ...] = ()
     aten_calls: Mapping[str, int] = field(default_factory=dict)  # op -> calls to ATen in the compiled programs
+    notices: Mapping[str, int] = field(default_factory=dict)  # what happened in calls (CUDA graphs, seals) -> times
     kernels: int = 0
     cache_hits: int = 0
     cache_misses: int = 0
@@ -144,6 +145,7 @@ class Stats:
             ("graph breaks", self.graph_breaks),
             ("fallbacks", self.fallbacks),
             ("ATen calls", calls),
+            ("notices", [f"{count} x {what}" for what, count in self.notices.items()]),
             ("cache misses", self.cache_reasons),
             ("fusions", self.fusions),
             ("latency", self.latency),

@@ -103,12 +103,19 @@ class _Capture:
 
     def _program(self, kind: Kind, graph: fx.GraphModule, inputs: Sequence[Any]) -> Program:
         static = frozenset() if kind == "backward" else _static_inputs()
+        returned = _returned() if kind == "forward" else None
         try:
             from burnish.pipeline import compile_graph
 
             with _disable_current_modes():  # so that a pass may make real tensors: a fake mode is active here
                 program = compile_graph(
-                    graph, inputs, kind=kind, options=self.options, log=self.log, static_inputs=static
+                    graph,
+                    inputs,
+                    kind=kind,
+                    options=self.options,
+                    log=self.log,
+                    static_inputs=static,
+                    returned=returned,
                 )
         except CONTROL_FLOW:
             raise
@@ -132,6 +139,13 @@ def _static_inputs() -> frozenset[int]:
     context = TracingContext.try_get()
     metadata = context.fw_metadata if context else None
     return frozenset(metadata.static_input_indices or ()) if metadata else frozenset()
+
+
+def _returned() -> int | None:
+    """How many of a forward graph's results are its caller's; after them come what it saves for the backward."""
+    context = TracingContext.try_get()
+    metadata = context.fw_metadata if context else None
+    return metadata.num_forward_returns if metadata else None
 
 
 def _plain_inputs(graph: fx.GraphModule, inputs: Sequence[Any]) -> int | None:

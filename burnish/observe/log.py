@@ -48,6 +48,7 @@ class CompileLog:
         self.seconds: dict[str, float] = {}
         self.graphs: Counter[str] = Counter()
         self.aten_calls: Counter[str] = Counter()
+        self.notices: Counter[str] = Counter()
         self.fallbacks: list[Fallback] = []
         self.fusions: list[str] = []
         self.graph_breaks: list[GraphBreak] = []
@@ -107,6 +108,11 @@ class CompileLog:
     def aten_call(self, op_name: str) -> None:
         with self._lock:
             self.aten_calls[op_name] += 1
+
+    def noticed(self, what: str) -> None:
+        """Count something that a run-time, not the compiler, decided: a graph captured, a call that ran without."""
+        with self._lock:
+            self.notices[what] += 1
 
     def kernels(self, n: int) -> None:
         with self._lock:
@@ -201,6 +207,7 @@ class CompileLog:
                 recompiles=tuple(self.recompiles),
                 graph_breaks=tuple(self.graph_breaks),
                 aten_calls=dict(self.aten_calls),
+                notices=dict(self.notices),
                 kernels=self.kernel_count,
                 cache_hits=self.cache_hits,
                 cache_misses=self.cache_misses,

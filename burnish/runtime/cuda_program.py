@@ -1,12 +1,17 @@
-"""A program on an NVIDIA GPU: Triton kernels where the C program has native calls, everything else the same."""
+"""A program on an NVIDIA GPU: Triton kernels where the C program has native calls, everything else the same.
+
+Memory a call works in belongs to the stream it runs on: a workspace is made for one stream and used by no other.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import importlib.util
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+import types
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,18 +20,26 @@ from typing import Any
 
 import torch
 
+from burnish.capture.addresses import same_addresses
 from burnish.codegen.c import ERROR_SLOT
 from burnish.codegen.triton import TritonCall, TritonUnit, generate
-from burnish.errors import CompileError
-from burnish.ir.expr import Expr, render
+from burnish.ir.expr import Dim, evaluate
+from burnish.observe.log import CompileLog
 from burnish.options import Options
-from burnish.runtime.program import Program, Renderer, Run, load_rendered
-from burnish.schedule.kernels import ExternKernel, LoopKernel, Schedule
+from burnish.runtime.cuda_launch import Kernel as LoadedKernel
+from burnish.runtime.cuda_launch import Launch, Launcher, launcher_for
+from burnish.runtime.program import Program, Renderer, Run, Workspace, WorkspacePool, load_rendered
+from burnish.schedule.evaluate import ScheduleEvaluation
+from burnish.schedule.kernels import ExternKernel, Kernel, Operand, ResultBuffer, Schedule
 
-_ALIGNED = [
-    ["tt.divisibility", 16]
-]  # what Triton may assume of every address it is given: ours are, inputs are checked
+_ALIGNMENT = 16
+_ALIGNED = [["tt.divisibility", _ALIGNMENT]]  # what Triton may assume of every address: inputs are checked for it
 _BUILDERS = 8  # kernels compiled at a time: most of it is LLVM and ptxas, outside the interpreter's lock
+_FEW = 4  # up to here, asking each parameter for its address is as quick as comparing them all
+
+
+_built_for_cuda = torch.version.cuda is not None
+is_capturing: Callable[[], bool] = torch._C._cuda_isCurrentStreamCapturing if _built_for_cuda else lambda: False
 
 
 @dataclass
@@ -41,19 +54,15 @@ class CudaUnit:
         return self.triton.kernels
 
 
-def generate_cuda(schedule: Schedule) -> CudaUnit:
-    unit = generate(schedule)
-    if unit.refused:
-        raise CompileError("codegen", "; ".join(sorted(set(unit.refused.values()))))
+def generate_cuda(schedule: Schedule, overlapped: bool = False) -> CudaUnit:
+    unit = generate(schedule, overlapped=overlapped)
     slots = {"error": ERROR_SLOT}
     segments: list[list[int]] = []
     adjacent = False
     for n, kernel in enumerate(schedule.kernels):
-        if isinstance(kernel, ExternKernel):
+        if isinstance(kernel, ExternKernel) or n in unit.refused:
             adjacent = False
             continue
-        if not isinstance(kernel, LoopKernel):
-            raise CompileError("codegen", f"{type(kernel).__name__} has no Triton form")
         if not adjacent:
             segments.append([])
         segments[-1].append(n)
@@ -64,51 +73,234 @@ def generate_cuda(schedule: Schedule) -> CudaUnit:
     return CudaUnit(unit, slots, segments, unit.checks)
 
 
+# -- memory of one call -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LoadedUnit:
+    """The unit's kernels on the device."""
+
+    program: Program
+    launcher: Launcher
+    kernels: Mapping[int, LoadedKernel]
+    flag: torch.Tensor | None  # set by a kernel that met an index out of range
+
+    def segment(self, number: int, sizes: Mapping[str, int]) -> list[Launch]:
+        """A segment's launches with their sizes put in; those with nothing to do are left out."""
+        unit = self.program.unit
+        assert isinstance(unit, CudaUnit)
+        out = []
+        for n in unit.segments[number]:
+            call = unit.triton.calls[n]
+            x, y, z = (evaluate(d, sizes) for d in _grid(call))
+            names = (*call.buffers, *call.sizes, *(("error",) if call.checks else ()))
+            if x * y * z:
+                out.append(Launch(self.kernels[n], (x, y, z), tuple(unit.slots[name] for name in names)))
+        return out
+
+
+def _grid(call: TritonCall) -> tuple[Dim, Dim, Dim]:
+    x, y, z = (*call.launches[0].grid, 1, 1)[:3]
+    return x, y, z
+
+
+class CudaWorkspace(Workspace):
+    def __init__(self, loaded: LoadedUnit, sizes: Mapping[str, int], views: Sequence[Operand]) -> None:
+        super().__init__(loaded.program, sizes, views)
+        unit, device = loaded.program.unit, loaded.program.device
+        assert isinstance(unit, CudaUnit)
+        if loaded.flag is not None:
+            self.table[ERROR_SLOT] = loaded.flag.data_ptr()
+        self.addresses: list[int] = [0] * loaded.program.arguments  # of parameters, as the table has them
+        self.copies: list[torch.Tensor] = []  # of parameters that are not aligned
+        segments = [loaded.segment(k, sizes) for k in range(len(unit.segments))]
+        each = [[-(-launch.scratch // 256) * 256 for launch in segment] for segment in segments]
+        self.scratch = torch.empty(sum(map(sum, each)), dtype=torch.uint8, device=device)
+        free = self.scratch.data_ptr()
+        self.segments: list[Any] = []
+        for segment, needs in zip(segments, each, strict=True):
+            starts = []
+            for size in needs:
+                starts.append(free if size else 0)
+                free += size
+            self.segments.append(loaded.launcher.bake(segment, self.table, sizes["stream"], starts))
+
+
+# -- the program's text -------------------------------------------------------------------------------------------
+
+
 class CudaRenderer(Renderer):
-    def __init__(self, program: Program) -> None:
+    """`static` are the arguments that are parameters and buffers: the same ones in most calls."""
+
+    clears_at_once = False  # not before the parameters' addresses are compared
+
+    def __init__(self, program: Program, static: frozenset[int]) -> None:
         super().__init__(program)
-        assert isinstance(program.unit, CudaUnit)
-        self.triton = program.unit
+        self.keys = ("stream", *self.keys)
+        written = {name for k in self.schedule.kernels for name in k.writes}
+        aliased = {r.alias_of for r in self.schedule.results if isinstance(r, ResultBuffer)}
+        inputs = [b for b in self.schedule.buffers.values() if b.role == "input" and b.name in self.unit.slots]
+        self.written = {b.position for b in inputs if b.name in written}
+        self.given_back = self.written | {b.position for b in inputs if b.position in aliased}
+        held = {b.position: self.unit.slots[b.name] for b in inputs if b.position in static - self.given_back}
+        self.held = held if len(held) > _FEW else {}  # argument -> slot, compared all at once
+        self.asked = {b.position: self.unit.slots[b.name] for b in inputs if b.position not in self.held}
 
     def _arguments(self) -> None:
         super()._arguments()
         self.line(f"stream = current_stream({self.program.device.index or 0})")
 
     def _addresses(self) -> None:
-        for b in self.schedule.buffers.values():
-            if b.role == "input" and b.name in self.unit.slots:
-                slot = self.unit.slots[b.name]
-                self.line(f"t[{slot}] = {b.name}.data_ptr()")
-                self.line(f"if t[{slot}] & 15: raise unaligned({b.name!r})")
+        if self.unit.checks:
+            self.line("check_range()")
+        if self.held:
+            self.line("if not same_addresses(args, workspace.addresses, held): take_addresses(workspace, args)")
+        self.line("args.clear()")
+        for k, slot in self.asked.items():
+            if k in self.given_back:
+                self.line(f"given{k} = in{k}")
+            self.line(f"t[{slot}] = address = in{k}.data_ptr()")
+            self.line(f"if address & {_ALIGNMENT - 1}: in{k} = aligned(in{k}); t[{slot}] = in{k}.data_ptr()")
 
     def _raise_if_out_of_range(self) -> None:
-        """Nothing yet: looking at the flag would wait for the device on every call."""
+        """Not now, which would wait for the device: the next call looks."""
 
     def _run_segment(self, segment: int) -> None:
-        for n in self.unit.segments[segment]:
-            call = self.triton.triton.calls[n]
-            programs = call.launches[0].programs
-            if programs == 0:
-                continue
-            args = [f"t[{self.unit.slots[name]}]" for name in (*call.buffers, *call.sizes)]
-            args += [f"t[{ERROR_SLOT}]"] if call.checks else []
-            launch = f"launch_{n}({render(programs)}, stream, {', '.join(args)})"
-            self.line(f"if {render(programs)}: {launch}" if isinstance(programs, Expr) else launch)
+        self.line(f"code = launch(workspace.segments[{segment}])")
+        self.line("if code: raise launch_error(code)")
+
+    def _finish(self) -> None:
+        for k in sorted(self.written):
+            self.line(f"if given{k} is not in{k}: given{k}.copy_(in{k})")
+        for k in sorted(self.given_back):
+            self.line(f"in{k} = given{k}")
 
 
-def load_cuda_program(program: Program, options: Options) -> Run:
+def load_cuda_program(
+    program: Program, options: Options, log: CompileLog, static: frozenset[int] = frozenset()
+) -> CudaRun:
     assert isinstance(program.unit, CudaUnit)
+    launcher = launcher_for(program.device.index or 0, options, log)
     module = _module(program.unit.triton.text, options)
+    kernels = _kernels(module, program.unit.triton, launcher, program.device)
+    # The flag is memory of the host that kernels, too, can reach: they write it when an index is bad, which costs
+    # nothing when none is, and reading it waits for nobody.
+    flag = torch.zeros(1, dtype=torch.int64).pin_memory() if program.unit.checks else None
+    return assemble(LoadedUnit(program, launcher, kernels, flag), torch._C._cuda_getCurrentRawStream, log, static)
+
+
+def assemble(
+    loaded: LoadedUnit, current_stream: Callable[[int], int], log: CompileLog, static: frozenset[int] = frozenset()
+) -> CudaRun:
+    """The program's function over kernels that are on the device."""
+    program = loaded.program
+    assert isinstance(program.unit, CudaUnit)
+    renderer = CudaRenderer(program, static)
+    check = _range_check(loaded.flag)
     natives: dict[str, Any] = {
-        f"launch_{n}": launcher for n, launcher in _launchers(module, program.unit.triton).items()
+        "launch": loaded.launcher.launch,
+        "launch_error": loaded.launcher.error,
+        "current_stream": current_stream,
+        "same_addresses": same_addresses,
+        "take_addresses": _address_taker(renderer.held, log),
+        "held": list(renderer.held),
+        "aligned": _aligner(log),
+        "check_range": check,
+        "evaluate_kernel": _evaluator(program.device),
     }
-    natives["current_stream"] = torch._C._cuda_getCurrentRawStream
-    natives["unaligned"] = _unaligned
-    return load_rendered(program, CudaRenderer(program), natives)
+    for why in program.unit.triton.refused.values():
+        log.noticed(f"kernel run in torch: {why}")
+    function = load_rendered(program, renderer, natives)
+    views = renderer.views
+
+    def new_pool() -> WorkspacePool:
+        return WorkspacePool(lambda sizes: CudaWorkspace(loaded, sizes, views), renderer.keys)
+
+    return CudaRun(function, new_pool, check)
 
 
-def _unaligned(name: str) -> CompileError:
-    return CompileError("run", f"argument {name} does not start at a multiple of 16 bytes")
+class CudaRun:
+    """A program's function; `private` gives the same over workspaces of its own, for a graph to capture."""
+
+    _boxed_call = True
+
+    def __init__(self, function: Run, new_pool: Callable[[], WorkspacePool], check: Callable[[], None]) -> None:
+        self._new_pool = new_pool
+        self.check = check
+        self._function: Any = function
+        self.run = self.private()
+
+    def private(self) -> Run:
+        namespace = {**self._function.__globals__, "pool": self._new_pool()}
+        run: Run = types.FunctionType(self._function.__code__, namespace, "run")
+        return run
+
+    def __call__(self, args: list[Any]) -> tuple[Any, ...]:
+        if is_capturing():  # somebody makes a graph of us: it must have workspaces that nobody else uses
+            return self.private()(args)
+        return self.run(args)
+
+    def release(self) -> None:
+        """Give back the memory kept for later calls."""
+        self.run.__globals__["pool"].clear()
+
+
+def _range_check(flag: torch.Tensor | None) -> Callable[[], None]:
+    """Raises for an index that a kernel of an earlier call found out of range."""
+    if flag is None:
+        return lambda: None
+    raised = ctypes.c_int64.from_address(flag.data_ptr())
+
+    def check() -> None:
+        if raised.value:
+            raised.value = 0
+            raise IndexError("index out of range in a compiled gather or scatter of an earlier call")
+
+    check.flag = flag  # type: ignore[attr-defined]  # its memory is read for as long as this can be called
+    return check
+
+
+def _aligner(log: CompileLog) -> Callable[[torch.Tensor], torch.Tensor]:
+    """An argument in memory that starts where kernels may assume: gaps and overlaps of its strides included."""
+
+    def aligned(x: torch.Tensor) -> torch.Tensor:
+        log.noticed("argument copied: its memory does not start at a multiple of 16 bytes")
+        extent = 1 + sum((d - 1) * s for d, s in zip(x.shape, x.stride(), strict=True)) if x.numel() else 0
+        flat = x.detach().as_strided((extent,), (1,), x.storage_offset()).clone()
+        return flat.as_strided(x.shape, x.stride())
+
+    return aligned
+
+
+def _address_taker(held: Mapping[int, int], log: CompileLog) -> Callable[[CudaWorkspace, list[Any]], None]:
+    """Writes the parameters' addresses into the table, when one is not where it was."""
+    aligned = _aligner(log)
+
+    def take(workspace: CudaWorkspace, args: list[Any]) -> None:
+        workspace.copies = []
+        for k, slot in held.items():
+            address = args[k].data_ptr()
+            workspace.addresses[k] = address
+            if address % _ALIGNMENT:
+                workspace.copies.append(aligned(args[k]))
+                workspace.addresses[k] = 0  # never where it was: copied again next time, for its value may change
+                address = workspace.copies[-1].data_ptr()
+            workspace.table[slot] = address
+
+    return take
+
+
+def _evaluator(device: torch.device) -> Callable[..., None]:
+    def run(kernel: Kernel, memory: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> None:
+        with torch.device(device):
+            alone = ScheduleEvaluation(Schedule({}, [], []), (), sizes)
+            alone.memory = dict(memory)
+            alone.run_kernel(kernel)
+
+    return run
+
+
+# -- building -----------------------------------------------------------------------------------------------------
 
 
 def _module(text: str, options: Options) -> ModuleType:
@@ -131,20 +323,31 @@ def _module(text: str, options: Options) -> ModuleType:
     return module
 
 
-def _launchers(module: ModuleType, unit: TritonUnit) -> Mapping[int, Callable[..., None]]:
+def _kernels(
+    module: ModuleType, unit: TritonUnit, launcher: Launcher, device: torch.device
+) -> Mapping[int, LoadedKernel]:
+    target = _target(device)
+    distinct = {(c.function, c.launches[0]): c for c in unit.calls.values() if c.launches}
     with ThreadPoolExecutor(_BUILDERS) as pool:
-        distinct = {(c.function, c.launches[0]): c for c in unit.calls.values() if c.launches}
-        built = {key: pool.submit(_compile, module, call) for key, call in distinct.items()}
-    return {n: _launcher(built[c.function, c.launches[0]].result()) for n, c in unit.calls.items() if c.launches}
+        built = {key: pool.submit(_compile, module, call, target, unit.overlapped) for key, call in distinct.items()}
+    loaded = {key: launcher.load(*future.result()) for key, future in built.items()}
+    return {n: loaded[c.function, c.launches[0]] for n, c in unit.calls.items() if c.launches}
 
 
-@dataclass(frozen=True)
-class _Built:
-    kernel: Any
-    constants: tuple[Any, ...]
+def overlaps(device: torch.device) -> bool:
+    """Whether a kernel can be launched ahead of the end of the one before (Hopper and later)."""
+    return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
-def _compile(module: ModuleType, call: TritonCall) -> _Built:
+def _target(device: torch.device) -> Any:
+    from triton.backends.compiler import GPUTarget
+
+    major, minor = torch.cuda.get_device_capability(device)
+    return GPUTarget("cuda", 10 * major + minor, 32)
+
+
+def _compile(module: ModuleType, call: TritonCall, target: Any, overlapped: bool) -> tuple[Any, tuple[Any, ...]]:
+    """Triton's compiled kernel, and its compile-time arguments in order."""
     import triton
     import triton.language as tl
     from triton.compiler import ASTSource
@@ -160,16 +363,6 @@ def _compile(module: ModuleType, call: TritonCall) -> _Built:
         function, {n: signature[n] for n in names}, {(names.index(n),): v for n, v in constants.items()}, attrs
     )
     launch = call.launches[0]
-    kernel = triton.compile(source, options={"num_warps": launch.warps, "num_stages": launch.stages})
-    return _Built(kernel, tuple(constants[n] for n in names if n in constants))
-
-
-def _launcher(built: _Built) -> Callable[..., None]:
-    kernel, constants = built.kernel, built.constants
-    run = kernel.run
-    function, metadata = kernel.function, kernel.packed_metadata
-
-    def launch(programs: int, stream: int, *args: int) -> None:
-        run(programs, 1, 1, stream, function, metadata, None, None, None, *args, *constants)
-
-    return launch
+    options = {"num_warps": launch.warps, "num_stages": launch.stages, "launch_pdl": overlapped}
+    kernel = triton.compile(source, target, options)
+    return kernel, tuple(constants[n] for n in names if n in constants)

@@ -1,86 +1,370 @@
-"""One launch for a whole program: a captured CUDA graph per program, with results that stay the caller's.
+"""One launch for a whole program: captured CUDA graphs whose results stay the caller's.
 
-Static inputs (parameters, buffers) are used at their address and checked by it; other inputs are copied into the
-graph's own; results are copied out, so that the next replay leaves what was handed out alone. Programs share one
-memory pool.
+The first call for some sizes runs plainly, which warms the libraries up and tells where the arguments lie; the second
+is captured and replayed. Nothing runs during a capture, so no call has its effects twice.
+
+Arguments. Those that were at the same place in both calls (parameters, caches, buffers the caller reuses) are used,
+and written, where they are; each replay checks that they still are there. The others are copied into memory of the
+graph, and back where the program writes them. One that moves later becomes one of the others.
+
+Results are copied out, so that a replay leaves alone what was handed out before; all copies of one type are one
+launch. `reuse_outputs` hands out the graph's own memory instead, which the next call overwrites. A training step's
+saved tensors are always lent like that, for they are large and the backward gives them back: while any is in use, the
+next forward of the object runs without its graph.
+
+The graphs of one object share a memory pool, so its calls take turns: a lock on the host, stream order on the device.
+Whatever cannot be captured, or no longer fits into memory, runs plainly, and stats say so.
 """
 
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from burnish.runtime.program import Run
+from burnish.capture.addresses import same_addresses
+from burnish.observe.log import CompileLog, failure_reason
+from burnish.runtime.cuda_program import CudaRun, is_capturing
+from burnish.runtime.graph_plan import GraphPlan
 
-_WARM_UP = 2  # runs before the capture: libraries choose their algorithms and make their workspaces then
+_PATIENCE = 4  # times that one set of sizes is captured again, before it is left alone
+
+
+class GraphPool:
+    """What the graphs of one object on one device share: memory, turns, and the limit on their number."""
+
+    def __init__(self, device: torch.device, limit: int) -> None:
+        self.device = device
+        self.limit = limit
+        self.lock = threading.RLock()
+        self.handle: Any = None
+        self.capture_stream: Any = None
+        self._last: Any = None  # the stream of the latest replay
+        self._captured: OrderedDict[Captured, None] = OrderedDict()  # least recently used first
+        self._lenders: list[Captured] = []
+
+    def open(self) -> None:
+        if self.handle is None:
+            self.handle = torch.cuda.graph_pool_handle()
+            self.capture_stream = torch.cuda.Stream(self.device)
+
+    def take_turn(self, captured: Captured) -> None:
+        """What is launched on the current stream from now on comes after everything replayed before."""
+        self._captured.move_to_end(captured)
+        current = torch.cuda.current_stream(self.device)
+        if self._last is not None and self._last != current:
+            current.wait_stream(self._last)
+        self._last = current
+
+    def add(self, captured: Captured) -> None:
+        self._captured[captured] = None
+        if captured.lent:
+            self._lenders.append(captured)
+        while len(self._captured) > self.limit:
+            self.drop(next(iter(self._captured)))
+
+    def drop(self, captured: Captured) -> None:
+        if self._captured.pop(captured, self) is self:
+            return
+        if captured in self._lenders:
+            self._lenders.remove(captured)
+        if self._last is not None:
+            self._last.synchronize()  # it may be running
+        captured.release()
+
+    def is_lending(self) -> bool:
+        """Whether a forward's saved tensors are in use. Another graph's replay might write over them, unless it is
+        their backward's, which was captured while they were alive."""
+        return any(captured.is_lending() for captured in self._lenders)
+
+    def lent_addresses(self) -> set[int]:
+        return {x.data_ptr() for captured in self._lenders for x in captured.lent}
+
+    def close(self) -> None:
+        with self.lock:
+            while self._captured:
+                self.drop(next(iter(self._captured)))
+            self.handle = self.capture_stream = self._last = None
+
+
+_pools: weakref.WeakKeyDictionary[CompileLog, dict[torch.device, GraphPool]] = weakref.WeakKeyDictionary()
+_pools_lock = threading.Lock()
+
+
+def pool_for(log: CompileLog, device: torch.device, limit: int) -> GraphPool:
+    """A compiled object, which its log stands for, has one pool on each device."""
+    with _pools_lock:
+        pools = _pools.setdefault(log, {})
+        return pools.setdefault(device, GraphPool(device, limit))
+
+
+def close_pools(log: CompileLog) -> None:
+    with _pools_lock:
+        pools = _pools.pop(log, {})
+    for pool in pools.values():
+        pool.close()
+
+
+class Captured:
+    """A graph with its own arguments and results."""
+
+    def __init__(
+        self, graph: Any, args: Sequence[Any], twins: Mapping[int, torch.Tensor], borrowed: set[int], plan: GraphPlan
+    ) -> None:
+        self.graph = graph
+        self.plan = plan
+        self.borrowed = borrowed  # arguments that are saved tensors of a captured forward
+        self.by_address = [k for k, x in enumerate(args) if isinstance(x, torch.Tensor) and k not in twins]
+        self.addresses = _addresses(args)
+        overlapping = {k for k, twin in twins.items() if _overlaps(twin)}
+        self.flat_in = {k: _flat(twins[k]) for k in overlapping}
+        self.copies_in = _by_type({k: twin for k, twin in twins.items() if k not in overlapping})
+        self.copies_back = _by_type({k: twins[k] for k in plan.written if k in twins})
+        self.bytes = 0
+
+    def set_results(self, results: Sequence[Any], inputs: Sequence[Any]) -> None:
+        self.results = tuple(results)
+        first, aliases = self.plan.lent_from, self.plan.aliases
+        own = [n for n, x in enumerate(self.results) if isinstance(x, torch.Tensor) and n not in aliases]
+        lent = [n for n in own if self.plan.reuse_outputs or (first is not None and n >= first)]
+        self.copies_out = _by_type({n: self.results[n] for n in own if n not in lent})
+        self.lent_positions = lent
+        self.lent = [self.results[n] for n in lent] if first is not None else []
+        self._storages = [x.untyped_storage() for x in self.lent]
+        self._counted = [storage._cdata for storage in self._storages]
+        self._uses = [torch._C._storage_Use_Count(c) for c in self._counted]
+        self.views = [
+            (n, k, x.shape, x.stride(), x.storage_offset() - inputs[k].storage_offset())
+            for n, k in aliases.items()
+            if isinstance(x := self.results[n], torch.Tensor)
+        ]
+
+    def fits(self, args: list[Any]) -> bool:
+        return same_addresses(args, self.addresses, self.by_address)
+
+    def is_lending(self) -> bool:
+        count = torch._C._storage_Use_Count
+        return any(count(c) > before for c, before in zip(self._counted, self._uses, strict=True))
+
+    def replay(self, args: list[Any]) -> tuple[Any, ...]:
+        for twins, positions in self.copies_in:
+            _copy(twins, [args[k] for k in positions])
+        for k, twin in self.flat_in.items():
+            twin.copy_(_flat(args[k]), non_blocking=True)
+        self.graph.replay()
+        for twins, positions in self.copies_back:
+            _copy([args[k] for k in positions], twins)
+        out = list(self.results)
+        for results, positions in self.copies_out:
+            fresh = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for x in results]
+            _copy(fresh, results)
+            for n, x in zip(positions, fresh, strict=True):
+                out[n] = x
+        for n in self.lent_positions:
+            out[n] = self.results[n].detach()  # a tensor of its own over the same memory
+        for n, k, shape, strides, offset in self.views:
+            out[n] = args[k].as_strided(shape, strides, args[k].storage_offset() + offset)
+        args.clear()
+        return tuple(out)
+
+    def release(self) -> None:
+        self.graph.reset()
+        self.graph = None
+        self.results, self.lent, self.lent_positions, self.views = (), [], [], []
+        self._storages, self._counted, self._uses = [], [], []
+        self.copies_in, self.copies_back, self.copies_out, self.flat_in = [], [], [], {}
+
+
+def _copy(into: list[torch.Tensor], out_of: list[torch.Tensor]) -> None:
+    if len(into) == 1:
+        into[0].copy_(out_of[0], non_blocking=True)
+    else:
+        torch._foreach_copy_(into, out_of, non_blocking=True)
+
+
+def _by_type(tensors: Mapping[int, torch.Tensor]) -> list[tuple[list[torch.Tensor], list[int]]]:
+    """Tensors that one multi-tensor copy can take, with their positions."""
+    groups: dict[torch.dtype, tuple[list[torch.Tensor], list[int]]] = {}
+    for k, x in tensors.items():
+        group = groups.setdefault(x.dtype, ([], []))
+        group[0].append(x)
+        group[1].append(k)
+    return list(groups.values())
+
+
+def _overlaps(x: torch.Tensor) -> bool:
+    """Whether elements share memory, as those of an expanded tensor do: copy_ refuses to write such a one."""
+    return any(d > 1 and s == 0 for d, s in zip(x.shape, x.stride(), strict=True))
+
+
+def _extent(x: torch.Tensor) -> int:
+    return 1 + sum((d - 1) * s for d, s in zip(x.shape, x.stride(), strict=True)) if x.numel() else 0
+
+
+def _flat(x: torch.Tensor) -> torch.Tensor:
+    return x.as_strided((_extent(x),), (1,), x.storage_offset())
 
 
 @dataclass
-class _Captured:
-    graph: torch.cuda.CUDAGraph
-    inputs: list[Any]
-    outputs: tuple[Any, ...]
-    addresses: tuple[int, ...]
+class _Case:
+    """The calls of one set of sizes."""
+
+    addresses: list[int]  # where arguments were in the last call that ran plainly
+    copied: set[int] = field(default_factory=set)  # arguments known to move
+    captured: Captured | None = None
+    troubles: int = 0  # times its graph was dropped
+    plain: bool = False  # not captured any more
 
 
 class GraphedProgram:
     """A boxed callable like the program it stands for."""
 
-    _pool: Any = None  # shared by every graph of the process
     _boxed_call = True
 
-    def __init__(self, run: Run, static: frozenset[int], mutated: frozenset[int]) -> None:
-        self.run = run
-        self.static = static
-        self.mutated = mutated - static
-        self._captured: _Captured | None = None
-        self._lock = threading.Lock()
+    def __init__(self, run: CudaRun, plan: GraphPlan, pool: GraphPool, log: CompileLog) -> None:
+        self.program = run
+        self.run = run.run  # whose memory `stats` counts
+        self.plan = plan
+        self.pool = pool
+        self.log = log
+        self._key = _key_function(plan.sources)
+        self._cases: dict[tuple[int, ...], _Case] = {}
+        if plan.obstacle:
+            log.noticed(f"no CUDA graph: {plan.obstacle}")
 
     def __call__(self, args: list[Any]) -> tuple[Any, ...]:
-        with self._lock:
-            captured = self._captured
-            if captured is None or not self._fits(captured, args):
-                captured = self._captured = self._capture(args)
-            return self._replay(captured, args)
+        if self.plan.obstacle or is_capturing():  # the caller's own capture takes us in
+            return self.program(args)
+        self.program.check()
+        with self.pool.lock:
+            case = self._case(args)
+            captured = case.captured if case else None
+            if captured is not None and captured.graph is not None and self._may_replay(captured, args):
+                self.pool.take_turn(captured)
+                return captured.replay(args)
+        return self.program(args)
 
-    def _fits(self, captured: _Captured, args: list[Any]) -> bool:
-        return captured.addresses == tuple(args[i].data_ptr() for i in sorted(self.static))
+    def _case(self, args: list[Any]) -> _Case | None:
+        """The case of these arguments, captured if it was time to; None where this call is its first."""
+        key = self._key(args)
+        case = self._cases.get(key)
+        if case is None:
+            self._cases[key] = _Case(_addresses(args), plain=not _on_device(args, self.pool.device))
+            while len(self._cases) > 4 * self.pool.limit:  # sizes that come once each
+                self._forget(next(iter(self._cases)))
+            if self._cases[key].plain:
+                self.log.noticed("no CUDA graph: an argument is not on the device")
+            return None
+        if case.captured is not None and case.captured.graph is None:  # the pool had no room for it
+            case.captured = None
+            self._trouble(case, "others were used more recently")
+        if case.captured is None and not case.plain:
+            self._capture(case, args)
+        return case
 
-    def _replay(self, captured: _Captured, args: list[Any]) -> tuple[Any, ...]:
-        for i, held in enumerate(captured.inputs):
-            if held is not None:
-                held.copy_(args[i], non_blocking=True)
-        captured.graph.replay()
-        for i in self.mutated:
-            args[i].copy_(captured.inputs[i], non_blocking=True)
-        args.clear()
-        return tuple(x.clone() if isinstance(x, torch.Tensor) else x for x in captured.outputs)
+    def _forget(self, key: tuple[int, ...]) -> None:
+        case = self._cases.pop(key)
+        if case.captured is not None:
+            self.pool.drop(case.captured)
 
-    def _capture(self, args: list[Any]) -> _Captured:
-        if GraphedProgram._pool is None:
-            GraphedProgram._pool = torch.cuda.graph_pool_handle()
-        inputs = [None if i in self.static or not isinstance(x, torch.Tensor) else _twin(x) for i, x in enumerate(args)]
-        here = lambda: [x if held is None else held for x, held in zip(args, inputs, strict=True)]  # noqa: E731
-        saved = {i: args[i].clone() for i in self.static if isinstance(args[i], torch.Tensor) and i in self.mutated}
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(_WARM_UP):
-                self.run(here())
-        torch.cuda.current_stream().wait_stream(stream)
-        for i, value in saved.items():
-            args[i].copy_(value)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=GraphedProgram._pool, stream=stream):
-            outputs = self.run(here())
-        addresses = tuple(args[i].data_ptr() for i in sorted(self.static))
-        return _Captured(graph, inputs, tuple(outputs), addresses)
+    def _may_replay(self, captured: Captured, args: list[Any]) -> bool:
+        if not captured.fits(args):
+            self._moved(captured, args)
+            return False
+        if not captured.borrowed and self.pool.is_lending():
+            self.log.noticed("CUDA graph not used: an earlier forward's saved tensors are in use")
+            return False
+        return True
+
+    def _moved(self, captured: Captured, args: list[Any]) -> None:
+        """Arguments are elsewhere: the next call is captured with them where they are then."""
+        here, lent = _addresses(args), self.pool.lent_addresses()
+        moved = {k for k in captured.by_address if here[k] != captured.addresses[k]}
+        if moved & captured.borrowed and not any(here[k] in lent for k in moved):
+            self.log.noticed("CUDA graph not used: the forward ran without its own")
+            return
+        case = next(c for c in self._cases.values() if c.captured is captured)
+        case.copied |= moved - self.plan.static
+        case.addresses = here
+        case.captured = None
+        self._trouble(case, "arguments moved")
+        self.pool.drop(captured)
+
+    def _trouble(self, case: _Case, reason: str) -> None:
+        case.troubles += 1
+        case.plain = case.troubles > _PATIENCE
+        self.log.noticed(f"CUDA graph dropped{' for good' if case.plain else ''}: {reason}")
+
+    def _capture(self, case: _Case, args: list[Any]) -> None:
+        try:
+            case.captured = self._captured(case, args)
+            self.pool.add(case.captured)
+            self.log.noticed("CUDA graph captured")
+        except Exception as error:  # out of memory, or an operation that cannot be captured: never a lost call
+            case.plain = True
+            self.log.noticed(f"no CUDA graph: {failure_reason(error)}")
+
+    def _captured(self, case: _Case, args: list[Any]) -> Captured:
+        self.pool.open()
+        here, lent = _addresses(args), self.pool.lent_addresses()
+        tensors = {k for k, x in enumerate(args) if isinstance(x, torch.Tensor)}
+        borrowed = {k for k in tensors if here[k] in lent}
+        stays = {k for k in tensors if here[k] == case.addresses[k]} - case.copied
+        aliased = set(self.plan.aliases.values())
+        moves = tensors - stays - borrowed - self.plan.static
+        twins = {k: _twin(args[k], keep_offset=k in aliased) for k in sorted(moves)}
+        inputs = [twins.get(k, x) for k, x in enumerate(args)]
+        captured = Captured(torch.cuda.CUDAGraph(), args, twins, borrowed, self.plan)
+        before = torch.cuda.memory_reserved(self.pool.device)
+        run = self.program.private()  # over workspaces in the graph's memory, which nothing else may have
+        with torch.cuda.device(self.pool.device):
+            with torch.cuda.graph(
+                captured.graph,
+                pool=self.pool.handle,
+                stream=self.pool.capture_stream,
+                capture_error_mode="thread_local",
+            ):
+                results = run(list(inputs))
+        captured.set_results(results, inputs)
+        captured.bytes = max(torch.cuda.memory_reserved(self.pool.device) - before, 0)
+        return captured
+
+    def pool_bytes(self) -> int:
+        """About what its graphs hold in the pool."""
+        return sum(c.captured.bytes for c in list(self._cases.values()) if c.captured is not None)
+
+    def release(self) -> None:
+        with self.pool.lock:
+            for key in list(self._cases):
+                self._forget(key)
+        self.program.release()
 
 
-def _twin(x: torch.Tensor) -> torch.Tensor:
-    """Memory of the graph's own with x's sizes, strides and value."""
-    twin = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
-    return twin.copy_(x)
+def _key_function(sources: Mapping[str, tuple[int, str, int]]) -> Callable[[list[Any]], tuple[int, ...]]:
+    """Reads the sizes out of the arguments; as source, for it runs in every call."""
+    read = {"value": "int(args[{k}])", "size": "args[{k}].shape[{d}]", "stride": "args[{k}].stride({d})"}
+    read["offset"] = "args[{k}].storage_offset()"
+    parts = [read[kind].format(k=k, d=d) for _, (k, kind, d) in sorted(sources.items())]
+    function: Callable[[list[Any]], tuple[int, ...]] = eval(f"lambda args: ({''.join(p + ', ' for p in parts)})")
+    return function
+
+
+def _addresses(args: Sequence[Any]) -> list[int]:
+    return [x.data_ptr() if isinstance(x, torch.Tensor) else 0 for x in args]
+
+
+def _on_device(args: Sequence[Any], device: torch.device) -> bool:
+    return all(x.device == device for x in args if isinstance(x, torch.Tensor))
+
+
+def _twin(x: torch.Tensor, keep_offset: bool) -> torch.Tensor:
+    """Memory of the graph's own with x's sizes and strides; with its place in its storage, too, where results are
+    views that count from the storage's start."""
+    start = x.storage_offset() if keep_offset else 0
+    flat = torch.empty(start + _extent(x), dtype=x.dtype, device=x.device)
+    return flat.as_strided(x.shape, x.stride(), start)

@@ -16,7 +16,7 @@ import torch
 from burnish.codegen.c import ERROR_SLOT
 from burnish.ir.expr import Dim, Expr, render, symbols
 from burnish.ir.graph import Ref
-from burnish.schedule.kernels import ExternKernel, Operand, ResultBuffer, Schedule
+from burnish.schedule.kernels import ExternKernel, Kernel, Operand, ResultBuffer, Schedule
 from burnish.schedule.memory import Lifetime, lifetimes, plan
 
 CPU = torch.device("cpu")
@@ -31,6 +31,17 @@ class NativeStep:
 class ExternStep:
     number: int
     kernel: ExternKernel
+
+
+@dataclass(frozen=True)
+class ReferenceStep:
+    """A kernel that its code generator refused: run op by op in torch, slowly and rightly."""
+
+    number: int
+    kernel: Kernel
+
+
+Step = NativeStep | ExternStep | ReferenceStep
 
 
 class Unit(Protocol):
@@ -49,7 +60,7 @@ class Program:
     unit: Unit
     sources: Mapping[str, tuple[int, str, int]]  # size symbol -> argument it is read from
     arguments: int
-    steps: list[NativeStep | ExternStep]
+    steps: list[Step]
     temps: list[Lifetime]
     device: torch.device = CPU
 
@@ -64,20 +75,21 @@ def build_program(
     arguments: int,
     device: torch.device = CPU,
 ) -> Program:
-    steps: list[NativeStep | ExternStep] = []
+    steps: list[Step] = []
     starts = {segment[0]: k for k, segment in enumerate(unit.segments)}
+    compiled = {n for segment in unit.segments for n in segment}
     for n, kernel in enumerate(schedule.kernels):
         if isinstance(kernel, ExternKernel):
             steps.append(ExternStep(n, kernel))
         elif n in starts:
             steps.append(NativeStep(starts[n]))
+        elif n not in compiled:
+            steps.append(ReferenceStep(n, kernel))
     return Program(schedule, unit, sources, arguments, steps, lifetimes(schedule), device)
 
 
 class Workspace:
     """One call's table and arena. Kept between calls in a pool, so concurrent calls each have their own."""
-
-    __slots__ = ("address", "arena", "error", "table", "views")
 
     def __init__(self, program: Program, sizes: Mapping[str, int], views: Sequence[Operand]) -> None:
         unit = program.unit
@@ -85,10 +97,6 @@ class Workspace:
         self.table = (ctypes.c_int64 * max(len(unit.slots), 1))()
         self.address = ctypes.c_void_p(ctypes.addressof(self.table))
         self.arena = torch.empty(arena.size, dtype=torch.uint8, device=program.device)
-        self.error: torch.Tensor | None = None
-        if program.device.type != "cpu" and unit.checks:  # kernels elsewhere cannot reach the table itself
-            self.error = torch.zeros(1, dtype=torch.int64, device=program.device)
-            self.table[ERROR_SLOT] = self.error.data_ptr()
         base = self.arena.data_ptr()
         for name, offset in arena.offsets.items():
             if name in unit.slots:
@@ -116,15 +124,17 @@ def _value(d: Dim, sizes: Mapping[str, int]) -> int:
 
 
 class WorkspacePool:
-    def __init__(self, program: Program, views: Sequence[Operand], names: Sequence[str]) -> None:
-        self.program, self.views, self.names = program, views, names
+    """`make` builds a workspace for given sizes, whose names are those of the values `acquire` gets, in order."""
+
+    def __init__(self, make: Callable[[Mapping[str, int]], Workspace], names: Sequence[str]) -> None:
+        self.make, self.names = make, names
         self.free: dict[tuple[int, ...], list[Workspace]] = {}
 
     def acquire(self, *values: int) -> Workspace:
         try:
             return self.free[values].pop()
         except (KeyError, IndexError):
-            return Workspace(self.program, dict(zip(self.names, values, strict=True)), self.views)
+            return self.make(dict(zip(self.names, values, strict=True)))
 
     def release(self, workspace: Workspace, *values: int) -> None:
         kept = self.free.get(values)
@@ -139,6 +149,9 @@ class WorkspacePool:
     def held_bytes(self) -> int:
         """What is kept for later calls; what calls use at this moment is not in it."""
         return sum(w.arena.nbytes for workspaces in list(self.free.values()) for w in list(workspaces))
+
+    def clear(self) -> None:
+        self.free.clear()
 
 
 Run = Callable[[list[Any]], tuple[Any, ...]]
@@ -155,10 +168,10 @@ def load_program(program: Program, library: ctypes.CDLL | None) -> Run:
 
 def load_rendered(program: Program, renderer: Renderer, natives: Mapping[str, Any]) -> Run:
     text = renderer.render()
-    names = sorted(renderer.sizes)
+    views = renderer.views
     namespace: dict[str, Any] = {
         "empty_strided": torch.empty_strided,
-        "pool": WorkspacePool(program, renderer.views, names),
+        "pool": WorkspacePool(lambda sizes: Workspace(program, sizes, views), renderer.keys),
         "operators": [s.kernel.op.target for s in program.steps if isinstance(s, ExternStep)],
         "constants": program.schedule.constants,
         "restrided": restrided,
@@ -183,6 +196,8 @@ def restrided(x: torch.Tensor, shape: Sequence[int], strides: Sequence[int]) -> 
 class Renderer:
     """Writes a program's steps as the Python function that runs them."""
 
+    clears_at_once = True  # the list of arguments, so that they can go as soon as nobody needs them
+
     def __init__(self, program: Program) -> None:
         self.program = program
         self.schedule = program.schedule
@@ -194,10 +209,13 @@ class Renderer:
         on_cpu = program.device.type == "cpu"
         self.placed = "" if on_cpu else f", device={str(program.device)!r}"  # where allocations go
         self.sizes = self._size_names()
+        self.keys: tuple[str, ...] = tuple(sorted(self.sizes))  # what a workspace is made for
 
     def _size_names(self) -> set[str]:
         """Every size symbol the program mentions, in kernels, shapes or arguments of ATen calls."""
         names = {n for n in self.unit.slots if n in self.program.sources}
+        if any(isinstance(s, ReferenceStep) for s in self.program.steps):  # which is given them all
+            names |= set(self.program.sources)
         dims: list[Any] = [d for b in self.schedule.buffers.values() for d in (*b.shape, *b.strides)]
         for r in self.schedule.results:
             dims += [r.operand.offset, *r.operand.shape, *r.operand.strides] if isinstance(r, ResultBuffer) else [r]
@@ -216,7 +234,7 @@ class Renderer:
     def render(self) -> str:
         self.lines, self.views, self.literals, self.made = [], [], [], set()
         self._arguments()
-        names = ", ".join(sorted(self.sizes))
+        names = ", ".join(self.keys)
         self.line(f"workspace = pool.acquire({names})")
         self.line("t = workspace.table")
         self._addresses()
@@ -225,12 +243,15 @@ class Renderer:
             if isinstance(step, NativeStep):
                 self._allocate(step)
                 self._run_segment(step.segment)
+            elif isinstance(step, ReferenceStep):
+                self._in_torch(step)
             else:
                 self._extern(step)
             for name in dead.get(n, ()):
                 self.line(f"del {name}")
         if self.unit.checks:
             self._raise_if_out_of_range()
+        self._finish()
         results = [self._result(r) for r in self.schedule.results]
         self.line(f"pool.release(workspace{', ' + names if names else ''})")
         self.line(f"return ({''.join(r + ', ' for r in results)})")
@@ -246,11 +267,30 @@ class Renderer:
         self.line(f"    t[{ERROR_SLOT}] = 0")
         self.line("    raise IndexError('index out of range in a compiled gather or scatter')")
 
+    def _finish(self) -> None:
+        """For what a device's program does after its last kernel."""
+
+    def _in_torch(self, step: ReferenceStep) -> None:
+        names = sorted(step.kernel.reads | step.kernel.writes)
+        for name in sorted(step.kernel.writes):
+            if self.schedule.buffers[name].role == "output":
+                self._ensure_output(name)
+        flat = [self._tensor(self._whole(name)) for name in names]
+        memory = ", ".join(f"{name!r}: {text}" for name, text in zip(names, flat, strict=True))
+        sizes = ", ".join(f"{name!r}: {name}" for name in sorted(self.sizes))
+        self.literals.append(step.kernel)
+        self.line(f"evaluate_kernel(literals[{len(self.literals) - 1}], {{{memory}}}, {{{sizes}}})")
+
+    def _whole(self, name: str) -> Operand:
+        b = self.schedule.buffers[name]
+        return Operand(name, 0, (b.extent,), (1,), b.dtype)
+
     def _arguments(self) -> None:
         count = self.program.arguments
         if count:
             self.line(f"{''.join(f'in{k}, ' for k in range(count))}= args")
-        self.line("args.clear()")
+        if self.clears_at_once:
+            self.line("args.clear()")
         for name in sorted(self.sizes):
             position, kind, d = self.program.sources[name]
             text = {
@@ -350,10 +390,10 @@ class Renderer:
         """Results of ATen calls that can be freed after a step."""
         last: dict[str, int] = {}
         for n, step in enumerate(self.program.steps):
-            kernels = (
-                [step.kernel]
-                if isinstance(step, ExternStep)
-                else [self.schedule.kernels[k] for k in self.unit.segments[step.segment]]
+            kernels: list[Kernel] = (
+                [self.schedule.kernels[k] for k in self.unit.segments[step.segment]]
+                if isinstance(step, NativeStep)
+                else [step.kernel]
             )
             for kernel in kernels:
                 for name in (*kernel.reads, *kernel.writes):

@@ -1,0 +1,18 @@
+"""Many tensors' addresses compared at once: asking each for its own from Python costs as much as a kernel's launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+Same = Callable[[list[torch.Tensor], list[int], list[int]], bool]
+
+
+def _one_by_one(tensors: list[torch.Tensor], addresses: list[int], positions: Sequence[int]) -> bool:
+    return all(tensors[k].data_ptr() == address for k, address in zip(positions, addresses, strict=True))
+
+
+# (tensors, addresses, positions): whether the tensors at `positions` begin at `addresses`. Torch has it for its own
+# CUDA graphs, where it was built for CUDA.
+same_addresses: Same = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", _one_by_one)

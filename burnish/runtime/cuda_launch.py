@@ -1,0 +1,257 @@
+"""Kernels onto the device: compiled Triton kernels loaded, and a segment of launches run in one native call.
+
+A launch is baked once for each workspace: its grid is known then, and its parameters are addresses of slots in the
+workspace's table. So a call writes the slots that changed and makes one native call for each segment. Where there is
+no C compiler, Triton's own launcher serves, one Python call for each kernel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from burnish.errors import CompileError
+from burnish.observe.log import CompileLog
+from burnish.options import Options
+from burnish.runtime.build import NATIVE_DIR, CSource, build_shared
+from burnish.runtime.cache import open_cache
+
+DRIVER_LIBRARY = "libcuda.so.1"
+_DRIVER_CALLS = 13  # function pointers in the C file's `driver`
+_WARP = 32
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A compiled kernel as a launch needs it; `handle` is the driver's, or Triton's own object."""
+
+    name: str
+    handle: Any
+    warps: int
+    shared: int
+    cluster: int = 1
+    dependent: bool = False  # programmatic dependent launch
+    cooperative: bool = False
+    scratch: int = 0  # bytes of device memory for each program
+    constants: tuple[Any, ...] = ()  # compile-time arguments, which Triton's launcher wants to see again
+
+    @property
+    def threads(self) -> int:
+        return self.warps * _WARP
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch with its sizes put in: the grid, and which slot of the table each parameter is."""
+
+    kernel: Kernel
+    grid: tuple[int, int, int]
+    slots: tuple[int, ...]
+
+    @property
+    def scratch(self) -> int:
+        x, y, z = self.grid
+        return self.kernel.scratch * self.kernel.cluster * x * y * z
+
+
+Table = ctypes.Array  # of c_int64: addresses and sizes
+
+
+class Launcher(Protocol):
+    """`bake` makes of a segment what `launch` takes; `launch` returns the driver's error code, 0 for none."""
+
+    @property
+    def launch(self) -> Callable[[Any], int]: ...
+
+    def load(self, compiled: Any, constants: tuple[Any, ...]) -> Kernel: ...
+
+    def bake(self, launches: Sequence[Launch], table: Table, stream: int, scratch: Sequence[int]) -> Any: ...
+
+    def error(self, code: int) -> CompileError: ...
+
+
+# -- ours ---------------------------------------------------------------------------------------------------------
+
+
+class _Launch(ctypes.Structure):
+    _fields_ = (
+        ("function", ctypes.c_void_p),
+        ("params", ctypes.c_void_p),
+        ("grid", ctypes.c_uint32 * 3),
+        ("threads", ctypes.c_uint32),
+        ("shared", ctypes.c_uint32),
+        ("cluster", ctypes.c_uint32),
+        ("dependent", ctypes.c_uint32),
+        ("cooperative", ctypes.c_uint32),
+    )
+
+
+class _Segment(ctypes.Structure):
+    _fields_ = (
+        ("driver", ctypes.c_void_p),
+        ("context", ctypes.c_void_p),
+        ("stream", ctypes.c_void_p),
+        ("launches", ctypes.c_void_p),
+        ("count", ctypes.c_int64),
+    )
+
+
+class Baked(ctypes.c_void_p):
+    """The address of a segment, with everything it points to kept alive."""
+
+    kept: tuple[Any, ...]
+
+
+class NativeLauncher:
+    """`driver` names the library with the driver's functions: tests give one that only writes down what it is told."""
+
+    def __init__(self, library: ctypes.CDLL, device: int, driver: str = DRIVER_LIBRARY) -> None:
+        self.library, self.device = library, device
+        self.launch: Callable[[Any], int] = library.bn_cuda_launch
+        library.bn_cuda_error.restype = ctypes.c_char_p
+        self._loaded: dict[str, Kernel] = {}
+        self._lock = threading.Lock()
+        self._calls = (ctypes.c_void_p * _DRIVER_CALLS)()
+        self._driver = ctypes.c_void_p(ctypes.addressof(self._calls))
+        self._check(library.bn_cuda_open(driver.encode(), self._driver))
+        self._context = ctypes.c_void_p()
+        self._check(library.bn_cuda_context(self._driver, device, ctypes.byref(self._context)))
+
+    def load(self, compiled: Any, constants: tuple[Any, ...]) -> Kernel:
+        """Each distinct kernel is loaded once in a process."""
+        with self._lock:
+            if compiled.hash not in self._loaded:
+                self._loaded[compiled.hash] = self._load(compiled, constants)
+            return self._loaded[compiled.hash]
+
+    def _load(self, compiled: Any, constants: tuple[Any, ...]) -> Kernel:
+        kernel = _described(compiled, None, constants)
+        function = ctypes.c_void_p()
+        code = self.library.bn_cuda_load(
+            self._driver,
+            self._context,
+            self.device,
+            ctypes.c_char_p(compiled.asm["cubin"]),
+            compiled.name.encode(),
+            kernel.shared,
+            kernel.threads,
+            kernel.cluster,
+            ctypes.byref(function),
+        )
+        self._check(code, compiled.name)
+        return dataclasses.replace(kernel, handle=function.value)
+
+    def bake(self, launches: Sequence[Launch], table: Table, stream: int, scratch: Sequence[int]) -> Baked:
+        baked = (_Launch * max(len(launches), 1))()
+        kept: list[Any] = [baked, table]
+        base = ctypes.addressof(table)
+        for n, launch in enumerate(launches):
+            tail = (ctypes.c_uint64 * 2)(scratch[n], 0)  # every kernel's last two: scratch, and a profiler's
+            slots = [base + 8 * slot for slot in launch.slots]  # little endian: a 32-bit size is its slot's first half
+            params = (ctypes.c_void_p * (len(slots) + 2))(*slots, ctypes.addressof(tail), ctypes.addressof(tail) + 8)
+            kernel = launch.kernel
+            baked[n] = _Launch(
+                kernel.handle,
+                ctypes.addressof(params),
+                launch.grid,
+                kernel.threads,
+                kernel.shared,
+                kernel.cluster,
+                kernel.dependent,
+                kernel.cooperative,
+            )
+            kept += [tail, params]
+        segment = _Segment(self._driver, self._context, stream, ctypes.addressof(baked), len(launches))
+        out = Baked(ctypes.addressof(segment))
+        out.kept = (segment, *kept)
+        return out
+
+    def error(self, code: int, what: str = "a launch") -> CompileError:
+        text = self.library.bn_cuda_error(self._driver, code)
+        return CompileError("run", f"{what} failed: {text.decode()}")
+
+    def _check(self, code: int, what: str = "the CUDA driver") -> None:
+        if code:
+            raise self.error(code, what)
+
+
+def _described(compiled: Any, handle: Any, constants: tuple[Any, ...]) -> Kernel:
+    """What a launch must know of Triton's compiled kernel."""
+    metadata = compiled.metadata
+    if getattr(metadata, "profile_scratch_size", 0):
+        raise CompileError("build", f"{compiled.name} was compiled with Triton's profiler", "switch it off")
+    return Kernel(
+        compiled.name,
+        handle,
+        warps=metadata.num_warps,
+        shared=metadata.shared,
+        cluster=getattr(metadata, "num_ctas", 1),
+        dependent=bool(getattr(metadata, "launch_pdl", False)),
+        cooperative=bool(getattr(metadata, "launch_cooperative_grid", False)),
+        scratch=getattr(metadata, "global_scratch_size", 0) or 0,
+        constants=constants,
+    )
+
+
+# -- Triton's -----------------------------------------------------------------------------------------------------
+
+
+class TritonLauncher:
+    """Slower by some microseconds a kernel, and in need of nothing but Triton."""
+
+    def __init__(self, device: int) -> None:
+        self.device = device
+
+    def load(self, compiled: Any, constants: tuple[Any, ...]) -> Kernel:
+        with torch.cuda.device(self.device):
+            compiled._init_handles()
+        return _described(compiled, compiled, constants)
+
+    def bake(self, launches: Sequence[Launch], table: Table, stream: int, scratch: Sequence[int]) -> list[Any]:
+        return [(launch.kernel.handle.run, launch, table, stream) for launch in launches]
+
+    def launch(self, baked: Any) -> int:
+        elsewhere = torch.cuda.current_device() != self.device
+        with torch.cuda.device(self.device) if elsewhere else contextlib.nullcontext():
+            for run, launch, table, stream in baked:
+                kernel = launch.kernel
+                args = [table[slot] for slot in launch.slots]
+                metadata = kernel.handle.packed_metadata
+                run(*launch.grid, stream, kernel.handle.function, metadata, None, None, None, *args, *kernel.constants)
+        return 0
+
+    def error(self, code: int) -> CompileError:
+        return CompileError("run", f"a launch failed with {code}")
+
+
+# -- one for each device ------------------------------------------------------------------------------------------
+
+_launchers: dict[int, Launcher] = {}
+_guard = threading.Lock()
+
+
+def launcher_for(device: int, options: Options, log: CompileLog) -> Launcher:
+    with _guard:
+        if device not in _launchers:
+            _launchers[device] = _make(device, options, log)
+        return _launchers[device]
+
+
+def _make(device: int, options: Options, log: CompileLog) -> Launcher:
+    try:
+        return NativeLauncher(launch_library(options, log), device)
+    except CompileError as error:
+        log.fallback("launcher", error)
+        return TritonLauncher(device)
+
+
+def launch_library(options: Options, log: CompileLog) -> ctypes.CDLL:
+    text = (NATIVE_DIR / "cuda" / "launch.c").read_text()
+    return build_shared(CSource(text, "CUDA launcher"), options=options, cache=open_cache(options), log=log)

@@ -1,0 +1,73 @@
+"""What capturing a program as a CUDA graph must know of it: pure, read off its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from burnish.runtime.program import ExternStep, Program, ReferenceStep
+from burnish.schedule.kernels import ResultBuffer
+
+# What these ops do depends on a value, for which the host must wait.
+_WAITS = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output, torch.Tag.cudagraph_unsafe)
+
+
+@dataclass(frozen=True)
+class GraphPlan:
+    static: frozenset[int] = frozenset()  # arguments that are parameters and buffers
+    written: frozenset[int] = frozenset()  # arguments that the program changes
+    aliases: Mapping[int, int] = field(default_factory=dict)  # result -> argument in whose memory it is
+    lent_from: int | None = None  # results from here on are a forward's saved tensors
+    sources: Mapping[str, tuple[int, str, int]] = field(default_factory=dict)  # sizes that may differ between calls
+    obstacle: str = ""  # why it cannot be captured
+    reuse_outputs: bool = False
+
+
+def graph_plan(
+    program: Program, static: frozenset[int], lent_from: int | None = None, reuse_outputs: bool = False
+) -> GraphPlan:
+    """`lent_from` is the first result of a forward that is saved for its backward."""
+    buffers = program.schedule.buffers
+    written = {name for kernel in program.schedule.kernels for name in kernel.writes if name in buffers}
+    return GraphPlan(
+        static,
+        frozenset(buffers[name].position for name in written if buffers[name].role == "input") | _mutated(program),
+        _aliases(program),
+        lent_from,
+        program.sources,
+        _obstacle(program),
+        reuse_outputs,
+    )
+
+
+def _mutated(program: Program) -> frozenset[int]:
+    """Arguments that ATen calls of the program change."""
+    buffers, out = program.schedule.buffers, set()
+    for step in program.steps:
+        if isinstance(step, ExternStep) and step.kernel.op.target._schema.is_mutable:
+            held = [buffers[o.buffer] for o in step.kernel.inputs if o.buffer in buffers]
+            out |= {b.position for b in held if b.role == "input"}
+    return frozenset(out)
+
+
+def _aliases(program: Program) -> dict[int, int]:
+    out: dict[int, int] = {}
+    for n, r in enumerate(program.schedule.results):
+        if isinstance(r, ResultBuffer):
+            b = program.schedule.buffers.get(r.operand.buffer)
+            if r.alias_of is not None:
+                out[n] = r.alias_of
+            elif b is not None and b.role == "input":
+                out[n] = b.position
+    return out
+
+
+def _obstacle(program: Program) -> str:
+    for step in program.steps:
+        if isinstance(step, ReferenceStep):
+            return "a kernel runs in torch"
+        if isinstance(step, ExternStep) and any(tag in step.kernel.op.target.tags for tag in _WAITS):
+            return f"{step.kernel.op.name} waits for the device"
+    return ""

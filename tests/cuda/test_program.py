@@ -1,0 +1,108 @@
+"""What a CUDA program does on the host: tables, workspaces, addresses, alignment, flags. Kernels run in torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.cuda.on_cpu import cuda_program, unaligned
+
+
+def norm(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return F.gelu(F.layer_norm(x, (x.shape[-1],), w, b))
+
+
+def test_results_are_eagers_and_launches_go_to_the_current_stream() -> None:
+    x, w, b = torch.randn(6, 40), torch.randn(40), torch.randn(40)
+    on = cuda_program(norm, x, w, b)
+    for stream in (1, 2, 1):
+        on.stream[0] = stream
+        torch.testing.assert_close(on.run([x, w, b])[0], norm(x, w, b))
+        assert on.launcher.streams[-1] == stream
+    assert {key[0] for key in on.run.run.__globals__["pool"].free} == {1, 2}  # a stream's memory is its own
+
+
+def test_sizes_of_the_call_make_the_grid() -> None:
+    f = lambda x: torch.exp(x) + 1  # noqa: E731
+    on = cuda_program(f, torch.randn(300, 256), dynamic=True)
+    for rows in (300, 1200, 300):
+        x = torch.randn(rows, 256)
+        torch.testing.assert_close(on.run([rows, x] if len(on.inputs) == 2 else [x])[0], f(x))
+    grids = [grid for _, grid in on.launcher.launched]
+    assert grids[0] == grids[2] != grids[1]
+
+
+def test_an_unaligned_argument_is_copied_and_counted() -> None:
+    x, w, b = torch.randn(6, 40), torch.randn(40), torch.randn(40)
+    on = cuda_program(norm, x, w, b)
+    torch.testing.assert_close(on.run([unaligned(x), w, b])[0], norm(x, w, b))
+    assert [n for n in on.log.snapshot().notices if "multiple of 16" in n]
+
+
+def test_an_unaligned_argument_that_is_written_gets_its_value_back() -> None:
+    def step(cache: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        cache.add_(x)
+        return cache * 2
+
+    cache, x = torch.randn(9, 5), torch.randn(9, 5)
+    on = cuda_program(step, cache.clone(), x)
+    theirs, ours = cache.clone(), unaligned(cache)
+    expected = step(theirs, x)
+    torch.testing.assert_close(on.run([ours, x])[0], expected)
+    torch.testing.assert_close(ours, theirs)
+
+
+def many(*xs: torch.Tensor) -> torch.Tensor:
+    total = xs[0] * 2
+    for x in xs[1:]:
+        total = torch.tanh(total + x)
+    return total
+
+
+def test_parameters_are_asked_for_their_addresses_only_when_one_moved() -> None:
+    xs = [torch.randn(32) for _ in range(8)]
+    on = cuda_program(many, *xs, static=frozenset(range(1, 8)))
+    text = str(on.run.run.__code__.co_names)
+    assert "same_addresses" in text
+    torch.testing.assert_close(on.run(list(xs))[0], many(*xs))
+    xs[3].copy_(torch.randn(32))  # in place: the same memory, another value
+    torch.testing.assert_close(on.run(list(xs))[0], many(*xs))
+    xs[5] = torch.randn(32)  # replaced
+    torch.testing.assert_close(on.run(list(xs))[0], many(*xs))
+    xs[2] = unaligned(xs[2])
+    for _ in range(2):
+        torch.testing.assert_close(on.run(list(xs))[0], many(*xs))
+        xs[2].mul_(0.5)
+
+
+def test_an_index_out_of_range_is_raised_by_the_next_call() -> None:
+    def pick(table: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        return table[at] * 2
+
+    table = torch.randn(10, 4)
+    on = cuda_program(pick, table, torch.tensor([1, 2]))
+    on.run([table, torch.tensor([1, 99])])
+    with pytest.raises(IndexError, match="earlier call"):
+        on.run([table, torch.tensor([1, 2])])
+    torch.testing.assert_close(on.run([table, torch.tensor([3, -1])])[0], table[[3, -1]] * 2)
+
+
+def test_a_refused_kernel_runs_in_torch() -> None:
+    x, w, b = torch.randn(6, 40), torch.randn(40), torch.randn(40)
+    on = cuda_program(norm, x, w, b, refuse=True)
+    torch.testing.assert_close(on.run([x, w, b])[0], norm(x, w, b))
+    assert not on.launcher.launched
+    assert on.log.snapshot().notices["kernel run in torch: told to"] >= 1
+
+
+def test_memory_kept_between_calls_is_given_back() -> None:
+    f = lambda x: torch.softmax(x, 0) @ torch.softmax(x.T, 0)  # noqa: E731
+    x = torch.randn(64, 64)
+    on = cuda_program(f, x)
+    on.run([x])
+    pool = on.run.run.__globals__["pool"]
+    assert pool.held_bytes() > 0
+    on.run.release()
+    assert pool.held_bytes() == 0
+    torch.testing.assert_close(on.run([x])[0], f(x))
