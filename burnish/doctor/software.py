@@ -10,6 +10,7 @@ import re
 import sys
 import sysconfig
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +24,10 @@ SUPPORTED_PYTHON = ((3, 11), (3, 14))
 SUPPORTED_TORCH = ((2, 11), (2, 14))
 SUPPORTED_TRITON = (3, 6)
 
-_COMMAND_SECONDS = 1.5  # a compiler that needs longer for one line is no good for a whole model
 _INSTALL_CC = "apt-get install gcc  # or: dnf install gcc, conda install gcc, xcode-select --install"
+
+# Flags that a compiler may not know, in the order in which to try without them.
+_LEFT_OUT: tuple[tuple[str, ...], ...] = ((), ("-fopenmp",), ("-march=native",), ("-fopenmp", "-march=native"))
 
 # One line of work, as a kernel of ours would do it. OpenMP's header is not needed, and may be missing.
 _KERNEL = """
@@ -133,6 +136,16 @@ def triton_version() -> str | None:
         return "unknown"
 
 
+class _Remaining:
+    """A time limit over several commands."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.monotonic() + seconds
+
+    def left(self) -> float:
+        return max(self._end - time.monotonic(), 0.01)
+
+
 @dataclass(frozen=True)
 class CompilerFound:
     """What the compiler check found out, beside its line."""
@@ -143,8 +156,10 @@ class CompilerFound:
     vectors: str = ""  # what -march=native lets kernels use
 
 
-def check_compiler(requested: str | None) -> CompilerFound:
-    """Find it, ask who it is, compile a one-line kernel with the flags that models are compiled with, and run it."""
+def check_compiler(requested: str | None, limit_seconds: float = 2.0) -> CompilerFound:
+    """Find it, ask who it is, compile a one-line kernel with the flags that models are compiled with, and run it.
+    All that within the limit: no process of ours is left when it returns."""
+    clock = _Remaining(limit_seconds)
     try:
         command = locate(requested)
     except CompilerMissing as error:
@@ -153,44 +168,41 @@ def check_compiler(requested: str | None) -> CompilerFound:
         says = f"{error.reason}: on the CPU models run in eager"
         return CompilerFound(Line("compiler", "fail", says, advice, fix))
     try:
-        version = run([*command, "--version"], limit_seconds=_COMMAND_SECONDS).splitlines()[:1]
+        version = run([*command, "--version"], limit_seconds=clock.left()).splitlines()[:1]
         with tempfile.TemporaryDirectory(prefix="burnish-doctor-", ignore_cleanup_errors=True) as folder:
-            return _try_kernel(command, version[0] if version else "unknown", Path(folder))
+            return _try_kernel(command, version[0] if version else "unknown", Path(folder), clock)
     except (CommandFailed, OSError) as error:
-        told = error.first_errors if isinstance(error, CommandFailed) else str(error)
-        says = f"{command[0]} does not work: {told.splitlines()[0] if told else 'it prints nothing'}"
-        return CompilerFound(
-            Line("compiler", "fail", f"{says}: on the CPU models run in eager", "repair it", _INSTALL_CC)
-        )
+        told = (error.first_errors or error.status) if isinstance(error, CommandFailed) else str(error)
+        says = f"{command[0]} does not work ({told.splitlines()[0]}): on the CPU models run in eager"
+        return CompilerFound(Line("compiler", "fail", says, "repair it", _INSTALL_CC))
 
 
-def _try_kernel(command: Sequence[str], version: str, folder: Path) -> CompilerFound:
-    without: list[str] = []
-    for dropped in ((), ("-fopenmp",), ("-march=native",), ("-fopenmp", "-march=native")):
+def _try_kernel(command: Sequence[str], version: str, folder: Path, clock: _Remaining) -> CompilerFound:
+    for tried, dropped in enumerate(_LEFT_OUT):
         flags = [flag for flag in GENERATED_FLAGS if flag not in dropped]
         try:
-            library = _build_kernel(command, flags, folder / f"kernel{len(without)}.so")
+            library = _build_kernel(command, flags, folder / f"kernel{tried}.so", clock)
         except CommandFailed as error:
             if not error.refused:
                 raise
             refusal = error
-            without.append(" ".join(dropped))
             continue
         return _ran(command[0], version, library, dropped)
     raise refusal
 
 
-def _build_kernel(command: Sequence[str], flags: Sequence[str], output: Path) -> ctypes.CDLL:
-    source = output.with_suffix(".c")
+def _build_kernel(command: Sequence[str], flags: Sequence[str], output: Path, clock: _Remaining) -> ctypes.CDLL:
+    source, built = output.with_suffix(".c"), output.with_suffix(".o")
     source.write_text(_KERNEL)
-    plain = [*command, *flags, "-shared", str(source), "-o", str(output), "-lm"]
-    for link in ([], ["-fopenmp"]):  # torch's OpenMP runtime if it serves, as in the real build, else the compiler's
-        run([*plain, *link], output, limit_seconds=_COMMAND_SECONDS)
+    run([*command, *flags, "-c", str(source), "-o", str(built)], built, limit_seconds=clock.left())
+    link = [*command, "-shared", str(built), "-o", str(output), "-lm"]
+    for runtime in ([], ["-fopenmp"]):  # torch's OpenMP if it serves, as in a real build, else the compiler's own
+        run([*link, *runtime], output, limit_seconds=clock.left())
         try:
             return ctypes.CDLL(str(output))
         except OSError as error:
             problem = error
-    raise CommandFailed(plain, None, f"error: what it builds cannot be loaded: {problem}")
+    raise CommandFailed(link, None, f"error: what it builds cannot be loaded: {problem}")
 
 
 def _ran(path: str, version: str, library: ctypes.CDLL, dropped: Sequence[str]) -> CompilerFound:
