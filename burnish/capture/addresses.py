@@ -10,9 +10,9 @@ Same = Callable[[list[torch.Tensor], list[int], list[int]], bool]
 
 
 def _one_by_one(tensors: list[torch.Tensor], addresses: list[int], positions: Sequence[int]) -> bool:
-    return all(tensors[k].data_ptr() == address for k, address in zip(positions, addresses, strict=True))
+    return all(tensors[k].data_ptr() == addresses[k] for k in positions)
 
 
-# (tensors, addresses, positions): whether the tensors at `positions` begin at `addresses`. Torch has it for its own
-# CUDA graphs, where it was built for CUDA.
+# (tensors, addresses, positions): whether each tensor k of `positions` begins at addresses[k]. Torch has it for its
+# own CUDA graphs, where it was built for CUDA.
 same_addresses: Same = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", _one_by_one)

@@ -1,0 +1,340 @@
+"""CUDA graphs never surprise anyone: what is captured, what is copied, what is left alone. On fakes of torch.cuda."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from burnish.observe.log import CompileLog
+from burnish.runtime import cudagraph
+from burnish.runtime.cudagraph import GraphedProgram, GraphPool, close_pools, pool_for
+from burnish.runtime.graph_plan import GraphPlan
+from tests.cuda.fake_graphs import FakeCuda, FakeRun, FakeStream
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    fake = FakeCuda()
+    fake.install(monkeypatch)
+    return fake
+
+
+class Graphed:
+    """A function behind a GraphedProgram."""
+
+    def __init__(
+        self, cuda: FakeCuda, fn: Callable[..., tuple[Any, ...]], pool: GraphPool | None = None, **plan: Any
+    ) -> None:
+        self.cuda, self.log = cuda, CompileLog()
+        self.run = FakeRun(fn, cuda)
+        self.pool = pool or GraphPool(CPU, 16)
+        self.program = GraphedProgram(self.run, GraphPlan(**plan), self.pool, self.log)  # type: ignore[arg-type]
+
+    def __call__(self, *args: Any) -> Any:
+        results = self.program(list(args))
+        return results[0] if len(results) == 1 else results
+
+    @property
+    def replays(self) -> int:
+        return sum(graph.replays for graph in self.cuda.graphs)
+
+    def notices(self) -> str:
+        return "; ".join(self.log.snapshot().notices)
+
+
+def double(x: torch.Tensor) -> tuple[torch.Tensor]:
+    return (x * 2,)
+
+
+def fresh(k: int = 4) -> torch.Tensor:
+    """A tensor at an address of its own: those before it are kept, so that none is reused."""
+    _kept.append(torch.randn(k))
+    return _kept[-1]
+
+
+_kept: list[torch.Tensor] = []
+
+
+def test_the_first_call_is_plain_and_the_second_captured(cuda: FakeCuda) -> None:
+    f = Graphed(cuda, double)
+    for calls in range(1, 5):
+        x = fresh()
+        torch.testing.assert_close(f(x), x * 2)
+        assert (f.run.plain, f.replays) == (1, calls - 1)
+    assert len(cuda.graphs) == 1
+
+
+def test_a_result_outlives_the_next_call(cuda: FakeCuda) -> None:
+    f = Graphed(cuda, double)
+    xs = [fresh() for _ in range(5)]
+    results = [f(x) for x in xs]
+    for x, y in zip(xs, results, strict=True):
+        torch.testing.assert_close(y, x * 2)
+
+
+def test_reused_results_are_the_graphs_own_memory(cuda: FakeCuda) -> None:
+    f = Graphed(cuda, double, reuse_outputs=True)
+    f(fresh())
+    first, x = f(fresh()), fresh()
+    second = f(x)
+    assert first.data_ptr() == second.data_ptr() and first is not second
+    torch.testing.assert_close(first, x * 2)
+
+
+def test_a_parameter_is_used_where_it_is_and_seen_when_it_changes(cuda: FakeCuda) -> None:
+    f = Graphed(cuda, lambda w, x: (w * x,), static=frozenset({0}))
+    w = fresh()
+    for _ in range(4):
+        x = fresh()
+        torch.testing.assert_close(f(w, x), w * x)
+        w.mul_(2)
+    assert f.replays == 3 and len(cuda.graphs) == 1
+
+
+def test_a_replaced_parameter_is_captured_anew(cuda: FakeCuda) -> None:
+    f = Graphed(cuda, lambda w, x: (w * x,), static=frozenset({0}))
+    for w in [fresh(), fresh()]:
+        for _ in range(3):
+            x = fresh()
+            torch.testing.assert_close(f(w, x), w * x)
+    assert len(cuda.graphs) == 2 and cuda.graphs[0].gone and "moved" in f.notices()
+
+
+def test_a_buffer_that_stays_is_not_copied_until_it_moves(cuda: FakeCuda) -> None:
+    f = Graphed(cuda, double)
+    x = fresh()
+    for _ in range(3):
+        torch.testing.assert_close(f(x), x * 2)
+        x.add_(1)
+    for _ in range(4):  # from now on another every time
+        y = fresh()
+        torch.testing.assert_close(f(y), y * 2)
+    assert len(cuda.graphs) == 2 and f.run.plain == 2
+
+
+def test_parameters_that_keep_moving_end_the_attempts(cuda: FakeCuda) -> None:
+    f = Graphed(cuda, double, static=frozenset({0}))
+    for _ in range(20):
+        x = fresh()
+        torch.testing.assert_close(f(x), x * 2)
+    assert "for good" in f.notices() and len(cuda.graphs) == 5
+
+
+def accumulate(cache: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor]:
+    cache.add_(x)
+    return (cache * 2,)
+
+
+@pytest.mark.parametrize("same_cache", [True, False])
+def test_a_written_argument_is_written_once_in_each_call(cuda: FakeCuda, same_cache: bool) -> None:
+    f = Graphed(cuda, accumulate, written=frozenset({0}))
+    ours = fresh()
+    for _ in range(5):
+        ours = ours if same_cache else fresh()
+        theirs, x = ours.clone(), fresh()
+        (expected,) = accumulate(theirs, x)
+        torch.testing.assert_close(f(ours, x), expected)
+        torch.testing.assert_close(ours, theirs)
+    assert f.replays == 4
+
+
+def test_a_result_that_is_an_argument_stays_that_argument(cuda: FakeCuda) -> None:
+    f = Graphed(cuda, lambda x: (x, x + 1), aliases={0: 0})
+    for _ in range(4):
+        x = fresh()
+        same, more = f(x)
+        assert same.data_ptr() == x.data_ptr()
+        torch.testing.assert_close(more, x + 1)
+
+
+def test_an_expanded_argument(cuda: FakeCuda) -> None:
+    f = Graphed(cuda, double)
+    for _ in range(3):
+        x = fresh().expand(3, 4)
+        torch.testing.assert_close(f(x), x * 2)
+    assert f.replays == 2
+
+
+def test_each_size_has_its_graph_and_the_pool_its_limit(cuda: FakeCuda) -> None:
+    f = Graphed(cuda, double, pool=GraphPool(CPU, 2), sources={"s0": (0, "size", 0)})
+    for k in (3, 4, 5, 3, 4, 5):
+        x = fresh(k)
+        torch.testing.assert_close(f(x), x * 2)
+    assert [graph.gone for graph in cuda.graphs] == [True, False, False]
+    for k in (3, 4, 5, 3, 4, 5):  # more sizes than room: right, whatever is thrown out
+        x = fresh(k)
+        torch.testing.assert_close(f(x), x * 2)
+    assert sum(not graph.gone for graph in cuda.graphs) <= 2 and "recently" in f.notices()
+    for _ in range(40):
+        f(fresh(3)), f(fresh(4)), f(fresh(5))
+    assert "for good" in f.notices()  # capturing over and over again would be slower than none
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no room"), RuntimeError("operation not permitted")])
+def test_a_capture_that_fails_loses_no_call(cuda: FakeCuda, error: Exception) -> None:
+    f = Graphed(cuda, accumulate, written=frozenset({0}))
+    cuda.fail = error
+    cache, total = torch.zeros(4), torch.zeros(4)
+    for _ in range(4):
+        x = fresh()
+        total += x
+        torch.testing.assert_close(f(cache, x), total * 2)
+    assert f.run.plain == 4 and str(error) in f.notices()
+    assert f.log.snapshot().notices[next(iter(f.log.snapshot().notices))] == 1  # and is not tried over and over again
+
+
+def test_what_cannot_be_captured_is_named(cuda: FakeCuda) -> None:
+    f = Graphed(cuda, double, obstacle="aten::nonzero waits for the device")
+    for _ in range(3):
+        f(fresh())
+    assert f.run.plain == 3 and not cuda.graphs and "aten::nonzero" in f.notices()
+
+
+def test_an_argument_elsewhere_is_not_captured(cuda: FakeCuda) -> None:
+    f = Graphed(cuda, double, pool=GraphPool(torch.device("meta"), 4))
+    for _ in range(3):
+        f(fresh())
+    assert not cuda.graphs and "not on the device" in f.notices()
+
+
+def test_inside_the_callers_own_capture_the_program_runs_plainly(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    f = Graphed(cuda, double)
+    f(fresh()), f(fresh())
+    monkeypatch.setattr(cudagraph, "is_capturing", lambda: True)
+    x = fresh()
+    torch.testing.assert_close(f(x), x * 2)
+    assert f.replays == 1 and f.run.plain == 2
+
+
+# -- training -----------------------------------------------------------------------------------------------------
+
+
+class Training:
+    """tanh as a forward that saves its result and a backward that reads it, over one pool."""
+
+    def __init__(self, cuda: FakeCuda) -> None:
+        pool = GraphPool(CPU, 16)
+        self.forward = Graphed(cuda, lambda x: (torch.tanh(x), torch.tanh(x)), pool=pool, lent_from=1)
+        self.backward = Graphed(cuda, lambda saved, g: (g * (1 - saved * saved),), pool=pool)
+
+    def check(self, x: torch.Tensor, y: torch.Tensor, saved: torch.Tensor) -> None:
+        torch.testing.assert_close(y, torch.tanh(x))
+        g = fresh()
+        torch.testing.assert_close(self.backward(saved, g), g * (1 - torch.tanh(x) ** 2))
+
+
+def test_saved_tensors_are_lent_and_results_kept(cuda: FakeCuda) -> None:
+    t = Training(cuda)
+    kept = []
+    for _ in range(5):
+        x = fresh()
+        y, saved = t.forward(x)
+        t.check(x, y, saved)
+        kept.append((x, y))
+        del saved
+    for x, y in kept:
+        torch.testing.assert_close(y, torch.tanh(x))
+    assert t.forward.run.plain == 1 and t.backward.run.plain == 1
+    assert len(cuda.graphs) == 2 and [g.replays for g in cuda.graphs] == [4, 4]
+
+
+def test_several_forwards_before_their_backwards(cuda: FakeCuda) -> None:
+    t = Training(cuda)
+    for _ in range(3):
+        steps = [(x := fresh(), *t.forward(x)) for _ in range(3)]
+        for x, y, saved in steps:
+            t.check(x, y, saved)
+        del steps, x, y, saved
+    assert "saved tensors are in use" in t.forward.notices()
+    assert "ran without its own" in t.backward.notices()
+    assert len(cuda.graphs) == 2  # nothing was captured over and over again
+
+
+def test_a_backward_done_twice(cuda: FakeCuda) -> None:
+    t = Training(cuda)
+    for _ in range(4):
+        x = fresh()
+        y, saved = t.forward(x)
+        t.check(x, y, saved)
+        t.check(x, y, saved)
+        del saved
+
+
+def test_another_graph_of_the_pool_waits_for_saved_tensors(cuda: FakeCuda) -> None:
+    t = Training(cuda)
+    evaluation = Graphed(cuda, double, pool=t.forward.pool)
+    for _ in range(3):
+        evaluation(fresh())
+    for _ in range(2):
+        t.check(x := fresh(), *t.forward(x))
+    before = evaluation.run.plain
+    y, saved = t.forward(fresh())
+    z = fresh()
+    torch.testing.assert_close(evaluation(z), z * 2)
+    assert evaluation.run.plain == before + 1  # its graph may share memory with what is saved
+    del y, saved
+    evaluation(fresh())
+    assert evaluation.run.plain == before + 1
+
+
+# -- streams, threads, closing -------------------------------------------------------------------------------------
+
+
+def test_replays_on_different_streams_take_turns(cuda: FakeCuda) -> None:
+    f = Graphed(cuda, double)
+    f(fresh()), f(fresh()), f(fresh())
+    assert cuda.waits == []
+    cuda.stream = FakeStream("other", cuda)
+    f(fresh()), f(fresh())
+    assert cuda.waits == [("other", "default")]
+
+
+def test_threads_share_one_object(cuda: FakeCuda) -> None:
+    f = Graphed(cuda, double)
+    wrong: list[torch.Tensor] = []
+    start = threading.Barrier(4)
+
+    def work() -> None:
+        start.wait()
+        for _ in range(50):
+            x = torch.randn(64)
+            if not torch.equal(f(x), x * 2):
+                wrong.append(x)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong and f.replays > 100
+
+
+def test_close_drops_every_graph_after_the_device_is_done_with_it(cuda: FakeCuda) -> None:
+    log = CompileLog()
+    pool = pool_for(log, CPU, 4)
+    assert pool_for(log, CPU, 4) is pool
+    f = Graphed(cuda, double, pool=pool)
+    f(fresh()), f(fresh())
+    assert f.program.pool_bytes() == 100
+    close_pools(log)
+    assert cuda.synchronized == 1 and all(graph.gone for graph in cuda.graphs)
+    assert pool_for(log, CPU, 4) is not pool
+    x = fresh()
+    torch.testing.assert_close(f(x), x * 2)  # and a later call is not lost
+
+
+def test_release_drops_the_programs_own_graphs_only(cuda: FakeCuda) -> None:
+    pool = GraphPool(CPU, 4)
+    f, g = Graphed(cuda, double, pool=pool), Graphed(cuda, double, pool=pool)
+    for h in (f, g):
+        h(fresh()), h(fresh())
+    f.program.release()
+    assert [graph.gone for graph in cuda.graphs] == [True, False] and f.run.released
