@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from burnish.codegen.triton_attend import print_attend
 from burnish.codegen.triton_contract import print_contract, print_group
 from burnish.codegen.triton_launch import Launch
-from burnish.codegen.triton_loop import NotPrintable, TritonKernel, print_loop
+from burnish.codegen.triton_loop import AHEAD, NotPrintable, TritonKernel, print_loop
 from burnish.ir.expr import Dim
 from burnish.schedule.kernels import (
     AttendKernel,
@@ -29,7 +29,8 @@ from burnish.runtime import triton_math as bn
 """
 _LIBDEVICE = "from triton.language.extra import libdevice"
 _OVERLAP = "from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait\n"
-_WAIT = "    gdc_launch_dependents()\n    gdc_wait()\n"
+_LET_IN = "    gdc_launch_dependents()\n"
+_WAIT = "    gdc_wait()"
 _INTERPRETED = "from burnish.runtime.triton_interpreted import libdevice"
 
 
@@ -83,11 +84,12 @@ def generate(schedule: Schedule, interpreted: bool = False, overlapped: bool = F
     `overlapped` one (Hopper and later) each kernel may be launched before the one ahead of it ends: it says at its
     start that the next may come, and waits for the one ahead before it touches memory."""
     unit = _Unit()
+    steady = _steady(schedule) if overlapped else frozenset()
     for n, kernel in enumerate(schedule.kernels):
         if isinstance(kernel, ExternKernel):
             continue
         try:
-            unit.calls[n] = unit.call(_printed(kernel))
+            unit.calls[n] = unit.call(_printed(kernel, steady))
         except NotPrintable as reason:
             unit.refused[n] = str(reason)
     text = module_text({name: text for text, name in unit.functions.items()}, interpreted, overlapped)
@@ -95,14 +97,22 @@ def generate(schedule: Schedule, interpreted: bool = False, overlapped: bool = F
     return TritonUnit(text, unit.calls, unit.refused, len(unit.functions), checks, overlapped)
 
 
-def _printed(kernel: LoopKernel | ContractKernel | ContractGroup | AttendKernel) -> TritonKernel:
+def _steady(schedule: Schedule) -> frozenset[str]:
+    """Buffers that no kernel writes: parameters mostly. A kernel may fetch them before the one ahead of it ends."""
+    written = frozenset().union(*(kernel.writes for kernel in schedule.kernels))
+    return frozenset(n for n, b in schedule.buffers.items() if b.role in ("input", "constant")) - written
+
+
+def _printed(
+    kernel: LoopKernel | ContractKernel | ContractGroup | AttendKernel, steady: frozenset[str]
+) -> TritonKernel:
     match kernel:
         case LoopKernel(loop):
-            return print_loop(loop)
+            return print_loop(loop, steady)
         case ContractKernel():
-            return print_contract(kernel)
+            return print_contract(kernel, steady)
         case ContractGroup():
-            return print_group(kernel)
+            return print_group(kernel, steady)
         case AttendKernel():
             return print_attend(kernel)
 
@@ -113,5 +123,6 @@ def module_text(functions: dict[str, str], interpreted: bool = False, overlapped
     head += _OVERLAP if overlapped else ""
     bodies = [text.replace("@(", f"{name}(") + "\n" for name, text in functions.items()]
     if overlapped:
-        bodies = [text.replace("):\n", f"):\n{_WAIT}", 1) for text in bodies]
+        bodies = [text.replace("):\n", f"):\n{_LET_IN}", 1).replace(AHEAD, _WAIT) for text in bodies]
+    bodies = [text.replace(f"{AHEAD}\n", "") for text in bodies]
     return "\n\n".join([head, *bodies])

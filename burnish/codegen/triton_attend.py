@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from burnish.codegen.signature import Signature
 from burnish.codegen.triton_launch import Launch, cdiv
-from burnish.codegen.triton_loop import TritonKernel
+from burnish.codegen.triton_loop import AHEAD, TritonKernel
 from burnish.codegen.triton_scalar import MEMORY_TYPE, STORED_TYPE, index_text
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, product
@@ -70,6 +70,8 @@ class _Printer:
     def launch(self) -> Launch:
         heads, queries = product(self.q.shape[:2]), self.q.shape[2]
         rows = 64 if not isinstance(queries, int) else min(64, max(16, _power(queries)))
+        if isinstance(heads, int) and isinstance(queries, int) and heads * -(-queries // rows) < _MULTIPROCESSORS // 2:
+            rows = max(16, rows // 2)
         programs = heads * cdiv(queries, rows)
         few = isinstance(programs, int) and programs < _MULTIPROCESSORS
         keys = self.k.shape[2]
@@ -108,6 +110,7 @@ class _Printer:
         group = self._group()
         self.line(f"shared = head // {group}" if group != "1" else "shared = head")
         at = f"y[:, None] * {self.step(self.q, 2)} + d[None, :] * {self.step(self.q, 3)}"
+        self.lines.append(AHEAD)
         self.line(f"q = tl.load({self.base(self.q)} + {at}{_masked(self.ym, self._along(self.dm, 1))})")
 
     def _group(self) -> str:

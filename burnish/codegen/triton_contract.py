@@ -12,9 +12,10 @@ loads of 128 k-elements in flight; 64 x 64 tiles where there are enough of them,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from burnish.codegen.triton_launch import Lane, Launch, Plan, cdiv
-from burnish.codegen.triton_loop import LoopPrinter, TritonKernel
+from burnish.codegen.triton_loop import AHEAD, LoopPrinter, TritonKernel
 from burnish.ir.body import Axis, Instr, Load
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, Expr, product
@@ -22,25 +23,26 @@ from burnish.schedule.kernels import ContractGroup, ContractKernel, Operand
 
 _MULTIPROCESSORS = 132
 _ENOUGH = _MULTIPROCESSORS // 2  # programs with which a chip is busy, when each has several loads in flight
+_CACHE_LINE = 128  # bytes
 _ASSUMED = 4096  # rows, where their number is known only at launch
 
 
-def print_contract(kernel: ContractKernel) -> TritonKernel:
-    return print_group(ContractGroup((kernel,)))
+def print_contract(kernel: ContractKernel, steady: frozenset[str] = frozenset()) -> TritonKernel:
+    return print_group(ContractGroup((kernel,)), steady)
 
 
-def print_group(group: ContractGroup) -> TritonKernel:
-    """One kernel for contractions of one left operand."""
+def print_group(group: ContractGroup, steady: frozenset[str] = frozenset()) -> TritonKernel:
+    """One kernel for contractions of one left operand. `steady` are buffers that no kernel of the program writes."""
     tile = _tile(group)
     launch = Launch(
-        sum_dims([_programs(k, *tile[:2]) for k in group.parts]),
-        (("YBLOCK", tile[0]), ("XBLOCK", tile[1]), ("KBLOCK", tile[2]), ("STAGES", tile[3])),
-        warps=4,
-        stages=tile[3],
+        sum_dims([_programs(k, tile.rows, tile.columns) for k in group.parts]),
+        (("YBLOCK", tile.rows), ("XBLOCK", tile.columns), ("KBLOCK", tile.depth), ("STAGES", tile.stages)),
+        warps=tile.warps,
+        stages=tile.stages,
     )
     head = _Tile(group.parts[0], launch)
     head.open_group(group)
-    head.multiply(group)
+    head.multiply(group, fetch=all(part.b.buffer in steady for part in group.parts))
     if len(group.parts) == 1:
         head.finish(group.parts[0], launch, "")
     else:
@@ -62,8 +64,17 @@ def _programs(k: ContractKernel, rows: int, columns: int) -> Dim:
     return product(batch) * cdiv(m, rows) * cdiv(n, columns)
 
 
-def _tile(group: ContractGroup) -> tuple[int, int, int, int]:
-    """Rows, columns and depth of a program's tile, and loads in flight."""
+class Tile(NamedTuple):
+    """What one program computes, `depth` elements of k at a time with `stages` loads in flight."""
+
+    rows: int
+    columns: int
+    depth: int
+    stages: int
+    warps: int = 4
+
+
+def _tile(group: ContractGroup) -> Tile:
     first = group.parts[0]
     m, k = (_static(first.a.shape[d]) for d in (-2, -1))
     columns = sum(_static(part.b.shape[-1]) for part in group.parts)
@@ -76,7 +87,7 @@ def _tile(group: ContractGroup) -> tuple[int, int, int, int]:
     across = max(16, min(across, 1 << max(narrowest - 1, 0).bit_length()))
     wide = first.a.dtype is DType.f32
     depth = max(16, min(64 if wide else 128, 1 << max(k - 1, 0).bit_length()))
-    return rows, across, depth, 3 if wide else 4
+    return Tile(rows, across, depth, 3 if wide else 4)
 
 
 def _static(d: Dim) -> int:
@@ -118,7 +129,7 @@ class _Tile(LoopPrinter):
         self.line("y = program % down * YBLOCK + tl.arange(0, YBLOCK)[:, None]")
         self.line("x = program // down * XBLOCK + tl.arange(0, XBLOCK)[None, :]")
 
-    def multiply(self, group: ContractGroup) -> None:
+    def multiply(self, group: ContractGroup, fetch: bool) -> None:
         a, b = self.kernel.a, self.kernel.b
         k = a.shape[-1]
         ragged = not (isinstance(k, int) and k % self._block("KBLOCK") == 0)
@@ -128,6 +139,9 @@ class _Tile(LoopPrinter):
         self.line("k = tl.arange(0, KBLOCK)")
         self.line(f"pa = {left} + y * {self._stride(a, -2)} + k[None, :] * {self._stride(a, -1)}")
         self.line(f"pb = {right} + k[:, None] * {self._stride(b, -2)} + x * {self._stride(b, -1)}")
+        if fetch:
+            self._fetch(right)
+        self.lines.append(AHEAD)
         self.line("acc = tl.zeros([YBLOCK, XBLOCK], tl.float32)")
         self.line(f"for start in tl.range(0, {self.index(k)}, KBLOCK, num_stages=STAGES):")
         inside = f"k < {self.index(k)} - start" if ragged else ""
@@ -141,6 +155,18 @@ class _Tile(LoopPrinter):
         self.line(f"    acc = tl.dot(a, b, acc{exact})")
         self.line(f"    pa += KBLOCK * {self._stride(a, -1)}")
         self.line(f"    pb += KBLOCK * {self._stride(b, -2)}")
+
+    def _fetch(self, right: str) -> None:
+        """Bring the program's columns of `b`, which are parameters, on their way into the cache."""
+        b = self.kernel.b
+        k, n = b.shape[-2:]
+        assert b.dtype is not None
+        line = _CACHE_LINE // b.dtype.itemsize
+        if not isinstance(k, int) or not isinstance(n, int) or b.strides[-2] != 1 or k < line:
+            return
+        lines = -(-k // line)
+        self.line(f"ahead = tl.minimum(tl.arange(0, {1 << (lines - 1).bit_length()}) * {line}, {k - 1})[:, None]")
+        self.line(f"bn.fetch({right} + ahead + tl.minimum(x, {n - 1}) * {self._stride(b, -1)})")
 
     def _block(self, name: str) -> int:
         return dict(self.plan.launches[0].blocks)[name]

@@ -57,6 +57,10 @@ _ATOMIC = {
 }
 
 
+# Where a kernel waits for the one ahead of it, in modules whose kernels overlap; in others the line goes.
+AHEAD = "    # wait for the kernel ahead"
+
+
 class NotPrintable(Exception):
     """A loop that has no Triton form; the program runs it another way."""
 
@@ -77,8 +81,9 @@ class TritonKernel:
     reach: tuple[Dim, ...] = ()
 
 
-def print_loop(loop: Loop) -> TritonKernel:
-    return LoopPrinter(normalise(loop)).print()
+def print_loop(loop: Loop, steady: frozenset[str] = frozenset()) -> TritonKernel:
+    """`steady` are buffers that no kernel of the program writes."""
+    return LoopPrinter(normalise(loop), steady=steady).print()
 
 
 def candidates(kernel: TritonKernel) -> list[Launch]:
@@ -89,8 +94,9 @@ def candidates(kernel: TritonKernel) -> list[Launch]:
 class LoopPrinter:
     """Prints one normalised loop."""
 
-    def __init__(self, loop: Loop, planned: Plan | None = None) -> None:
+    def __init__(self, loop: Loop, planned: Plan | None = None, steady: frozenset[str] = frozenset()) -> None:
         self.loop = loop
+        self.steady = steady
         self.body = loop.body
         self.plan: Plan = planned or plan(loop)
         self.signature = Signature()
@@ -346,6 +352,7 @@ class LoopPrinter:
         else:
             self._leading_lane()
         if self.plan.form == "long":
+            self.lines.append(AHEAD)
             _LongRows(self).print()
         else:
             self._straight()
@@ -355,8 +362,19 @@ class LoopPrinter:
         """Each value once, in the body's order."""
         if self.plan.form == "row":
             self.open_lane("r", "", self.body_values())
-        for n in self.body_values():
+        early = [n for n, i in enumerate(self.body) if self._is_early(i)]
+        for n in early:
             self.statement(n)
+        self.lines.append(AHEAD)
+        for n in self.body_values():
+            if n not in early:
+                self.statement(n)
+
+    def _is_early(self, i: Instr) -> bool:
+        """What no kernel writes can be loaded while the one ahead still runs: the vectors a row is combined with."""
+        if not isinstance(i, Load) or i.buffer not in self.steady or i.guard is not None or value_refs(i.index):
+            return False
+        return self.plan.form == "row" and not self._lanes_in(self._flattened(i.index)) & {"x"}
 
     def body_values(self) -> list[int]:
         return list(range(len(self.body)))

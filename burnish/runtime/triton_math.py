@@ -13,6 +13,14 @@ def negative_zero(dtype: tl.constexpr):
     return -tl.full([], 1.0, dtype) * 0.0
 
 
+@triton.jit
+def fetch(pointers):
+    """Ask for what is at the pointers, without waiting for it and without keeping it anywhere but in the L2 cache."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers.to(tl.int64)], tl.int32, is_pure=False, pack=1
+    )
+
+
 # --- floats -----------------------------------------------------------------------------------------------------
 
 

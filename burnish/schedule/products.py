@@ -36,7 +36,7 @@ from burnish.schedule.kernels import (
 MULTIPROCESSORS = 132
 _TILE = 64
 _MOST_TILES = 4 * MULTIPROCESSORS  # more than these and throughput decides, not latency
-_PIECE = 512  # k-elements a piece of a split product has at least
+_PIECE = 1024  # k-elements a piece of a split product has at least
 _MOST_PIECES = 8
 _TINY = 1 << 22  # multiplications of a full-precision product that is over before a library call would be
 

@@ -177,10 +177,10 @@ def test_long_product_is_split_and_its_reader_adds_the_parts(interpreter: Interp
     def block(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
         return F.layer_norm(F.linear(x, w, b) + r, (64,))
 
-    found = on_cuda(block, bf16(32, 2048), bf16(64, 2048), bf16(64), bf16(32, 64))
+    found = on_cuda(block, bf16(32, 4096), bf16(64, 4096), bf16(64), bf16(32, 64))
     assert kinds(found[0]) == [ContractKernel, LoopKernel]
     first = found[0].kernels[0]
-    assert isinstance(first, ContractKernel) and first.a.shape == (4, 32, 512)
+    assert isinstance(first, ContractKernel) and first.a.shape == (4, 32, 1024)
     check(interpreter, found)
 
 
@@ -212,3 +212,12 @@ def test_a_sibling_that_needs_another_stays_apart() -> None:
 
     schedule, *_ = on_cuda(chain, bf16(64, 64), bf16(64, 64))
     assert ContractGroup not in kinds(schedule)
+
+
+def test_overlapped_kernels_fetch_parameters_before_they_wait(compiler: Compiler) -> None:
+    found, *_ = on_cuda(lambda x, w, b: F.gelu(F.linear(x, w, b)), bf16(48, 64), bf16(96, 64), bf16(96))
+    unit = generate(found, overlapped=True)
+    assembly = compiler.compile(unit, 0, 90)
+    order = [assembly.index(word) for word in ("griddepcontrol.launch_dependents", "prefetch", "griddepcontrol.wait")]
+    assert order == sorted(order)
+    assert "griddepcontrol" not in generate(found).text
