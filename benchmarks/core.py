@@ -7,13 +7,11 @@ process per engine. Ratios within one run are what to trust: absolute times move
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import datetime
 import json
 import os
 import platform
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,10 +19,16 @@ from typing import Any
 import torch
 
 from benchmarks.memory import measured_in_child
+from burnish.bench.candidates import Candidate
+from burnish.bench.children import empty_caches
+from burnish.bench.machine import cpu_model, output_of
+from burnish.bench.result import BenchResult
+from burnish.bench.run import bench, cold_seconds
 from burnish.measure import quantile
-from burnish.trial import ENGINES, TITLES, Comparison, cold_seconds, compare, empty_caches
 from burnish.workloads import WORKLOADS
 
+ENGINES = ("eager", "inductor", "burnish")
+TITLES = {engine: Candidate(engine).title for engine in ENGINES}
 RESULTS = Path(__file__).parent / "results"
 CORE = ("bert-base", "mlp")
 
@@ -47,26 +51,31 @@ def main() -> None:
 
 
 def measure(target: str, seconds: float, colds: int) -> dict[str, Any]:
-    with empty_caches() as caches:
-        said: list[str] = []
+    said: list[str] = []
 
-        def show(doing: str, fraction: float) -> None:
-            if doing not in said:
-                said.append(doing)
-                print(f"  {doing} …", flush=True)
+    def show(doing: str) -> None:
+        if doing not in said:
+            said.append(doing)
+            print(f"  {target}: {doing} …", flush=True)
 
-        comparison = compare(target, seconds=seconds, caches=caches, on_progress=show)
-        print(f"  {target}: memory …", flush=True)
-        environment = {**os.environ, **caches}
-        memory = {engine: measured_in_child(target, engine, environment) for engine in ENGINES}
-    cold = {engine: _colds(comparison, target, engine, colds) for engine in ("inductor", "burnish")}
+    result = bench(
+        target,
+        candidates=",".join(ENGINES),
+        seconds=seconds,
+        eager_alone=False,
+        on_progress=lambda progress: show(progress.doing),
+    )
+    if result.incomplete:
+        raise KeyboardInterrupt
+    show("memory")
+    with empty_caches() as caches_for:
+        memory = {engine: measured_in_child(target, engine, {**os.environ, **caches_for(engine)}) for engine in ENGINES}
+    cold = {engine: _colds(result, target, engine, colds) for engine in ("inductor", "burnish")}
     row = {
         **provenance(),
-        "threads": comparison.threads,
-        "engines": {name: dataclasses.asdict(result) for name, result in comparison.engines.items()},
-        "speedup": {
-            name: {**dataclasses.asdict(ratio), "noisy": ratio.noisy} for name, ratio in comparison.speedup.items()
-        },
+        "threads": result.machine.threads,
+        "engines": {row.name: _engine(result, row.name) for row in result.candidates},
+        "speedup": _speedups(result),
         "cold_seconds": cold,
         "memory": memory,
     }
@@ -75,14 +84,48 @@ def measure(target: str, seconds: float, colds: int) -> dict[str, Any]:
     return row
 
 
-def _colds(comparison: Comparison, target: str, engine: str, count: int) -> dict[str, Any] | None:
-    first = comparison.engines[engine].cold_seconds
-    if first is None:
+def _engine(result: BenchResult, name: str) -> dict[str, Any]:
+    row = result[name]
+    latency = row.latency
+    return {
+        "cold_seconds": row.compile.cold_seconds if row.compile else None,
+        "timing": latency
+        and {
+            "n": latency.n,
+            "mean": latency.mean.value,
+            "std": latency.std,
+            "p50": latency.p50.value,
+            "p95": latency.p95.value,
+            "p99": latency.p99.value,
+        },
+        "error": row.error,
+        "failure": row.failure,
+        "notes": [*row.notes, *(f"graph break: {entry.file}:{entry.line}: {entry.reason}" for entry in row.breaks)],
+    }
+
+
+def _speedups(result: BenchResult) -> dict[str, Any]:
+    """How many times faster burnish is than each of the others, paired round by round."""
+    return {
+        name: {
+            "value": ratio.value,
+            "low": ratio.middle[0],
+            "high": ratio.middle[1],
+            "rounds": ratio.rounds,
+            "noisy": ratio.noisy,
+        }
+        for name, ratio in result["burnish"].speedup_over.items()
+    }
+
+
+def _colds(result: BenchResult, target: str, engine: str, count: int) -> dict[str, Any] | None:
+    cost = result[engine].compile
+    if cost is None or cost.cold_seconds is None:
         return None
-    samples = [first]
+    samples = [cost.cold_seconds]
     for index in range(1, count):
         print(f"  {target}: {TITLES[engine]} compiles, cold, {index + 1} of {count} …", flush=True)
-        samples.append(cold_seconds(target, engine))
+        samples.append(cold_seconds(target, Candidate(engine)))
     return {"p50": quantile(samples, 0.5), "samples": samples}
 
 
@@ -134,18 +177,9 @@ def machine_slug() -> str:
     return re.sub(r"[^a-z0-9]+", "-", f"{platform.machine()}-{cpu_model()}-{os.cpu_count()}c".lower()).strip("-")
 
 
-def cpu_model() -> str:
-    """The processor's name, without marketing marks. lscpu knows Arm parts by name, /proc/cpuinfo only by number."""
-    for line in (_output_of(["lscpu"]) or "").splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() == "Model name" and value.strip() not in ("", "-"):
-            return re.sub(r"\((R|TM)\)|@.*|\bProcessor\b|\bCPU\b", "", value).strip()
-    return platform.processor() or "unknown CPU"
-
-
 def _commit() -> str:
-    commit = (_output_of(["git", "rev-parse", "--short=12", "HEAD"]) or "unknown").strip()
-    changed = _output_of(["git", "status", "--porcelain", "--", "burnish"])
+    commit = (output_of(["git", "rev-parse", "--short=12", "HEAD"]) or "unknown").strip()
+    changed = output_of(["git", "status", "--porcelain", "--", "burnish"])
     return commit + ("+changes" if changed else "")
 
 
@@ -159,15 +193,8 @@ def _version_of(package: str) -> str | None:
 
 
 def _first_line_of(command: list[str]) -> str | None:
-    text = _output_of(command)
+    text = output_of(command)
     return text.splitlines()[0] if text else None
-
-
-def _output_of(command: list[str]) -> str | None:
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return None
 
 
 if __name__ == "__main__":

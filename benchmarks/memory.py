@@ -6,21 +6,20 @@ engine keeps between calls in tensors that are not the model's or the caller's (
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from burnish.bench.candidates import Candidate
+from burnish.bench.memory import call_rise
 from burnish.measure import quantile
 from burnish.parity import tensors_in
 from burnish.targets import Target, load_target
-from burnish.trial import compile_with
 
 REPEATS = 7
 
@@ -36,7 +35,7 @@ def measured_in_child(target: str, engine: str, environment: dict[str, str]) -> 
 
 
 def measure(target: Target, engine: str) -> dict[str, int] | None:
-    compiled = compile_with(engine, target.model)
+    compiled = Candidate(engine).apply(target.model)
     with target.grad_mode():
         step = target.step(compiled)
         for _ in range(3):
@@ -50,38 +49,14 @@ def measure(target: Target, engine: str) -> dict[str, int] | None:
 
 
 def _rise_during(target: Target, step: Callable[[], Any]) -> int | None:
-    _give_back_freed_memory()
-    before = _status_bytes("VmRSS")
-    try:
-        Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM to the current resident set
-    except OSError:
-        return None
-    outputs = step()  # kept until the peak is read, as a caller would
-    peak = _status_bytes("VmHWM")
-    del outputs
+    rise = call_rise(step)
     _drop_gradients(target)
-    return None if before is None or peak is None else max(peak - before, 0)
+    return rise
 
 
 def _drop_gradients(target: Target) -> None:
     if isinstance(target.model, torch.nn.Module):
         target.model.zero_grad(set_to_none=True)
-
-
-def _give_back_freed_memory() -> None:
-    """Freed pages that malloc keeps would hide the next call's use of them."""
-    gc.collect()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
-
-
-def _status_bytes(field: str) -> int | None:
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":")), None)
 
 
 def _held_bytes(target: Target) -> int:

@@ -9,10 +9,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from burnish.bench.command import add_bench
 from burnish.doctor.command import add_doctor
 from burnish.errors import BurnishError
 from burnish.options import Options
 from burnish.runtime.cache import Cache
+from burnish.verify.command import add_verify
 
 TARGET_HELP = (
     "a built-in workload (`burnish workloads` lists them; NAME@tiny is its small variant), FILE.py:FUNCTION or "
@@ -47,6 +49,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.set_defaults(run=_run_bare, parser=parser)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     _add_demo(commands)
+    add_bench(commands, TARGET_HELP)
+    add_verify(commands, TARGET_HELP)
     _add_explain(commands)
     add_doctor(commands, TARGET_HELP)
     _add_cache(commands)

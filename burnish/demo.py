@@ -11,13 +11,18 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 from rich.text import Text
 
+from burnish.bench import cells
+from burnish.bench.progress import Progress as Doing
+from burnish.bench.result import BenchResult, CandidateResult
+from burnish.bench.run import bench
+from burnish.bench.statistics import Speedup
 from burnish.errors import MissingExtra
 from burnish.measure import duration
-from burnish.trial import ENGINES, TITLES, Comparison, EngineResult, compare, empty_caches
 from burnish.workloads import WORKLOADS
 from burnish.workloads.registry import import_transformers
 
 DEFAULT_TARGETS: tuple[str, ...] = ("mlp", "llama-decode", "bert-base")
+CANDIDATES = "eager,inductor,burnish"
 TIMING_SECONDS = 6.0  # per target, shared by its engines; with two cold compiles each the demo stays under 4 minutes
 
 
@@ -30,15 +35,15 @@ def run_demo(targets: Sequence[str] = DEFAULT_TARGETS, seconds: float = TIMING_S
         console.print(f"skipping {name}: {reason}", style="yellow", soft_wrap=True)
     if not runnable:
         return 1
-    comparisons = _measure(console, runnable, seconds)
-    console.print(comparison_table(comparisons))
+    results = _measure(console, runnable, seconds)
+    console.print(results_table(results))
     console.print()
-    for comparison in comparisons:
-        console.print(_verdict_line(comparison), soft_wrap=True)
+    for result in results:
+        console.print(_verdict_line(result), soft_wrap=True)
     console.print(
         f"\nCompile: cold, in a fresh process with empty caches. p50: of calls taken in turns in one process, on "
-        f"{comparisons[0].threads} threads. ±: rounds differ by over 5 %. Error: against float64, relative.\n"
-        f"Total {time.perf_counter() - begin:.0f} s.",
+        f"{results[0].machine.threads} threads. ±: rounds differ by over 5 %. Error: against float64, relative.\n"
+        f"For one model in depth: burnish bench TARGET --html report.html. Total {time.perf_counter() - begin:.0f} s.",
         soft_wrap=True,
     )
     return 0
@@ -58,7 +63,7 @@ def _split_runnable(targets: Sequence[str]) -> tuple[list[str], list[tuple[str, 
     return runnable, skipped
 
 
-def _measure(console: Console, targets: Sequence[str], seconds: float) -> list[Comparison]:
+def _measure(console: Console, targets: Sequence[str], seconds: float) -> list[BenchResult]:
     columns = (TextColumn("{task.description:<50}"), BarColumn(), TextColumn("{task.percentage:3.0f} %"))
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
         task = progress.add_task("starting", total=len(targets))
@@ -67,102 +72,56 @@ def _measure(console: Console, targets: Sequence[str], seconds: float) -> list[C
 
 def _measure_one(
     console: Console, progress: Progress, task: TaskID, index: int, name: str, seconds: float
-) -> Comparison:
+) -> BenchResult:
     said = ""
 
-    def show(doing: str, fraction: float) -> None:
+    def show(now: Doing) -> None:
         nonlocal said
-        progress.update(task, description=doing, completed=index + fraction)
-        if doing != said and not console.is_terminal:  # a log file gets a line for each thing done instead of a bar
-            console.print(f"  {doing} …")
-        said = doing
+        progress.update(task, description=f"{name}: {now.doing}", completed=index + now.fraction)
+        if now.doing != said and not console.is_terminal:  # a log file gets a line for each thing done instead of a bar
+            console.print(f"  {name}: {now.doing} …")
+        said = now.doing
 
-    with empty_caches() as caches:
-        return compare(name, seconds=seconds, caches=caches, on_progress=show)
+    # Eager's memory is not in the table: its own process would only cost time.
+    result = bench(name, candidates=CANDIDATES, seconds=seconds, eager_alone=False, on_progress=show)
+    if result.incomplete:
+        raise KeyboardInterrupt
+    return result
 
 
 # -- what is printed ----------------------------------------------------------------------------------------------
 
 
-def comparison_table(comparisons: Sequence[Comparison]) -> Table:
+def results_table(results: Sequence[BenchResult]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for heading in ("model", "engine", "compile", "p50", "vs eager", "vs Inductor", "error"):
-        table.add_column(heading, justify="left" if heading in ("model", "engine") else "right", no_wrap=True)
-    for comparison in comparisons:
-        for engine in ENGINES:
-            table.add_row(*_cells(comparison, engine), style="bold" if engine == "burnish" else "")
+        words = heading in ("model", "engine")
+        table.add_column(heading, justify="left" if words else "right", no_wrap=heading != "model", overflow="fold")
+    for result in results:
+        for row in result.candidates:
+            head = result.target if row is result.candidates[0] else ""
+            table.add_row(head, *_cells(result, row), style="bold" if row.name == "burnish" else "")
         table.add_section()
     return table
 
 
-def _cells(comparison: Comparison, engine: str) -> list[str]:
-    result = comparison.engines[engine]
-    head = [comparison.target if engine == ENGINES[0] else "", TITLES[engine]]
-    if result.timing is None:
-        return [*head, "failed", "–", "–", "–", "–"]
-    cold = "–" if result.cold_seconds is None else f"{result.cold_seconds:.1f} s"
-    ratios = [_ratio_cell(comparison, engine, other) for other in ("eager", "inductor")]
-    error = "–" if result.error is None else f"{result.error:.1e}"
-    return [*head, cold, duration(result.timing.p50), *ratios, error]
+def _cells(result: BenchResult, row: CandidateResult) -> list[str]:
+    if row.latency is None:
+        return [row.title, "failed", "–", "–", "–", "–"]
+    return [
+        row.title,
+        cells.cold(row),
+        duration(row.latency.p50.value),
+        *(_ratio(row.speedup_over.get(other)) for other in ("eager", "inductor")),
+        cells.error(row, result),
+    ]
 
 
-def _ratio_cell(comparison: Comparison, engine: str, other: str) -> str:
-    """How many times faster `engine` is than `other`; burnish's are paired round by round, the rest are of medians."""
-    if engine == "burnish" and other in comparison.speedup:
-        ratio = comparison.speedup[other]
-        return f"{ratio.value:.2f} ×" + (" ±" if ratio.noisy else "")
-    one, two = comparison.engines[engine].timing, comparison.engines[other].timing
-    if engine == other or one is None or two is None:
-        return "–"
-    return f"{two.p50 / one.p50:.2f} ×"
+def _ratio(speedup: Speedup | None) -> str:
+    return "–" if speedup is None else f"{speedup.value:.2f} ×" + (" ±" if speedup.noisy else "")
 
 
-def _verdict_line(comparison: Comparison) -> Text:
-    line = Text(f"{comparison.target}: ", style="bold")
-    line.append(verdict(comparison), style="none")
+def _verdict_line(result: BenchResult) -> Text:
+    line = Text(f"{result.target}: ", style="bold")
+    line.append(result.verdict.headline, style="none")
     return line
-
-
-def verdict(comparison: Comparison) -> str:
-    """What the numbers say, in words; noise and failures are said, not hidden."""
-    ours = comparison.engines["burnish"]
-    if ours.timing is None:
-        return f"burnish failed: {ours.failure}."
-    parts = [
-        _speed_words(TITLES[other], ratio.value, ratio.spread, ratio.noisy)
-        for other, ratio in comparison.speedup.items()
-    ]
-    parts += [
-        f"{TITLES[name]} failed ({result.failure})"
-        for name, result in comparison.engines.items()
-        if result.timing is None
-    ]
-    inductor = comparison.engines["inductor"].cold_seconds
-    if inductor and ours.cold_seconds:
-        parts.append(_compile_words(ours.cold_seconds, inductor))
-    parts.append(_error_words(ours, comparison.engines["eager"]))
-    return "; ".join([*parts, *ours.notes]) + "."
-
-
-def _speed_words(other: str, ratio: float, spread: float, noisy: bool) -> str:
-    if 0.98 <= ratio <= 1.02:
-        words = f"as fast as {other}"
-    elif ratio > 1:
-        words = f"{ratio:.2f} × faster than {other}"
-    else:
-        words = f"{(1 / ratio - 1) * 100:.0f} % slower than {other}"
-    return words + (f" (noisy: rounds spread {spread * 100:.0f} %)" if noisy else "")
-
-
-def _compile_words(ours: float, inductor: float) -> str:
-    if ours < inductor:
-        return f"compiles {inductor / ours:.1f} × faster than Inductor"
-    return f"takes {ours / inductor:.1f} × as long to compile as Inductor"
-
-
-def _error_words(ours: EngineResult, eager: EngineResult) -> str:
-    if ours.error is None or eager.error is None:
-        return "error not measured"
-    if ours.error <= eager.error:
-        return "at least as accurate as eager"
-    return f"error {ours.error / max(eager.error, 1e-30):.1f} × eager's"

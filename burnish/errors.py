@@ -183,6 +183,12 @@ class UnknownInputSet(UsageError):
         super().__init__(f"unknown input set {name!r}. {_did_you_mean(guess, valid)}")
 
 
+class TargetUnusable(UsageError):
+    """What a child process found out about the target, in its words."""
+
+
 class TrialFailed(BurnishError):
     def __init__(self, target: str, status: int, output: str) -> None:
         super().__init__(f"measuring {target!r} failed: its process ended with status {status}, saying:\n{output}")
+        self.status = status
+        self.said = output

@@ -33,7 +33,7 @@ import torch
 
 from burnish.errors import BadTarget, TargetFailed, UnknownTarget
 from burnish.options import nearest
-from burnish.workloads import SIZES, WORKLOADS, Inputs, Kind
+from burnish.workloads import SIZES, WORKLOADS, Inputs, Kind, Workload
 
 
 @dataclass(frozen=True)
@@ -131,6 +131,18 @@ def load_target(text: str) -> Target:
     if ":" in text:
         place, _, function = text.rpartition(":")
         return _from_factory(text, place, function)
+    workload, size = _named_workload(text)
+    model, inputs = workload.build(size)
+    return Target(text, model, inputs, workload.kind)
+
+
+def check_target(text: str) -> None:
+    """Raise at once what can be told without building the target: a name that does not exist."""
+    if ":" not in text:
+        _named_workload(text)
+
+
+def _named_workload(text: str) -> tuple[Workload, str]:
     name, at, size = text.partition("@")
     if name not in WORKLOADS:
         if text.endswith(".py"):
@@ -138,9 +150,7 @@ def load_target(text: str) -> Target:
         raise UnknownTarget(text, nearest(name, WORKLOADS), tuple(WORKLOADS))
     if at and size not in SIZES:
         raise BadTarget(text, f"there is no size {size!r}. Sizes: {', '.join(SIZES)}")
-    workload = WORKLOADS[name]
-    model, inputs = workload.build(size or "full")
-    return Target(text, model, inputs, workload.kind)
+    return WORKLOADS[name], size or "full"
 
 
 def _from_factory(text: str, place: str, function: str) -> Target:

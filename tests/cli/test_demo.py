@@ -9,48 +9,20 @@ import sys
 import pytest
 from rich.console import Console
 
-from burnish.demo import comparison_table, run_demo, verdict
-from burnish.measure import Ratio, Timing
-from burnish.trial import Comparison, EngineResult
-
-
-def comparison(ours: float = 0.8, inductor: float = 1.0, noisy: bool = False) -> Comparison:
-    def result(p50: float, cold: float | None, error: float) -> EngineResult:
-        return EngineResult(cold, Timing(9, p50, 0.0, p50, p50, p50), error)
-
-    def ratio(value: float) -> Ratio:
-        return Ratio(value, value * (0.9 if noisy else 0.99), value * 1.01, 9)
-
-    engines = {
-        "eager": result(1.0, None, 2e-7),
-        "inductor": result(inductor, 30.0, 2e-7),
-        "burnish": result(ours, 6.0, 3e-7),
-    }
-    return Comparison("m", engines, {"eager": ratio(1 / ours), "inductor": ratio(inductor / ours)}, threads=2)
-
-
-def test_the_verdict_says_faster_slower_and_equal() -> None:
-    assert verdict(comparison()).startswith("1.25 × faster than eager; 1.25 × faster than Inductor; compiles 5.0 ×")
-    assert "25 % slower than eager" in verdict(comparison(ours=1.25))
-    assert "as fast as eager" in verdict(comparison(ours=1.0))
-    assert "error 1.5 × eager's" in verdict(comparison())
-
-
-def test_the_verdict_hides_neither_noise_nor_failure_nor_fallback() -> None:
-    assert "(noisy: rounds spread 11 %)" in verdict(comparison(noisy=True))
-    whole = comparison()
-    failed = {**whole.engines, "inductor": EngineResult(failure="InvalidCxxCompiler: none")}
-    assert "Inductor failed (InvalidCxxCompiler: none)" in verdict(Comparison("m", failed, {}, 2))
-    ran_eager = EngineResult(1.0, whole.engines["burnish"].timing, 0.0, notes=("eager served a graph: build",))
-    served = {**whole.engines, "burnish": ran_eager}
-    assert "eager served a graph: build" in verdict(Comparison("m", served, {}, 2))
+from burnish.demo import results_table, run_demo
+from tests.bench.results import result, row
 
 
 def test_the_table_fits_eighty_columns() -> None:
     console = Console(width=80, record=True, force_terminal=False)
-    console.print(comparison_table([comparison(ours=0.0000123), comparison(ours=0.8, noisy=True)]))
+    quick = result(
+        row("eager", 1e-4), row("inductor", 9e-5, eager_seconds=1e-4), row("burnish", 5e-5, eager_seconds=1e-4)
+    )
+    noisy = result(row("eager", noise=0.1), row("inductor", failure="no compiler"), row("burnish", 0.05, noise=0.1))
+    console.print(results_table([quick, noisy]))
     text = console.export_text()
-    assert "…" not in text and "vs Inductor" in text and "12.3 µs" in text and "1.25 × ±" in text
+    assert "…" not in text and "vs Inductor" in text and "50.1 µs" in text and "failed" in text
+    assert re.search(r"burnish +10.0 s +50.1 µs +2.00 × ", text) and re.search(r"\d × ± ", text)
 
 
 def test_a_missing_package_is_said_first(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
