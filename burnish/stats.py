@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from burnish.trust.jobs import JobStats
+from burnish.trust.record import VariantStats
 
 SCHEMA = 1
 
@@ -113,7 +114,10 @@ class Stats:
     seconds: Mapping[str, float] = field(default_factory=dict)  # stage -> its own time, without the stages inside it
     latency: tuple[LatencyStats, ...] = ()  # empty unless compiled with the option latency=True
     memory: MemoryStats = MemoryStats()
+    variants: tuple[VariantStats, ...] = ()  # one for each captured graph that is in use
     jobs: tuple[JobStats, ...] = ()  # frames given to the compiling thread, with background=True or a budget
+    events: Mapping[str, int] = field(default_factory=dict)  # kind (burnish/observe/events.py) -> how many
+    rollbacks: Mapping[str, int] = field(default_factory=dict)  # cause (exception, numbers, asked) -> how many
     schema: int = SCHEMA
 
     @property
@@ -149,6 +153,7 @@ class Stats:
             ("cache misses", self.cache_reasons),
             ("fusions", self.fusions),
             ("latency", self.latency),
+            ("variants", self.variants),
             ("jobs", self.jobs),
         ):
             if entries:

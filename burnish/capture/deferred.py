@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import time
 import types
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from burnish.capture.diagnosis import GRAPH_BREAKS, serve_eager
 from burnish.capture.shield import beside_calls
 from burnish.capture.snapshot import CannotSnapshot, FrameSnapshot, ThreadState, inputs_in_words, signature
 from burnish.errors import CompileError
+from burnish.observe.events import EventKind
 from burnish.observe.log import CompileLog
 from burnish.options import Options
 from burnish.trust.background import Job, Pace, after_fork_in_child, submit
@@ -117,6 +119,8 @@ class DeferredFrames:
         job = Job(_plain_name(frame.f_code), inputs_in_words(values), work, deadline, self.pace)
         first = self._jobs.setdefault(key, job)
         if first is job:  # and no other thread was faster
+            if self._background:
+                self._log.emit("background_queued", reason=f"{job.function}({job.inputs})")
             submit(job, urgent=not self._background)
             self._forget_old_jobs()
         return first
@@ -149,6 +153,7 @@ class DeferredFrames:
 
     def _work(self, key: Key, frame: FrameSnapshot, cache_entry: Any, frame_state: Any, job: Job) -> None:
         code = frame.f_code
+        begin = time.perf_counter()
         fallbacks = len(self._log.fallbacks)
         try:
             with self._compiling(key[1], job):
@@ -167,8 +172,13 @@ class DeferredFrames:
             self._keep(key, result)
         elif result.apply_to_code:
             self._decided[code] = result
-        if failures := self._log.fallbacks[fallbacks:]:
+        failures = self._log.fallbacks[fallbacks:]
+        if failures:
             job.finish("failed", str(failures[-1]))
+        if self._background:
+            kind: EventKind = "background_failed" if failures else "background_ready"
+            why = str(failures[-1]) if failures else f"{job.function}({job.inputs})"
+            self._log.emit(kind, seconds=time.perf_counter() - begin, reason=why)
 
     @contextlib.contextmanager
     def _compiling(self, state: ThreadState, job: Job) -> Iterator[None]:
@@ -202,6 +212,7 @@ class DeferredFrames:
         overrun = OverBudget(self._budget or 0.0, job.deadline.stage)
         if job.finish("cancelled", overrun.reason):
             self._overruns[code] = self._overruns.get(code, 0) + 1
+            self._log.emit("budget_exceeded", seconds=self._budget, reason=overrun.reason, tier="eager")
             serve_eager(self._log, "budget", overrun)
 
     # -- from outside ------------------------------------------------------------------------------------------

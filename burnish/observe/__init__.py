@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from burnish.observe.events import KINDS, Event, EventKind
-from burnish.observe.exposition import all_stats, metrics
+from burnish.observe.exposition import metrics
+from burnish.observe.registry import all_stats
 
 if TYPE_CHECKING:
     from burnish.observe.endpoint import Endpoint

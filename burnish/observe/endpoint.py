@@ -7,8 +7,9 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 
-from burnish.observe.exposition import all_stats, metrics
+from burnish.observe.exposition import metrics
 from burnish.observe.prometheus import CONTENT_TYPE
+from burnish.observe.registry import all_stats
 
 
 class Endpoint:

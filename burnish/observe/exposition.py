@@ -11,20 +11,14 @@ from collections import Counter
 import torch
 
 from burnish.observe.prometheus import Family, exposition
-from burnish.observe.registry import live_logs
+from burnish.observe.registry import all_stats
 from burnish.observe.sinks import dropped_events
 from burnish.stats import Stats
 
 
-def all_stats() -> dict[str, Stats]:
-    """Every live compiled object of this process, by its label. One that never compiled anything for
-    `torch.compile(backend="burnish")` is left out: it is there in every process."""
-    found = {log.label: log.snapshot() for log in live_logs()}
-    return {label: stats for label, stats in found.items() if stats.compiles or "torch.compile(" not in label}
-
-
 def metrics() -> str:
-    stats = all_stats()
+    # torch.compile(backend="burnish") has an entry in every process: it is listed once it has compiled something.
+    stats = {label: each for label, each in all_stats().items() if each.compiles or "torch.compile(" not in label}
     return exposition([_info(), *_compiling(stats), *_serving(stats), *_memory(stats), _events()])
 
 
@@ -64,12 +58,25 @@ def _compiling(all_stats: dict[str, Stats]) -> list[Family]:
 
 def _serving(all_stats: dict[str, Stats]) -> list[Family]:
     calls = Family("burnish_call_seconds", "histogram", "Host time of calls, by variant and the engine that served.")
+    variants = Family("burnish_variants", "gauge", "Compiled graphs in use, by state and the engine that serves them.")
+    rollbacks = Family("burnish_rollbacks_total", "counter", "Graphs given back to eager, by cause.")
+    samples = Family("burnish_samples_total", "counter", "Live calls compared with eager.")
+    pending = Family("burnish_background_pending", "gauge", "Frames that wait for the compiling thread, or are in it.")
+    events = Family("burnish_events_total", "counter", "Everything else that happened, by kind of event.")
     for label, stats in all_stats.items():
+        for (state, engine), count in Counter((each.state, each.engine) for each in stats.variants).items():
+            variants.add(count, object=label, state=state.replace(" ", "_"), engine=engine)
+        for cause, count in stats.rollbacks.items():
+            rollbacks.add(count, object=label, cause=cause)
+        samples.add(sum(each.samples for each in stats.variants), object=label)
+        pending.add(sum(job.state in ("pending", "compiling") for job in stats.jobs), object=label)
+        for kind, count in stats.events.items():
+            events.add(count, object=label, kind=kind)
         for entry in stats.latency:
             calls.add_histogram(
                 entry.bounds, entry.counts, entry.seconds, object=label, variant=entry.variant, engine=entry.engine
             )
-    return [calls]
+    return [variants, rollbacks, samples, pending, calls, events]
 
 
 def _memory(all_stats: dict[str, Stats]) -> list[Family]:

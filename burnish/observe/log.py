@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from burnish.errors import CompileError
 from burnish.observe.events import Event, EventKind, Sink
@@ -22,6 +22,11 @@ from burnish.observe.latency import Histogram
 from burnish.observe.memory import memory_of
 from burnish.record import Recorder
 from burnish.stats import Fallback, GraphBreak, Recompile, Stats
+from burnish.trust.record import VariantStats
+
+
+class HasVariantStats(Protocol):
+    def stats(self) -> VariantStats: ...
 
 
 @dataclass
@@ -49,6 +54,8 @@ class CompileLog:
         self.graphs: Counter[str] = Counter()
         self.aten_calls: Counter[str] = Counter()
         self.notices: Counter[str] = Counter()
+        self.events: Counter[str] = Counter()  # by kind
+        self.rollbacks: Counter[str] = Counter()  # by cause
         self.fallbacks: list[Fallback] = []
         self.fusions: list[str] = []
         self.graph_breaks: list[GraphBreak] = []
@@ -60,6 +67,7 @@ class CompileLog:
         self._kernels_told = 0  # in events
         self.compiles = 0
         self._histograms: dict[tuple[str, str], Histogram] = {}
+        self._variants: list[weakref.ref[HasVariantStats]] = []
 
     def clear(self) -> None:
         with self._lock:
@@ -68,7 +76,11 @@ class CompileLog:
     def emit(
         self, kind: EventKind, *, variant: str = "", seconds: float | None = None, reason: str = "", **detail: object
     ) -> None:
-        """Tell every sink. Never call it with the lock held: a sink may write to a slow disk."""
+        """Count it, and tell every sink. Never call it with the lock held: a sink may write to a slow disk."""
+        with self._lock:
+            self.events[kind] += 1
+            if kind == "rollback":
+                self.rollbacks[str(detail.get("cause", "other"))] += 1
         if self.sinks:
             event = Event(kind, self.label, variant, seconds, reason, detail)
             for sink in self.sinks:
@@ -143,6 +155,17 @@ class CompileLog:
         with self._lock:
             self._programs.add(run)
 
+    def release(self) -> None:
+        """Programs still referred to, by a call under way or a graph that autograd holds, keep no memory for later."""
+        with self._lock:
+            programs = list(self._programs)
+        for program in programs:
+            release = getattr(program, "release", None)
+            if release is not None:
+                release()
+            elif "pool" in (names := getattr(program, "__globals__", {})):
+                names["pool"].clear()
+
     def histogram(self, variant: str, engine: str) -> Histogram:
         """Where the latencies of one variant's calls by one engine are counted."""
         with self._lock:
@@ -196,9 +219,19 @@ class CompileLog:
             self.recompiles.append(entry)
         self.emit("recompile", reason=entry.reason, function=entry.function, file=entry.file, line=entry.line)
 
+    def variant(self, variant: HasVariantStats) -> None:
+        """Remember a variant for as long as it is in use."""
+        with self._lock:
+            self._variants = [known for known in self._variants if known() is not None] + [weakref.ref(variant)]
+
+    def variants(self) -> list[Any]:
+        with self._lock:
+            return [variant for known in self._variants if (variant := known()) is not None]
+
     # -- read by the user ------------------------------------------------------------------------------------
 
     def snapshot(self) -> Stats:
+        variants = tuple(variant.stats() for variant in self.variants())  # each takes a lock of its own
         with self._lock:
             return Stats(
                 name=self.name,
@@ -217,6 +250,9 @@ class CompileLog:
                 seconds=dict(self.seconds),
                 latency=tuple(histogram.snapshot() for histogram in self._histograms.values()),
                 memory=memory_of(self._programs),
+                variants=variants,
+                events=dict(self.events),
+                rollbacks=dict(self.rollbacks),
             )
 
 

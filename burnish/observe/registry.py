@@ -5,8 +5,16 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
+from typing import Protocol, runtime_checkable
 
 from burnish.observe.log import CompileLog
+from burnish.stats import Stats
+
+
+@runtime_checkable
+class HasStats(Protocol):
+    def stats(self) -> Stats: ...
+
 
 _lock = threading.Lock()
 _live: dict[str, tuple[weakref.ref[object], weakref.ref[CompileLog]]] = {}  # label -> owner, its log
@@ -24,8 +32,14 @@ def register(log: CompileLog, owner: object | None = None) -> None:
         _live[log.label] = weakref.ref(log if owner is None else owner), weakref.ref(log)
 
 
-def live_logs() -> list[CompileLog]:
-    """In the order of their creation."""
+def all_stats() -> dict[str, Stats]:
+    """Every live compiled object of this process, by its label, in the order of their creation."""
     with _lock:
-        found = [log() for owner, log in _live.values() if owner() is not None]
-    return [log for log in found if log is not None]
+        found = [(label, owner(), log()) for label, (owner, log) in _live.items()]
+    stats: dict[str, Stats] = {}
+    for label, owner, log in found:
+        if isinstance(owner, HasStats):
+            stats[label] = owner.stats()  # which knows of compiles in the background, too
+        elif owner is not None and log is not None:
+            stats[label] = log.snapshot()
+    return stats

@@ -156,6 +156,7 @@ def test_log_collects():
         cache_reasons=("flags changed",),
         fusions=("add into mm",),
         fallbacks=(Fallback("build", "ValueError: two"),) * 2,
+        events={"cache_hit": 1, "cache_miss": 1, "fallback": 2},
     )
 
 
