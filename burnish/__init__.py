@@ -7,9 +7,10 @@ from burnish.api import compile, disable, reset, stats
 from burnish.observe import metrics
 from burnish.options import Options
 from burnish.stats import Stats
+from burnish.verify import verify
 
 __version__ = "0.1.0"
-__all__ = ["Options", "Stats", "__version__", "compile", "disable", "errors", "metrics", "reset", "stats"]
+__all__ = ["Options", "Stats", "__version__", "compile", "disable", "errors", "metrics", "reset", "stats", "verify"]
 
 
 def _register_backend() -> None:

@@ -126,16 +126,21 @@ def _handle(target: object) -> Handle | None:
     return handle if isinstance(handle, Handle) else None
 
 
+def handle_of(compiled: object) -> Handle:
+    """What burnish keeps for a compiled object."""
+    handle = _handle(compiled)
+    if handle is None:
+        raise NotCompiled(compiled)
+    return handle
+
+
 def stats(target: object = None) -> Stats:
     """What compiling `target` did so far; without one, all of `torch.compile(..., backend="burnish")` together."""
     if target is None:
         from burnish.capture.dynamo import torch_compile_stats
 
         return torch_compile_stats()
-    handle = _handle(target)
-    if handle is None:
-        raise NotCompiled(target)
-    return handle.stats()
+    return handle_of(target).stats()
 
 
 def disable(target: Any = None, *, reason: str | None = None) -> Any:
