@@ -70,11 +70,11 @@ class Handle:
         self.options = settings.resolved()
         self.name = settings.name or getattr(eager, "__qualname__", None) or type(eager).__name__
         self.log = CompileLog(self.options.dump_dir, self.name, sinks_for(self.options))
-        register(self.log, self)
         self.entrance = self._entrance(eager)
         self._forward: Entrance | None = None
         self._lock = threading.Lock()
         _live.add(self)
+        register(self.log, self)  # last: from now on metrics ask it
 
     def _entrance(self, target: Callable[..., Any]) -> Entrance:
         from burnish.capture.frame import Entrance  # TorchDynamo takes a second to import: not before it is needed
