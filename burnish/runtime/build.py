@@ -6,12 +6,10 @@ cache cannot be used the library lives in a directory of this process's own, rem
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import ctypes
 import functools
 import hashlib
-import os
 import re
 import shlex
 import shutil
@@ -38,6 +36,7 @@ from burnish.runtime.compiler import (
     forget_compilers,
     link_shared,
 )
+from burnish.runtime.scratch import own_directory
 from burnish.trust.budget import current_deadline
 
 NATIVE_DIR = Path(__file__).parent / "native"
@@ -249,7 +248,7 @@ def _publish(built: Path, job: _Job, key: CacheKey, cache: Cache) -> _Library:
             return _Library(_dlopen(path, job.exported), path)
         except _CannotLoad:
             cache.discard(_KIND, key)
-    kept = Path(tempfile.mkdtemp(dir=_own_directory(os.getpid()))) / "data"
+    kept = Path(tempfile.mkdtemp(dir=own_directory())) / "data"
     shutil.copyfile(built, kept)
     return _Library(_dlopen(kept, job.exported), kept)
 
@@ -264,17 +263,5 @@ def _dlopen(path: Path, exported: bool) -> ctypes.CDLL:
 
 @contextlib.contextmanager
 def _own_workspace() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(dir=_own_directory(os.getpid()), ignore_cleanup_errors=True) as path:
+    with tempfile.TemporaryDirectory(dir=own_directory(), ignore_cleanup_errors=True) as path:
         yield Path(path)
-
-
-@functools.cache
-def _own_directory(pid: int) -> Path:
-    path = Path(tempfile.mkdtemp(prefix="burnish-"))
-
-    def remove() -> None:
-        if os.getpid() == pid:  # a forked child inherits this handler, and must not take its parent's libraries away
-            shutil.rmtree(path, ignore_errors=True)
-
-    atexit.register(remove)
-    return path

@@ -6,15 +6,10 @@ Memory a call works in belongs to the stream it runs on: a workspace is made for
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import importlib.util
-import os
-import tempfile
 import types
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -29,6 +24,7 @@ from burnish.options import Options
 from burnish.runtime.cuda_launch import Kernel as LoadedKernel
 from burnish.runtime.cuda_launch import Launch, Launcher, launcher_for
 from burnish.runtime.program import Program, Renderer, Run, Workspace, WorkspacePool, load_rendered
+from burnish.runtime.scratch import load_python
 from burnish.schedule.evaluate import ScheduleEvaluation
 from burnish.schedule.kernels import ExternKernel, Kernel, Operand, ResultBuffer, Schedule
 
@@ -181,7 +177,7 @@ def load_cuda_program(
 ) -> CudaRun:
     assert isinstance(program.unit, CudaUnit)
     launcher = launcher_for(program.device.index or 0, options, log)
-    module = _module(program.unit.triton.text, options)
+    module = load_python(program.unit.triton.text)
     kernels = _kernels(module, program.unit.triton, launcher, program.device)
     # The flag is memory of the host that kernels, too, can reach: they write it when an index is bad, which costs
     # nothing when none is, and reading it waits for nobody.
@@ -301,26 +297,6 @@ def _evaluator(device: torch.device) -> Callable[..., None]:
 
 
 # -- building -----------------------------------------------------------------------------------------------------
-
-
-def _module(text: str, options: Options) -> ModuleType:
-    """The kernels as a module in a file, for Triton reads a function's source from one."""
-    digest = hashlib.sha256(text.encode()).hexdigest()[:24]
-    directory = options.cache_dir / "triton"
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        directory = Path(tempfile.mkdtemp(prefix="burnish-"))
-    path = directory / f"kernels_{digest}.py"
-    if not path.exists():
-        fresh = path.with_suffix(f".{os.getpid()}.tmp")
-        fresh.write_text(text)
-        os.replace(fresh, path)  # whole or not at all: another process may be reading it
-    spec = importlib.util.spec_from_file_location(f"burnish_kernels_{digest}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def _kernels(

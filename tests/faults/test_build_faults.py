@@ -27,7 +27,7 @@ from burnish.errors import (
 )
 from burnish.observe.log import CompileLog
 from burnish.options import Options
-from burnish.runtime import build, compiler
+from burnish.runtime import build, compiler, scratch
 from burnish.runtime.build import CSource, build_shared, native_library
 from burnish.runtime.cache import Cache
 
@@ -407,7 +407,7 @@ def test_no_temporary_directory_either(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("tempfile.mkdtemp", full)
-    build._own_directory.cache_clear()
+    scratch._directory_of.cache_clear()
     with pytest.raises(NoRoomToBuild, match="No space left"):
         build_shared(ANSWER, options=options, cache=Cache(tmp_path / "cache", MIB), log=log)
 

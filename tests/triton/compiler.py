@@ -6,7 +6,8 @@ import tempfile
 from typing import Any
 
 from burnish.codegen.triton import TritonUnit
-from tests.triton.interpreter import load_module, process_with
+from burnish.runtime.scratch import load_python
+from tests.triton.interpreter import process_with
 
 
 class Compiler:
@@ -50,7 +51,7 @@ def _compile(
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    kernel = getattr(load_module(text), function)
+    kernel = getattr(load_python(text), function)
     names = kernel.arg_names
     values = {k: getattr(tl, v) if isinstance(v, str) else v for k, v in constants.items()}
     signature = dict(zip(names, types, strict=False)) | dict.fromkeys(values, "constexpr")

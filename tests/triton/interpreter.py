@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
 import io
 import multiprocessing
 import os
-import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -23,6 +19,7 @@ from burnish.codegen.triton_launch import Launch
 from burnish.ir.body import Loop
 from burnish.ir.evaluate import evaluate_loop
 from burnish.ir.expr import Dim, evaluate
+from burnish.runtime.scratch import load_python
 from burnish.schedule.kernels import LoopKernel, Schedule
 
 Buffers = dict[str, torch.Tensor]
@@ -180,22 +177,10 @@ def _run(jobs: list[Job], packed: bytes) -> tuple[bytes, int]:
     buffers = torch.load(io.BytesIO(packed))
     error = torch.zeros(1, dtype=torch.int64)
     for j in jobs:
-        kernel = getattr(load_module(j.text), j.function)
+        kernel = getattr(load_python(j.text), j.function)
         args = [error if a == "error" else buffers[a] if isinstance(a, str) else a for a in j.arguments]
         constants = {k: getattr(tl, v) if isinstance(v, str) else v for k, v in j.constants}
         kernel[j.grid](*args, **constants)
     result = io.BytesIO()
     torch.save(buffers, result)
     return result.getvalue(), int(error)
-
-
-def load_module(text: str) -> Any:
-    """A module of kernels; Triton reads its functions' source from the file."""
-    name = "kernels_" + hashlib.sha256(text.encode()).hexdigest()[:16]
-    path = Path(tempfile.mkdtemp(prefix="burnish-")) / f"{name}.py"
-    path.write_text(text)
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
