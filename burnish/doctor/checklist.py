@@ -171,6 +171,13 @@ def _faster(subject: _Subject) -> Found:
     figure = f"{ratio.value:.2f} × eager's speed{noise}; p50 {duration(ours.p50)} against {duration(eager.p50)}"
     if ratio.value * NOT_SLOWER < 1.0:
         return "fail", figure, "compiling does not help here: burnish bench TARGET looks for a setting that does"
+    engines = {variant.engine for variant in subject.stats().variants}
+    if engines == {"eager"}:
+        return (
+            "warn",
+            f"{figure}; served by eager, which the gate found faster",
+            "burnish bench TARGET looks for a gain",
+        )
     if ratio.value < 1.02:
         return "warn", figure, "no gain worth the compile: burnish bench TARGET looks for a setting that has one"
     return "ok", f"{figure}; p99 {duration(ours.p99)}", ""
@@ -292,16 +299,45 @@ def _threads(subject: _Subject) -> Found:
     )
 
 
+def _rolls_back(subject: _Subject) -> Found:
+    handle = subject.compiled.burnish
+    if not hasattr(handle, "rollback"):
+        raise NotMeasured("this version has no rollback()")
+    torch.manual_seed(0)
+    eager = outcome(subject.target, subject.target.model)
+    begin = time.perf_counter()
+    handle.rollback()
+    took = time.perf_counter() - begin
+    torch.manual_seed(0)
+    served = outcome(subject.target, subject.compiled)
+    handle.retry()
+    same = all(_same_bits(a, b) for a, b in zip(eager, served, strict=True))
+    bits = "eager's bits" if same else "other bits than eager's"
+    figure = f"rollback() takes {duration(took)}; calls after it give {bits}"
+    if same:
+        return "ok", figure, ""
+    return "warn", figure, "a model that changes its own state, or draws random numbers, does so in eager, too"
+
+
 def _sealed(subject: _Subject) -> Found:
     handle = subject.compiled.burnish
     if not hasattr(handle, "seal"):
         raise NotMeasured("this version has no seal()")
-    before = subject.stats().compiles
+    subject.call(1)
+    before = subject.stats()
     handle.seal()
-    subject.call(subject.calls)
-    more = subject.stats().compiles - before
-    figure = f"{more} compiles in {subject.calls} calls after seal()"
-    return ("fail", figure, "report it") if more else ("ok", figure, "")
+    try:
+        subject.call(subject.calls)
+        after = subject.stats()
+    finally:
+        handle.unseal()
+    more = after.compiles - before.compiles
+    unseen = {what: count - before.notices.get(what, 0) for what, count in after.notices.items()}
+    eager = sum(count for what, count in unseen.items() if "eager" in what)
+    figure = f"{more} compiles and {eager} calls in eager, of {subject.calls} after seal()"
+    if more:
+        return "fail", figure, "report it"
+    return ("warn", figure, "see burnish.stats(c).notices") if eager else ("ok", figure, "")
 
 
 QUESTIONS: dict[str, Callable[[_Subject], Found]] = {
@@ -315,6 +351,7 @@ QUESTIONS: dict[str, Callable[[_Subject], Found]] = {
     "memory stable": _memory,
     "warm start": _warm_start,
     "other sizes": _other_shapes,
+    "rolls back": _rolls_back,
     "sealed": _sealed,
 }
 
