@@ -41,6 +41,7 @@ class Captured:
     aliases: dict[int, Window] = field(default_factory=dict)  # result -> where in which argument it is
     windows: dict[int, Window] = field(default_factory=dict)  # result -> where in which other result it is
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))  # where every tensor of the graph is
+    target: str = "cpu"  # the kind of device it is lowered for
     results: int = 0  # outputs beyond these are only there for `windows` to look into
     externs: list[tuple[str, str]] = field(default_factory=list)  # (op, why it was not lowered)
     values: dict[FxNode, Any] = field(default_factory=dict)  # what each captured call became: a node, several, a size
@@ -57,7 +58,7 @@ class _Importer:
         self.graph = Graph()
         self.builder = Builder(self.graph)
         self.captured = Captured(self.graph, Symbols(), device=_device_of(gm))
-        self.builder.device = kind or self.captured.device.type
+        self.captured.target = self.builder.device = kind or self.captured.device.type
         self.values = self.captured.values
 
     def run(self) -> Captured:

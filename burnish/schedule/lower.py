@@ -60,6 +60,7 @@ from burnish.schedule.kernels import (
 _ALWAYS_STORED = (Input, Constant, Pick, Reduce, Scan, Scatter, Concat, Contract, Attend, Extern)
 _CHEAP = 4  # scalar work worth repeating in each reader instead of a trip through memory
 _DEEPEST = 60  # inlined chains are cut here, so bodies stay readable and recursion shallow
+_CHEAP_VECTOR = 2 * TRANSCENDENTAL  # the same for a vector on a GPU, where each tile computes it once for its columns
 
 
 def lower_graph(captured: Captured) -> Schedule:
@@ -108,16 +109,23 @@ class _Lowerer:
                 1 + max((p.depth for p in parts), default=0),
                 frozenset().union(*(p.sources for p in parts)),
             )
-            if isinstance(node.op, Map | Gather) and self._worth_storing(mine, uses[node.id]):
+            if isinstance(node.op, Map | Gather) and self._worth_storing(node, mine, uses[node.id]):
                 stored.add(node.id)
                 mine = _Work(0, 0, frozenset({node.id}))
             work[node.id] = mine
         return stored
 
-    def _worth_storing(self, work: _Work, uses: int) -> bool:
+    def _worth_storing(self, node: Node, work: _Work, uses: int) -> bool:
         if work.depth > _DEEPEST or work.cost > 40 * TRANSCENDENTAL:
             return True
+        if self._is_vector_on_gpu(node) and work.cost <= _CHEAP_VECTOR:
+            return False
         return uses > 1 and (work.cost > _CHEAP or len(work.sources) > 1)
+
+    def _is_vector_on_gpu(self, node: Node) -> bool:
+        """Whether a kernel that only made this would take longer to launch than all its readers to make it again: a
+        norm's scale and shift per channel."""
+        return self.captured.target == "cuda" and sum(d != 1 for d in node.shape) == 1
 
     def _uses(self) -> dict[int, int]:
         """Readers of each node, counted through views; a view that repeats costly elements counts twice."""
