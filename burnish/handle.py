@@ -108,7 +108,7 @@ class Handle:
     def stop_compiling(self) -> None:
         """Cancel compiles in the background; calls ask for them again."""
         for frames in self._deferred():
-            frames.close()
+            frames.cancel()
 
     def reset(self) -> None:
         """Forget everything compiled and counted; the next call compiles."""

@@ -48,7 +48,8 @@ def _verdict(result: BenchResult) -> Panel:
         bullet = Table.grid(padding=(0, 1))
         bullet.add_row("•", Text(reason))
         lines.append(bullet)
-    title = f"{result.target}{' (incomplete)' if result.incomplete else ''}"
+    name = result.target.rsplit("/", 1)[-1]  # a path would not fit
+    title = f"{name} (incomplete)" if result.incomplete else name
     return Panel(
         Group(*lines), title=Text(title, style="bold"), title_align="left", border_style=colour, padding=(0, 1)
     )

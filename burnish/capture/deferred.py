@@ -35,10 +35,13 @@ Key = tuple[types.CodeType, ThreadState, tuple[Any, ...]]
 
 ONCE_IN_EAGER = ConvertFrameReturn(FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP), apply_to_code=False)
 
+LEFT_ALONE = ConvertFrameReturn()  # never compiled; what it calls may be
+
 _MOST_PENDING = 8  # frames of one object in the queue; further ones ask again at a later call
 _MOST_TRIES = 3  # for the same inputs, when what was made does not fit the calls that follow
 _MOST_OVERRUNS = 2  # of the budget, by one function
 _MOST_REMEMBERED = 256
+_SERIAL = re.compile(r"__\d+$")  # which makes the name of an entrance's own frame unique
 
 
 class DeferredFrames:
@@ -65,7 +68,7 @@ class DeferredFrames:
 
     def __call__(self, frame: Any, cache_entry: Any, frame_state: Any) -> ConvertFrameReturn:
         if trace_rules.check(frame.f_code):
-            return self._compile_now(frame, cache_entry, frame_state)  # which says at once that it will not
+            return LEFT_ALONE
         if (made := self._fitting(frame)) is not None:
             return made
         try:
@@ -224,8 +227,12 @@ class DeferredFrames:
         return [job.stats() for job in self.jobs()]
 
     def close(self) -> None:
-        """Nothing of what is under way is wanted any more."""
+        """Calls that are still under way ask for nothing more."""
         self._closed = True
+        self.cancel()
+
+    def cancel(self) -> None:
+        """Nothing of what is under way is wanted any more. Later calls ask again."""
         for job in self.jobs():
             job.deadline.cancel("no longer wanted")
             job.finish("cancelled", "no longer wanted")
@@ -239,7 +246,7 @@ _NEVER_FITS = (
 
 
 def _plain_name(code: types.CodeType) -> str:
-    return re.sub(r"__\d+$", "", code.co_name)
+    return _SERIAL.sub("", code.co_name)
 
 
 def _free_the_compile_lock() -> None:

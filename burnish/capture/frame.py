@@ -38,6 +38,7 @@ from burnish.runtime.build import prepare_native
 _serial = itertools.count(1)
 # What torch.compiler.set_stance replaces, and puts back. (None, which no stance is, if it had been replaced already.)
 _ORDINARY_STANCE = eval_frame._stance if eval_frame._stance == eval_frame.DynamoStance() else None
+_CHANGED_MEANWHILE = "state changed while dynamo tracing"
 _BAD_INPUT_LIMIT = 8  # attempts at a frame that fails in the same way, before giving up on more
 
 
@@ -65,13 +66,14 @@ class Entrance:
 
     def restart(self) -> None:
         with self._lock:
-            self.stop_compiling()
+            if self.deferred is not None:
+                self.deferred.close()
             self.call = self._open()
 
     def stop_compiling(self) -> None:
         """Cancel what the compiling thread still has to do, or does, for this entrance."""
         if self.deferred is not None:
-            self.deferred.close()
+            self.deferred.cancel()
 
     def _open(self) -> Callable[..., Any]:
         frame = own_frame(self.target)
@@ -199,6 +201,8 @@ class FrameCompiler:
             except dynamo_errors.ResumePrologueTracingError:
                 raise  # half a function has run: there is no eager to go back to
             except Exception as error:
+                if self.deferred is not None and _CHANGED_MEANWHILE in str(error):
+                    raise  # by other threads: a later call asks again
                 return self._give_up(error)
             finally:
                 watch.report(self._log, self._place)

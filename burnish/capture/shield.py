@@ -31,7 +31,7 @@ def beside_calls(checkpoint: Callable[[], None]) -> Iterator[None]:
         return threading.get_ident() == thread
 
     with contextlib.ExitStack() as stack:
-        for owner in (torch.random, torch.cuda, random):
+        for owner in (torch, torch.random, torch.cuda, random):
             name = "setstate" if owner is random else "set_rng_state"
             stack.enter_context(_patched(owner, name, _dropped_if(is_ours)))
         stack.enter_context(_patched(torch, "set_default_dtype", _restored_if(is_ours, (torch.get_default_dtype(),))))

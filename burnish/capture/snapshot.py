@@ -22,9 +22,12 @@ from typing import Any
 import torch
 from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
 
-_LARGEST = 100_000  # elements of containers and attributes looked at; a copy takes about 0.3 us for each
+_LARGEST = 100_000  # elements of containers and attributes looked at
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement
 _CONSTANTS = (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size, torch.layout)
+
+
+_LEAVES = frozenset((*_CONSTANTS, torch.Tensor, torch.nn.Parameter, types.FunctionType, types.BuiltinFunctionType))
 
 
 class CannotSnapshot(Exception):
@@ -51,7 +54,9 @@ class FrameSnapshot:
 
 
 class _Copies:
-    """Copies of what Python code can change; one for each original, so that what is shared stays shared."""
+    """Copies of what Python code can change; one for each original, so that what is shared stays shared.
+
+    A call waits for this: a model has hundreds of modules with a dozen dictionaries each, most of them empty."""
 
     def __init__(self) -> None:
         self._made: dict[int, Any] = {}
@@ -60,44 +65,52 @@ class _Copies:
 
     def of(self, value: Any) -> Any:
         kind = type(value)
-        if kind in _CONSTANTS or isinstance(value, torch.Tensor):
+        if kind in _LEAVES:
             return value
-        if id(value) in self._made:
-            return self._made[id(value)]
+        known = self._made.get(id(value))
+        if known is not None:
+            return known
         make = _MAKERS.get(kind)
-        if make is None and _has_plain_state(value):
-            make = _Copies._object
         if make is None:
-            return value
+            if not _has_plain_state(kind):
+                return value
+            make = _Copies._object
         self._kept.append(value)
         return make(self, value)
 
-    def _all(self, values: Any) -> list[Any]:
-        self._left -= len(values)
+    def _spend(self, elements: int) -> None:
+        self._left -= elements
         if self._left < 0:
             raise CannotSnapshot(f"its arguments lead to more than {_LARGEST} Python objects")
-        return [self.of(value) for value in list(values)]
+
+    def _fill(self, copy: dict[Any, Any], state: dict[Any, Any]) -> None:
+        self._spend(len(state))
+        leaves, of = _LEAVES, self.of
+        for name, value in list(state.items()):
+            copy[name] = value if type(value) in leaves else of(value)
 
     def _object(self, value: Any) -> Any:
         copy = self._made[id(value)] = object.__new__(type(value))
-        state = value.__dict__
-        copy.__dict__.update(zip(list(state), self._all(state.values()), strict=True))
+        self._fill(copy.__dict__, value.__dict__)
         return copy
 
     def _mapping(self, value: Any) -> Any:
         copy = self._made[id(value)] = type(value)()
-        if isinstance(value, defaultdict):
+        if type(value) is defaultdict:
             copy.default_factory = value.default_factory
-        copy.update(zip(list(value), self._all(value.values()), strict=True))
+        if value:
+            self._fill(copy, value)
         return copy
 
     def _sequence(self, value: Any) -> Any:
         copy = self._made[id(value)] = deque(maxlen=value.maxlen) if type(value) is deque else []
-        copy.extend(self._all(value))
+        self._spend(len(value))
+        copy.extend(map(self.of, list(value)))
         return copy
 
     def _tuple(self, value: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple(self._all(value))
+        self._spend(len(value))
+        return tuple(map(self.of, value))
 
     def _set(self, value: set[Any]) -> set[Any]:
         copy = self._made[id(value)] = set(value)
@@ -124,26 +137,27 @@ _MAKERS: dict[type, Any] = {
     types.MethodType: _Copies._method,
     types.CellType: _Copies._cell,
 }
-
-
-def _has_plain_state(value: Any) -> bool:
-    """An instance of a class written in Python whose whole state is its `__dict__`."""
-    cls = type(value)
-    if not cls.__flags__ & _HEAP_TYPE or isinstance(value, (type, enum.Enum, BaseException, types.ModuleType)):
-        return False
-    return _is_plain_class(cls)
-
-
 _plain_classes: dict[type, bool] = {}
 
 
-def _is_plain_class(cls: type) -> bool:
+def _has_plain_state(cls: type) -> bool:
+    """Whether the instances of a class are written in Python, and their `__dict__` is all they hold."""
     known = _plain_classes.get(cls)
     if known is None:
-        bases = [base for base in cls.__mro__ if base is not object]
-        written = all(base.__flags__ & _HEAP_TYPE and not vars(base).get("__slots__") for base in bases)
-        known = _plain_classes[cls] = bool(written and cls.__dictoffset__ and cls.__basicsize__ <= 48)
+        written = all(
+            base.__flags__ & _HEAP_TYPE and not vars(base).get("__slots__")
+            for base in cls.__mro__
+            if base is not object
+        )
+        special = issubclass(cls, (type, enum.Enum, BaseException, types.ModuleType, torch.Tensor))
+        known = _plain_classes[cls] = bool(
+            written and not special and cls.__dictoffset__ and cls.__basicsize__ == _Plain.__basicsize__
+        )
     return known
+
+
+class _Plain:
+    pass
 
 
 # -- which inputs these are ---------------------------------------------------------------------------------------
@@ -170,7 +184,7 @@ def _described(value: Any, left: Iterator[None]) -> Any:
         return kind, tuple([(repr(key), _described(element, left)) for key, element in value.items()])
     if isinstance(value, torch.nn.Module):
         return id(value)
-    if _has_plain_state(value) and next(left, 0) is None:
+    if _has_plain_state(kind) and next(left, 0) is None:
         return kind, _described(value.__dict__, left) if len(value.__dict__) < 64 else id(value)
     return kind, id(value)
 

@@ -37,7 +37,7 @@ from burnish.runtime.compiler import (
     link_shared,
 )
 from burnish.runtime.scratch import own_directory
-from burnish.trust.budget import current_deadline
+from burnish.trust.budget import Cancelled, current_deadline
 
 NATIVE_DIR = Path(__file__).parent / "native"
 
@@ -127,9 +127,10 @@ def native_library(options: Options, cache: Cache, log: CompileLog) -> tuple[cty
 
 def prepare_native(options: Options) -> None:
     """Build the C runtime in the background. A failure is silent here: whoever needs the library meets it again."""
+    deadline = current_deadline()
 
     def build() -> None:
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception, Cancelled), deadline.governing():
             native_library(options, open_cache(options), CompileLog())
 
     threading.Thread(target=build, name="burnish-native", daemon=True).start()

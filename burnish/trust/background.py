@@ -20,11 +20,12 @@ from collections.abc import Callable, Iterable
 from burnish.observe.log import failure_reason
 from burnish.trust.budget import Cancelled, Deadline
 from burnish.trust.jobs import JobState, JobStats
-from burnish.trust.process import at_exit, give_way
+from burnish.trust.process import at_exit
 
-SLICE_SECONDS = 0.001  # at most this much work at a time while calls are in flight ...
-REST_SECONDS = 0.006  # ... and then this much rest, unless they end sooner
-FIRST_REST_SECONDS = 0.5  # before a job begins: the call that asked for it should be over
+SLICE_SECONDS = 0.001  # processor time that a compile takes in one go while calls are in flight ...
+REST_SECONDS = 0.005  # ... and then it rests for so long, unless they end sooner
+NAP_SECONDS = 0.001
+FIRST_REST_SECONDS = 2.0  # before a job begins: the call that asked for it should be over
 EXIT_SECONDS = 2.0  # how long the end of the process waits for the current compile to notice
 FORK_SECONDS = 1.0  # the same before a fork
 
@@ -37,26 +38,28 @@ class Pace:
     def __init__(
         self,
         clock: Callable[[], float] = time.monotonic,
+        worked: Callable[[], float] = time.thread_time,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.calls: list[None] = []  # one element per call in flight: append and pop need no lock
         self._clock = clock
+        self._worked = worked  # processor time of the compiling thread
         self._sleep = sleep
-        self._since = clock()
+        self._since = 0.0
 
     def begin(self) -> None:
         self._rest(FIRST_REST_SECONDS)
 
     def check(self) -> None:
         """Called by the compiling thread, often."""
-        if self.calls and self._clock() - self._since >= SLICE_SECONDS:
+        if self.calls and self._worked() - self._since >= SLICE_SECONDS:
             self._rest(REST_SECONDS)
 
     def _rest(self, seconds: float) -> None:
         end = self._clock() + seconds
         while self.calls and self._clock() < end:
-            self._sleep(SLICE_SECONDS)
-        self._since = self._clock()
+            self._sleep(NAP_SECONDS)
+        self._since = self._worked()
 
 
 class Job:
@@ -117,10 +120,12 @@ class Job:
 
 
 class Worker:
-    """A thread and its queue. `urgent` jobs are those that a call waits for: they run at the caller's priority."""
+    """A thread and its queue.
 
-    def __init__(self, urgent: bool) -> None:
-        self._urgent = urgent
+    The thread keeps its priority: a low one would be held up by other processes while it has Python's turn, and with
+    it everybody who waits for that. Only C compilers it starts run at a low one."""
+
+    def __init__(self) -> None:
         self._jobs: deque[Job] = deque()
         self._current: Job | None = None
         self._wanted = threading.Condition(_lock)
@@ -135,8 +140,6 @@ class Worker:
             self._wanted.notify_all()
 
     def _loop(self) -> None:
-        if not self._urgent:
-            give_way()
         while (job := self._next()) is not None:
             try:
                 job.run()
@@ -194,10 +197,11 @@ after_fork_in_child: list[Callable[[], None]] = []  # what else must be put righ
 
 
 def submit(job: Job, urgent: bool) -> None:
+    """`urgent` jobs are those that a call waits for: they have a thread of their own."""
     with _lock:
         worker = _workers.get(urgent)
         if worker is None:
-            worker = _workers[urgent] = Worker(urgent)
+            worker = _workers[urgent] = Worker()
         worker.submit(job)
 
 

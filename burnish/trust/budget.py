@@ -82,7 +82,7 @@ class Deadline:
             self.stage = stage
         if self._cancelled or self.expired:
             raise Cancelled(self._cancelled or f"cancelled after its budget of {self.seconds:g} s", self.stage)
-        if self._on_check is not None:
+        if self._on_check is not None and _current.get() is self:  # not in threads that help
             self._on_check()
 
     def cancel(self, reason: str) -> None:
@@ -108,7 +108,7 @@ class Deadline:
 
     @contextlib.contextmanager
     def governing(self) -> Iterator[None]:
-        """While open, `current_deadline` in this thread is this one."""
+        """While open, `current_deadline` in this thread is this one; `on_check` is called in such threads only."""
         token = _current.set(self)
         try:
             yield

@@ -5,19 +5,16 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import sys
 import threading
 from collections.abc import Callable
 
 _NICENESS = 10
 
 
-def give_way(number: int | None = None) -> None:
-    """Lower the priority of a process, or of this thread, which has one of its own on Linux only."""
-    if number is None and sys.platform != "linux":
-        return
+def give_way(process: int) -> None:
+    """Lower the priority of a process, and of those that it will start."""
     with contextlib.suppress(OSError, AttributeError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id() if number is None else number, _NICENESS)
+        os.setpriority(os.PRIO_PROCESS, process, _NICENESS)
 
 
 def at_exit(end: Callable[[], None]) -> None:
