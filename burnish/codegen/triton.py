@@ -125,4 +125,8 @@ def module_text(functions: dict[str, str], interpreted: bool = False, overlapped
     if overlapped:
         bodies = [text.replace("):\n", f"):\n{_LET_IN}", 1).replace(AHEAD, _WAIT) for text in bodies]
     bodies = [text.replace(f"{AHEAD}\n", "") for text in bodies]
+    if interpreted:  # which knows no machine instructions
+        bodies = [
+            text.replace("bn.erf_to_bf16(", "tl.erf(").replace("bn.tanh_to_bf16(", "libdevice.tanh(") for text in bodies
+        ]
     return "\n\n".join([head, *bodies])

@@ -7,6 +7,11 @@ of the one before, only the right operand and the epilogue differ.
 Which tile. Measured on an H200 with bf16 operands, in a chain of dependent kernels: a product this small is over before
 the memory system is busy, so what counts is that nearly every multiprocessor has a program and that each has several
 loads of 128 k-elements in flight; 64 x 64 tiles where there are enough of them, 64 x 32 where not.
+
+A product with more tiles than that gets the sweeping form: two programs on each multiprocessor, each taking one
+128 x 128 tile after another, operands through tensor descriptors. While one program is at its epilogue, the other
+keeps the tensor cores busy. Measured at 4096 x 3072 x 768: 33.5 µs, as the library's; with a GELU after it 39.5
+against 52 for the library and a kernel behind it.
 """
 
 from __future__ import annotations
@@ -20,9 +25,10 @@ from burnish.ir.body import Axis, Instr, Load
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, Expr, product
 from burnish.schedule.kernels import ContractGroup, ContractKernel, Operand
+from burnish.schedule.products import MOST_TILES, MULTIPROCESSORS, can_sweep
 
-_MULTIPROCESSORS = 132
-_ENOUGH = _MULTIPROCESSORS // 2  # programs with which a chip is busy, when each has several loads in flight
+_SWEEPERS = 2 * MULTIPROCESSORS
+_ENOUGH = MULTIPROCESSORS // 2  # programs with which a chip is busy, when each has several loads in flight
 _CACHE_LINE = 128  # bytes
 _ASSUMED = 4096  # rows, where their number is known only at launch
 
@@ -33,6 +39,8 @@ def print_contract(kernel: ContractKernel, steady: frozenset[str] = frozenset())
 
 def print_group(group: ContractGroup, steady: frozenset[str] = frozenset()) -> TritonKernel:
     """One kernel for contractions of one left operand. `steady` are buffers that no kernel of the program writes."""
+    if sweeps(group):
+        return _print_sweep(group.parts[0])
     tile = _tile(group)
     launch = Launch(
         sum_dims([_programs(k, tile.rows, tile.columns) for k in group.parts]),
@@ -50,6 +58,23 @@ def print_group(group: ContractGroup, steady: frozenset[str] = frozenset()) -> T
             head.line(f"{'if' if n == 0 else 'elif'} part == {n}:")
             head.finish(part, launch, f"_{n}_")
     return TritonKernel(head.text(), head.signature, head.types(), (launch,), head.reach)
+
+
+def _print_sweep(kernel: ContractKernel) -> TritonKernel:
+    tiles = _programs(kernel, 128, 128)
+    assert isinstance(tiles, int)
+    blocks = (("YBLOCK", 128), ("XBLOCK", 128), ("KBLOCK", 64), ("STAGES", 3), ("PROGRAMS", min(tiles, _SWEEPERS)))
+    launch = Launch(min(tiles, _SWEEPERS), blocks, warps=4, stages=3)
+    printer = _Tile(kernel, launch)
+    printer.sweep(tiles)
+    return TritonKernel(printer.text(), printer.signature, printer.types(), (launch,), printer.reach)
+
+
+def sweeps(group: ContractGroup) -> bool:
+    """Whether a product is large, and its operands are ones a tensor descriptor can describe."""
+    kernel = group.parts[0]
+    tiles = _programs(kernel, 64, 64)
+    return len(group.parts) == 1 and isinstance(tiles, int) and tiles > MOST_TILES and can_sweep(kernel)
 
 
 def sum_dims(dims: Sequence[Dim]) -> Dim:
@@ -213,6 +238,48 @@ class _Tile(LoopPrinter):
         assert o.dtype is not None
         base = self.buffer(o.buffer, o.dtype)
         return base if offset == 0 else f"{base} + {self.index(offset)}"
+
+    # --- the sweeping form --------------------------------------------------------------------------------------
+
+    def sweep(self, tiles: int) -> None:
+        m, n = self.kernel.product_shape
+        k = self.kernel.a.shape[-1]
+        self._describe("left", self.kernel.a, -2, "YBLOCK")
+        self._describe("right", self.kernel.b, -1, "XBLOCK")
+        across, down = cdiv(n, 128), cdiv(m, 128)
+        self.lines.append(AHEAD)
+        self.line(f"for program in tl.range(tl.program_id(0), {tiles}, PROGRAMS, flatten=True):")
+        self.indent += 1
+        # Neighbours share rows or columns: eight rows of tiles at a time.
+        self.line(f"first = program // {self.index(8 * across)} * 8")
+        self.line(f"rows = tl.minimum({self.index(down)} - first, 8)")
+        self.line(f"top = (first + program % {self.index(8 * across)} % rows) * YBLOCK")
+        self.line(f"side = program % {self.index(8 * across)} // rows * XBLOCK")
+        self.line("acc = tl.zeros([YBLOCK, XBLOCK], tl.float32)")
+        self.line(f"for start in tl.range(0, {self.index(k)}, KBLOCK, num_stages=STAGES):")
+        a, b = self._tile_of("left", self.kernel.a, "top"), self._tile_of("right", self.kernel.b, "side", flipped=True)
+        self.line(f"    acc = tl.dot({a}, {b}, acc)")
+        self.line(f"y = {self.widened('(top + tl.arange(0, YBLOCK)[:, None])')}")
+        self.line("x = side + tl.arange(0, XBLOCK)[None, :]")
+        self.finish(self.kernel, self.plan.launches[0], "")
+        self.indent -= 1
+
+    def _describe(self, name: str, o: Operand, d: int, block: str) -> None:
+        """The operand as a matrix whose inner dimension is contiguous. `d` is the one that is not k."""
+        k = -3 - d  # the other of the last two
+        order = (d, k) if o.strides[k] == 1 else (k, d)
+        shape = ", ".join(self.index(o.shape[j]) for j in order)
+        stride = self.index(o.strides[order[0]])
+        blocks = ", ".join(block if j == d else "KBLOCK" for j in order)
+        base = self._at(o, o.offset)
+        self.line(f"{name} = tl.make_tensor_descriptor({base}, [{shape}], [{stride}, 1], [{blocks}])")
+
+    @staticmethod
+    def _tile_of(name: str, o: Operand, at: str, flipped: bool = False) -> str:
+        """A tile as the product wants it: rows by k of the left operand, k by columns of the right one."""
+        contiguous_k = o.strides[-2 if flipped else -1] == 1
+        load = f"{name}.load([{at}, start])" if contiguous_k else f"{name}.load([start, {at}])"
+        return f"{load}.T" if contiguous_k == flipped else load
 
     # --- the epilogue -------------------------------------------------------------------------------------------
 

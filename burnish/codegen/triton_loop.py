@@ -101,6 +101,8 @@ class LoopPrinter:
         self.plan: Plan = planned or plan(loop)
         self.signature = Signature()
         self.kinds: dict[str, DType] = {}  # what each buffer holds
+        # Everything that leaves the kernel has eight bits: functions need no more than eleven.
+        self.rounds = all(s.dtype is DType.bf16 for s in loop.stores)
         self.prefix = ""  # of the values' names, where several bodies stand in one function
         self.signature.checks = any(isinstance(i, Checked) for i in self.body)
         self.lines: list[str] = []
@@ -254,6 +256,8 @@ class LoopPrinter:
                 mask = " & ".join(self.mask(self.spans[n])) or "True"
                 place = self.tensor(arg) if self.dtype(arg) is DType.i64 else f"{self.tensor(arg)}.to(tl.int64)"
                 return f"bn.checked({place}, {self.index(size)}, {mask}, error)"
+            case Apply("erf" | "tanh" as fn, (arg,), DType.f32) if self.rounds:
+                return f"bn.{fn}_to_bf16({self.tensor(arg)})"
             case Apply("cast", (arg,), dtype):
                 return cast_text(self.dtype(arg), dtype, self.tensor(arg))
             case Apply(fn, args, dtype):

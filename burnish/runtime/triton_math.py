@@ -21,6 +21,23 @@ def fetch(pointers):
     )
 
 
+# --- functions whose result is rounded to bfloat16 --------------------------------------------------------------
+
+
+@triton.jit
+def tanh_to_bf16(x):
+    """One instruction, right to eleven bits."""
+    return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def erf_to_bf16(x):
+    """erf(x) = tanh(x * p(x**2)) with a p fitted to 4e-5."""
+    square = tl.minimum(x * x, 16.0)
+    p = 1.1281433 + square * (0.10408132 - square * 0.0017865287)
+    return tanh_to_bf16(x * p)
+
+
 # --- floats -----------------------------------------------------------------------------------------------------
 
 

@@ -1,7 +1,8 @@
 """Who multiplies on a GPU: our kernel, our kernel split along k, or the vendor's library. Decided per contraction.
 
 The rule, from measurements on an H200 (bf16, in a chain of dependent kernels; benchmarks/products.py repeats them):
-- A product whose 64 x 64 tiles are too many to be in flight at once is bound by the tensor cores: the library.
+- A product whose 64 x 64 tiles are too many to be in flight at once is bound by the tensor cores: the library, but
+  for one whose epilogue no later loop can take over: ours, which hides it behind the products.
 - A smaller one is bound by latency: our kernel, which does the element-wise work after it for nothing.
 - Where there are few tiles and k is long, a program per tile would walk alone: k is split, each piece stores its part
   of the sum, and whoever reads the product adds the parts (a normalisation after it does so in its first pass).
@@ -33,12 +34,29 @@ from burnish.schedule.kernels import (
     Schedule,
 )
 
-MULTIPROCESSORS = 132
+MULTIPROCESSORS = 132  # of an H100 or H200; what matters is the order of magnitude
+MOST_TILES = 4 * MULTIPROCESSORS  # of 64 x 64: with more, throughput decides and not latency
 _TILE = 64
-_MOST_TILES = 4 * MULTIPROCESSORS  # more than these and throughput decides, not latency
 _PIECE = 1024  # k-elements a piece of a split product has at least
 _MOST_PIECES = 8
 _TINY = 1 << 22  # multiplications of a full-precision product that is over before a library call would be
+
+
+def can_sweep(kernel: ContractKernel) -> bool:
+    """Whether the operands are ones a tensor descriptor can describe, as the form for large products needs them."""
+    return len(kernel.a.shape) == 2 and all(_describable(o) for o in (kernel.a, kernel.b))
+
+
+def _describable(o: Operand) -> bool:
+    """One dimension contiguous, the other at multiples of 16 bytes, as is the start."""
+    if (
+        o.dtype is None
+        or o.dtype.itemsize != 2
+        or not all(isinstance(d, int) for d in (*o.shape, *o.strides, o.offset))
+    ):
+        return False
+    inner, outer = sorted(int(s) for s in o.strides)  # type: ignore[arg-type]
+    return inner == 1 and outer % 8 == 0 and o.offset % 8 == 0  # type: ignore[operator]
 
 
 def choose_products(schedule: Schedule) -> Schedule:
@@ -81,7 +99,15 @@ class _Chooser:
             return False
         if self.kernel.a.dtype is DType.f32:
             return work <= _TINY
-        return tiles <= _MOST_TILES
+        return tiles <= MOST_TILES or (self._works_after() and can_sweep(self.kernel))
+
+    def _works_after(self) -> bool:
+        """Whether the epilogue is more than a bias, and what it stores is next read by a library or a product."""
+        stored = self.kernel.writes
+        readers = [k for k in self.schedule.kernels if k.reads & stored and k is not self.kernel]
+        if any(isinstance(k, LoopKernel) for k in readers):
+            return False  # it computes the epilogue on its way
+        return sum(isinstance(i, Apply) and i.fn != "cast" for i in self.kernel.loop.body) > 1
 
     def _checks(self) -> bool:
         """Whether the epilogue looks values up: such loads are better placed in a loop of their own."""

@@ -133,14 +133,14 @@ def _mend_interpreter() -> None:
     interpreter.ReduceOps.generic_reduce = _reduce_by_halves
     load = interpreter.InterpreterBuilder.create_masked_load
 
-    def create_masked_load(self: Any, ptrs: Any, mask: Any, other: Any, *rest: Any) -> Any:
+    def create_masked_load(self: Any, ptrs: Any, mask: Any, other: Any, *rest: Any, **named: Any) -> Any:
         """What a masked lane reads is undefined on a device; the interpreter's zeros would hide a use of it."""
         if other is None:
             kind = ptrs.get_element_ty()
             held = interpreter._get_np_dtype(kind)
             junk = np.nan if np.issubdtype(held, np.floating) else 0x7FC0 if kind.is_bf16() else 119
             other = interpreter.TensorHandle(np.full(ptrs.data.shape, junk, dtype=held), kind)
-        return load(self, ptrs, mask, other, *rest)
+        return load(self, ptrs, mask, other, *rest, **named)
 
     interpreter.InterpreterBuilder.create_masked_load = create_masked_load
     interpreter.InterpreterBuilder.create_dot = _dot

@@ -185,7 +185,7 @@ def test_long_product_is_split_and_its_reader_adds_the_parts(interpreter: Interp
 
 
 def test_large_product_is_the_librarys_with_its_bias(interpreter: Interpreter) -> None:
-    found = on_cuda(lambda x, w, b: F.gelu(F.linear(x, w, b)), bf16(2048, 64), bf16(2048, 64), bf16(2048))
+    found = on_cuda(lambda x, w, b: F.linear(x, w, b).softmax(-1), bf16(2048, 64), bf16(2048, 64), bf16(2048))
     assert kinds(found[0]) == [ExternKernel, LoopKernel]
     call = found[0].kernels[0]
     assert isinstance(call, ExternKernel) and call.op.name == "aten.addmm.default"
@@ -221,3 +221,22 @@ def test_overlapped_kernels_fetch_parameters_before_they_wait(compiler: Compiler
     order = [assembly.index(word) for word in ("griddepcontrol.launch_dependents", "prefetch", "griddepcontrol.wait")]
     assert order == sorted(order)
     assert "griddepcontrol" not in generate(found).text
+
+
+# --- large products ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flipped", [False, True])
+def test_large_product_sweeps_its_tiles(interpreter: Interpreter, flipped: bool) -> None:
+    schedule = schedule_of(product_of(2048 + 40, 1032, 72, flipped=flipped))
+    assert "make_tensor_descriptor" in generate(schedule).text
+    compare(interpreter, schedule)
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_sweeping_form_compiles(compiler: Compiler, capability: int) -> None:
+    found, *_ = on_cuda(lambda x, w, b: F.gelu(F.linear(x, w, b)) @ w, bf16(4096, 768), bf16(3072, 768), bf16(3072))
+    assert kinds(found) == [ContractKernel, ExternKernel]
+    assembly = compiler.compile(generate(found), 0, capability)
+    assert ("wgmma" in assembly and "cp.async.bulk.tensor" in assembly) == (capability == 90)
+    assert "tanh.approx" in assembly
