@@ -29,6 +29,11 @@ def compile(
     options: Mapping[str, object] | Options | None = None,
     disable: bool = False,
     name: str | None = None,
+    verify: str | bool | None = None,
+    gate: bool | None = None,
+    sample: float | None = None,
+    background: bool | None = None,
+    budget: float | None = None,
 ) -> Model: ...
 
 
@@ -43,6 +48,11 @@ def compile(
     options: Mapping[str, object] | Options | None = None,
     disable: bool = False,
     name: str | None = None,
+    verify: str | bool | None = None,
+    gate: bool | None = None,
+    sample: float | None = None,
+    background: bool | None = None,
+    budget: float | None = None,
 ) -> Callable[[Model], Model]: ...
 
 
@@ -56,6 +66,11 @@ def compile(
     options: Mapping[str, object] | Options | None = None,
     disable: bool = False,
     name: str | None = None,
+    verify: str | bool | None = None,
+    gate: bool | None = None,
+    sample: float | None = None,
+    background: bool | None = None,
+    budget: float | None = None,
 ) -> Any:
     """Compile a module or a function; the arguments are those of `torch.compile`.
 
@@ -65,10 +80,20 @@ def compile(
     `mode` is one of burnish.options.MODES, `options` a dict of burnish.options.OPTION_NAMES (or an Options), and the
     two exclude each other. `disable=True` runs eager. `name` is what statistics and warnings call it.
 
+    Each graph is compared with eager at its first call (`verify="off"` does not), raced against it, and served by
+    eager if that is faster (`gate=False` does not). `sample=0.001` compares one call in a thousand later on, too.
+
+    `background=True` compiles in another thread: calls run in eager until a graph is ready and found right, and
+    change over between two calls; `compiled.burnish.wait()` waits until nothing is left to compile. `budget=30` gives
+    each compile 30 seconds, after which it is cancelled and eager serves: a call waits no longer than that, and not at
+    all if both are given.
+
     A module comes back as an object of its own class over the same parameters, buffers and hooks; `.eager` (and
     `.burnish.eager`, on functions too) is the original. Compiling a compiled object replaces its settings.
     """
-    settings = Settings(fullgraph, dynamic, backend, mode, options, disable, name)
+    settings = Settings(
+        fullgraph, dynamic, backend, mode, options, disable, name, verify, gate, sample, background, budget
+    )
     settings.resolved()  # a mistake in the arguments is raised here, not at the first call
     _check_backend(backend)
     return functools.partial(_compile, settings) if model is None else _compile(settings, model)

@@ -36,17 +36,29 @@ class Settings:
     options: Mapping[str, object] | Options | None = None
     disable: bool = False
     name: str | None = None
+    verify: str | bool | None = None
+    gate: bool | None = None
+    sample: float | None = None
+    background: bool | None = None
+    budget: float | None = None
 
     @property
     def is_ours(self) -> bool:
         return self.backend in (None, "burnish")
 
     def resolved(self) -> Options:
+        trust = {
+            "verify": self.verify,
+            "gate": self.gate,
+            "sample": self.sample,
+            "background": self.background,
+            "budget": self.budget,
+        }
         if self.is_ours:
             return Options.from_arguments(
-                mode=self.mode, options=self.options, fullgraph=self.fullgraph, dynamic=self.dynamic
+                mode=self.mode, options=self.options, fullgraph=self.fullgraph, dynamic=self.dynamic, trust=trust
             )
-        return Options.from_arguments(mode=self.mode, fullgraph=self.fullgraph, dynamic=self.dynamic)
+        return Options.from_arguments(mode=self.mode, fullgraph=self.fullgraph, dynamic=self.dynamic, trust=trust)
 
     def for_torch_compile(self) -> dict[str, Any] | None:
         """Arguments for torch.compile where another backend does the work; None where we do."""

@@ -12,8 +12,10 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from burnish.errors import BadOptionValue, ModeWithOptions, UnknownMode, UnknownOption
+from burnish.trust.faults import Fault
 
 MODES: tuple[str, ...] = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
@@ -35,6 +37,11 @@ def _env_path(variable: str) -> Path | None:
 
 def _env_bool(variable: str) -> bool:
     return os.environ.get(variable, "").strip().lower() not in ("", "0", "false", "no", "off")
+
+
+def _env_switch(variable: str) -> bool:
+    """For what is on unless switched off."""
+    return not os.environ.get(variable, "").strip() or _env_bool(variable)
 
 
 def _env_count(variable: str) -> int | None:
@@ -102,6 +109,10 @@ class Options:
     log: str | None = field(default_factory=_env_log)  # BURNISH_LOG: print log lines of this level and above
     events: Path | None = field(default_factory=lambda: _env_path("BURNISH_EVENTS"))  # BURNISH_EVENTS: JSON lines
     latency: bool = field(default_factory=lambda: _env_bool("BURNISH_LATENCY"))  # BURNISH_LATENCY: time every call
+    verify: Literal["first", "off"] = "first"  # compare each graph with eager at its first call
+    gate: bool = field(default_factory=lambda: _env_switch("BURNISH_GATE"))  # BURNISH_GATE: use what is faster only
+    sample: float = 0.0  # share of later calls that are compared with eager
+    fault: Fault | None = None  # a failure on purpose: burnish/trust/faults.py
 
     @property
     def captures_graphs(self) -> bool:
@@ -118,8 +129,11 @@ class Options:
         options: Mapping[str, object] | Options | None = None,
         fullgraph: bool = False,
         dynamic: bool | None = None,
+        trust: Mapping[str, object] | None = None,
     ) -> Options:
-        """Check what a user passed to `burnish.compile` and make the settings of it; a mistake raises at once."""
+        """Check what a user passed to `burnish.compile` and make the settings of it; a mistake raises at once.
+
+        `trust` holds options that are arguments of their own, too, and go with a mode: None leaves the default."""
         if mode is not None and options:
             raise ModeWithOptions()
         if mode is not None and mode not in MODES:
@@ -127,9 +141,10 @@ class Options:
         for argument, value, allowed in (("fullgraph", fullgraph, (bool,)), ("dynamic", dynamic, (bool, type(None)))):
             if not isinstance(value, allowed):
                 raise BadOptionValue(argument, value, "True or False" + (", or None" if len(allowed) > 1 else ""))
+        given = {name: _checked(name, value) for name, value in (trust or {}).items() if value is not None}
         if isinstance(options, Options):
-            return dataclasses.replace(options, fullgraph=fullgraph, dynamic=dynamic)
-        checked = {name: _checked(name, value) for name, value in (options or {}).items()}
+            return dataclasses.replace(options, fullgraph=fullgraph, dynamic=dynamic, **given)  # type: ignore[arg-type]
+        checked = {name: _checked(name, value) for name, value in (options or {}).items()} | given
         return dataclasses.replace(cls(mode=mode, fullgraph=fullgraph, dynamic=dynamic), **checked)  # type: ignore[arg-type]
 
 
@@ -165,6 +180,26 @@ def _as_bool(value: object) -> bool:
     raise TypeError(value)
 
 
+def _as_verify(value: object) -> str:
+    if value in ("first", True):
+        return "first"
+    if value in ("off", False):
+        return "off"
+    raise ValueError(value)
+
+
+def _as_share(value: object) -> float:
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0.0 <= value <= 1.0:
+        return float(value)
+    raise ValueError(value)
+
+
+def _as_fault(value: object) -> Fault:
+    if isinstance(value, Fault):
+        return value
+    raise TypeError(value)
+
+
 def _as_level(value: object) -> str:
     if isinstance(value, str) and value.lower() in LOG_LEVELS:
         return value.lower()
@@ -195,6 +230,10 @@ _READERS: Mapping[str, tuple[Callable[[object], object], bool, str]] = {
     "latency": (_as_bool, False, "True or False"),
     "background": (_as_bool, False, "True or False"),
     "budget": (_as_seconds, True, "a number of seconds above 0, or None"),
+    "verify": (_as_verify, False, "'first' or 'off'"),
+    "gate": (_as_bool, False, "True or False"),
+    "sample": (_as_share, False, "a share of calls from 0 to 1"),
+    "fault": (_as_fault, True, "a burnish.trust.faults.Fault, or None"),
 }
 
 OPTION_NAMES: tuple[str, ...] = tuple(_READERS)
@@ -229,6 +268,7 @@ VARIABLES: Mapping[str, str] = {
     "BURNISH_DUMP": "every stage's output is written to this folder",
     "BURNISH_EVENTS": "events are written to this file as JSON lines",
     "BURNISH_FUEL": "how many rewrites and fusions are made",
+    "BURNISH_GATE": "whether eager serves where it is faster",
     "BURNISH_LATENCY": "calls are timed",
     "BURNISH_LOG": "log lines are printed",
     "BURNISH_NO_CACHE": "no cache on disk",

@@ -8,6 +8,8 @@ and warned about once.
 
 from __future__ import annotations
 
+import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
@@ -16,15 +18,22 @@ import torch._inductor.config as inductor_config
 from torch import fx
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._guards import TracingContext
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
 from burnish.capture.diagnosis import CONTROL_FLOW, serve_eager
+from burnish.capture.facts import draws_random_numbers, graph_facts
 from burnish.capture.partition import partition
 from burnish.observe.log import CompileLog
 from burnish.observe.registry import register
 from burnish.observe.sinks import sinks_for
 from burnish.options import Options
 from burnish.stats import Stats
+from burnish.trust.backward import WatchedBackward
+from burnish.trust.diary import Diary
+from burnish.trust.gate import Failure, GraphFacts
+from burnish.trust.record import Engine, GraphKind
+from burnish.trust.variant import Policy, Variant
 
 Kind = Literal["forward", "backward", "inference"]
 Program = Callable[[list[Any]], Sequence[Any]]  # boxed: takes its arguments in one list, which it may empty
@@ -43,21 +52,39 @@ class _Abandoned(Exception):
 
 def make_backend(options: Options, log: CompileLog) -> Backend:
     """A Dynamo backend of its own for one compiled object: its settings, its log."""
+    policy = Policy(options.verify == "first", options.gate, options.sample, options.fault)
 
     def burnish_graph(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        engine = "burnish"
+        start = time.perf_counter()
+        capture = _Capture(options, log)
+        engines: dict[Engine, Callable[..., Any]] = {}
         try:
             with log.stage("aot"):
-                program = _Capture(options, log).compile(graph, example_inputs)
+                if policy.fault is not None:
+                    policy.fault.compiling(log.compiles + 1)
+                engines["burnish"] = capture.compile(graph, example_inputs)
         except CONTROL_FLOW:
             raise  # Dynamo captures it again, in another way
         except _Abandoned:
-            program, engine = eager_graph(graph), "eager"
+            pass  # which is recorded already: eager serves
         except Exception as error:
             serve_eager(log, "aot", error)
-            program, engine = eager_graph(graph), "eager"
-        variant = log.captured()
-        return log.histogram(variant, engine).timed(program) if options.latency else program
+        name = log.captured()
+        variant = Variant(
+            log.compiles,
+            capture.facts(graph, example_inputs),
+            eager_graph(graph),
+            engines,
+            policy,
+            direct=capture.direct,
+            compile_seconds=time.perf_counter() - start,
+            has_backward=lambda: capture.has_backward,
+            listener=Diary(log, name),
+            timed=(lambda engine, call: log.histogram(name, engine).timed(call)) if options.latency else None,
+        )
+        capture.variant = weakref.ref(variant)
+        log.variant(variant)
+        return variant.call
 
     return burnish_graph
 
@@ -69,6 +96,11 @@ class _Capture:
         self.options = options
         self.log = log
         self.direct: Program | None = None  # set when nothing of AOTAutograd is needed at run time
+        self.variant: Callable[[], Variant | None] = lambda: None  # set when there is one
+        self.has_backward = False  # AOTAutograd compiles it when it is first wanted
+        self._metadata: Any = None
+        self._kind: GraphKind = "inference"
+        self._draws = False
 
     def compile(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         # By this switch AOTAutograd, too, decides whether a draw that nobody reads may go; eager makes it.
@@ -84,6 +116,11 @@ class _Capture:
                 keep_inference_input_mutations=True,
             )
         return whole if self.direct is None else _unboxed(self.direct)
+
+    def facts(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> GraphFacts:
+        """What the gate must know, in terms of the Dynamo graph's inputs."""
+        metadata, self._metadata = self._metadata, None
+        return graph_facts(graph, example_inputs, self._kind, metadata, self._draws)
 
     def _compiler(self, kind: Kind) -> GraphCompiler:
         def compile_training(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Program:
@@ -125,7 +162,30 @@ class _Capture:
                 raise _Abandoned from error
             return _boxed(eager_graph(graph))  # its forward may be running already, and saved tensors for it
         self.log.compiled(kind)
-        return _marked(program)
+        self._note(kind, graph)
+        return self._watched(program, graph) if kind == "backward" else _marked(program)
+
+    def _note(self, kind: Kind, graph: fx.GraphModule) -> None:
+        self._draws = self._draws or any(draws_random_numbers(node.target) for node in graph.graph.nodes)
+        if kind != "backward":
+            context = TracingContext.try_get()
+            self._metadata = context.fw_metadata if context else None
+            self._kind = "training" if kind == "forward" else "inference"
+
+    def _watched(self, program: Program, graph: fx.GraphModule) -> Program:
+        self.has_backward = True
+        draws = any(draws_random_numbers(node.target) or _mutates(node) for node in graph.graph.nodes)
+        judged = draws or self.options.verify == "off"  # what cannot be run twice is trusted
+        return WatchedBackward(program, eager_graph(graph), self._roll_back, judged=judged)
+
+    def _roll_back(self, failure: Failure) -> None:
+        if (variant := self.variant()) is not None:
+            variant.roll_back(failure)
+
+
+def _mutates(node: fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and schema.is_mutable
 
 
 def _decompositions() -> dict[Any, Callable[..., Any]]:
@@ -211,7 +271,7 @@ def eager_graph(graph: fx.GraphModule) -> Callable[..., Any]:
     """The graph's own ops, one by one. Should one raise, the thread's dispatch state (autocast, functorch layers)
     goes back to what it was: a captured graph enters such contexts with plain calls, not with `with`."""
     if not any("_enter_" in _target_name(node) or "_nesting" in _target_name(node) for node in graph.graph.nodes):
-        return graph.forward
+        return _forward_of(graph)
 
     def run(*args: Any) -> Any:
         depth = torch._C._functorch.get_dynamic_layer_stack_depth()
@@ -223,6 +283,23 @@ def eager_graph(graph: fx.GraphModule) -> Callable[..., Any]:
             except BaseException:
                 torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
                 raise
+
+    return run
+
+
+def _forward_of(graph: fx.GraphModule) -> Callable[..., Any]:
+    """The graph's `forward`. Dynamo's graphs write their Python when first called; a method taken before that would
+    ask on each call whether it has to."""
+    if not isinstance(graph, _LazyGraphModule):
+        return graph.forward
+    forward: Callable[..., Any] | None = None
+
+    def run(*args: Any) -> Any:
+        nonlocal forward
+        if forward is None:
+            _LazyGraphModule.force_recompile(graph)
+            forward = graph.forward
+        return forward(*args)
 
     return run
 

@@ -1,0 +1,53 @@
+"""What torch knows of a captured graph that the gate has to: which inputs it writes, whether it draws numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from burnish.trust.gate import GraphFacts
+from burnish.trust.record import GraphKind
+
+
+def draws_random_numbers(op: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(op, "tags", ())
+
+
+def graph_facts(
+    graph: fx.GraphModule, inputs: Sequence[Any], kind: GraphKind, metadata: Any, draws: bool
+) -> GraphFacts:
+    """`metadata` is AOTAutograd's, in which what the graph itself holds comes before its inputs."""
+    held = len(list(graph.parameters())) + len(list(graph.buffers()))
+    changed, static, reason = frozenset[int](), frozenset[int](), ""
+    if metadata is not None:
+        written = {i for i, info in enumerate(metadata.input_info) if info.mutates_data or info.mutates_metadata}
+        changed = frozenset(i - held for i in written if i >= held)
+        static = frozenset(i - held for i in metadata.static_input_indices or () if i >= held)
+        if any(i < held for i in written):
+            reason = "it changes state that the graph holds"
+        elif metadata.tokens:
+            reason = "it has side effects"
+    if any(isinstance(x, torch.Tensor) and is_traceable_wrapper_subclass(x) for x in inputs):
+        reason = "it takes tensor subclasses"
+    return GraphFacts(kind, _signature(inputs, static), changed, static, draws, _module_calls(graph), reason)
+
+
+def _signature(inputs: Sequence[Any], static: frozenset[int]) -> str:
+    shown = [_shown(x) for i, x in enumerate(inputs) if i not in static]
+    return ", ".join(text for text in shown if text) or "nothing"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        sizes = ", ".join(str(size) for size in value.shape)
+        return f"{str(value.dtype).removeprefix('torch.')}[{sizes}]"
+    return str(value) if isinstance(value, (int, float, torch.SymInt, torch.SymFloat)) else ""
+
+
+def _module_calls(graph: fx.GraphModule) -> int:
+    """How many modules were called on the way: eager calls each of them again every time."""
+    return len({name for node in graph.graph.nodes for name in node.meta.get("nn_module_stack", ())})

@@ -1,0 +1,37 @@
+"""How much of a result is rounding? Every operation, the backward's as well, is off by a random last unit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class RandomRounding(TorchDispatchMode):
+    """Multiplies what each operation newly computes by 1 plus or minus at most `unit`."""
+
+    def __init__(self, unit: float, seed: int) -> None:
+        super().__init__()
+        self._unit = unit
+        self._seed = seed
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if all(returned.alias_info is None for returned in func._schema.returns):  # neither a view nor in place
+            for tensor in result if isinstance(result, (tuple, list)) else (result,):
+                self._round(tensor)
+        return result
+
+    def _round(self, value: Any) -> None:
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.layout is not torch.strided:
+            return
+        generator = self._generators.get(value.device)
+        if generator is None:
+            generator = self._generators[value.device] = torch.Generator(value.device).manual_seed(self._seed)
+        factor = torch.rand(value.shape, dtype=value.dtype, device=value.device, generator=generator)
+        value.mul_(factor.mul_(2 * self._unit).add_(1 - self._unit))

@@ -1,0 +1,311 @@
+"""The gate: at a variant's first call, eager and each engine run on the call's own inputs, are compared, and race.
+
+It may cost a tenth of what compiling cost: the race stops as soon as its answer is clear or that time is spent.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from burnish.capture.saved_tensors import own_saved_tensors
+from burnish.trust.inputs import CannotCopy, RandomState, SideInputs, devices_of
+from burnish.trust.record import Engine, GateStats, GraphKind
+from burnish.trust.referee import InFloat64, Opinion, Results, judge, widened
+
+Call = Callable[..., Any]
+Clock = Callable[[], float]
+
+_SHARE_OF_COMPILE = 0.10
+_CLEAR = 0.15  # ratios this far from 1 need no further rounds
+_LOSES_ABOVE = 1.02
+_LOSES_UNPROVEN_ABOVE = 1.25  # with too few rounds to be sure
+_FEW_ROUNDS = 3
+_MOST_ROUNDS = 11
+_LONG_CALLS = 0.05  # seconds for one call of everybody; below, first calls are mostly what a first call costs
+_SMALL_CHANGE = 5e-3  # seconds that a race of tiny graphs may take in any case: less than any compile's tenth
+_BLOCK_SECONDS = 2e-4  # so many calls are timed together that the clock and cold caches do not matter
+_LONGEST_BLOCK = 64
+
+
+@dataclass(frozen=True)
+class GraphFacts:
+    """What the capture layer knows of a graph, in terms of its inputs' positions."""
+
+    kind: GraphKind
+    signature: str = ""
+    changed: frozenset[int] = frozenset()  # inputs that a call writes
+    static: frozenset[int] = frozenset()  # parameters and buffers
+    draws: bool = False  # from a random generator
+    modules: int = 0  # module calls that eager makes, and the captured graph does not
+    unjudgeable: str = ""  # why the graph cannot be run a second time beside the real call
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why an engine may not serve: an exception, or wrong numbers."""
+
+    reason: str
+    stack: str = ""
+
+    @staticmethod
+    def of(error: BaseException) -> Failure:
+        first = str(error).strip().splitlines()
+        what = f"{type(error).__name__}: {first[0]}" if first else type(error).__name__
+        return Failure(what, "".join(traceback.format_exception(error)))
+
+
+@dataclass
+class Verdict:
+    """`winner` serves from now on. `failures` are engines that must not; what is in neither was slower."""
+
+    winner: Engine
+    stats: GateStats
+    failures: dict[Engine, Failure] = field(default_factory=dict)
+    result: Any = None  # of this call, if `has_result`
+    has_result: bool = False
+
+
+class Rig:
+    """Runs a graph beside the real call: same inputs, same random numbers, nothing of the caller's changed."""
+
+    def __init__(self, facts: GraphFacts, args: Sequence[Any], *, backward: bool) -> None:
+        self.facts = facts
+        self.training = facts.kind == "training"
+        self.backward = backward
+        self.inputs = SideInputs(args, facts.changed, detached=self.training)
+        devices = devices_of(args)
+        self.random = RandomState(devices)
+        self._cuda = [d for d in devices if d.type == "cuda"]
+        self._cotangents: list[torch.Tensor] = []
+
+    @property
+    def results_are_real(self) -> bool:
+        """Whether a run's results can be handed to the caller as those of his call."""
+        return not self.training and not self.inputs.copies_anything
+
+    def run(self, call: Call, wide: InFloat64 | None = None) -> tuple[Any, Results]:
+        """The raw result; and all its tensors, the gradients of its inputs, and what it changed, to be compared."""
+        args = self.inputs.take()
+        if wide is not None:
+            args = tuple(map(widened, args))
+        self.random.restore()
+        with self._isolated(), wide or nullcontext():
+            raw = call(*args)
+            results = _tensors(raw)
+            gradients = self._gradients(results, args) if self.backward else []
+        return raw, [x.detach() for x in (*results, *gradients, *self.inputs.changed(args))]
+
+    def _gradients(self, results: Results, args: Sequence[Any]) -> Results:
+        roots = [x for x in results if x.requires_grad]
+        leaves = [x for x in args if isinstance(x, torch.Tensor) and x.requires_grad]
+        if not roots or not leaves:
+            return []
+        if not self._cotangents:
+            self._cotangents = [_random_like(x, seed) for seed, x in enumerate(roots)]
+        weights = [w.to(x.dtype) for w, x in zip(self._cotangents, roots, strict=True)]
+        found = torch.autograd.grad(roots, leaves, weights, allow_unused=True)
+        nothing = (leaf.new_zeros(()).expand(leaf.shape) for leaf in leaves)
+        return [zero if x is None else x for x, zero in zip(found, nothing, strict=True)]
+
+    def seconds(self, call: Call, calls: int, clock: Clock) -> float:
+        """One call's time, the mean of a few in a row."""
+        if self.inputs.copies_anything:
+            return min(self._one(call, clock) for _ in range(calls))
+        args = self.inputs.take()
+        with self._isolated():
+            self._synchronise()
+            start = clock()
+            for _ in range(calls):
+                self._step(call, args)
+            self._synchronise()
+            return (clock() - start) / calls
+
+    def _one(self, call: Call, clock: Clock) -> float:
+        self.random.restore()
+        args = self.inputs.take()
+        with self._isolated():
+            self._synchronise()
+            start = clock()
+            self._step(call, args)
+            self._synchronise()
+            return clock() - start
+
+    def _isolated(self) -> AbstractContextManager[Any]:
+        return own_saved_tensors() if self.training else nullcontext()
+
+    def _step(self, call: Call, args: Sequence[Any]) -> None:
+        raw = call(*args)
+        if self.backward:
+            self._gradients(_tensors(raw), args)
+
+    def _synchronise(self) -> None:
+        for device in self._cuda:
+            torch.cuda.synchronize(device)
+
+
+def _tensors(raw: Any) -> Results:
+    return [x for x in (raw if isinstance(raw, (tuple, list)) else (raw,)) if isinstance(x, torch.Tensor)]
+
+
+def _random_like(tensor: torch.Tensor, seed: int) -> torch.Tensor:
+    generator = torch.Generator(tensor.device).manual_seed(seed)
+    dtype = tensor.dtype if tensor.is_complex() else torch.float32
+    return torch.randn(tensor.shape, dtype=dtype, device=tensor.device, generator=generator)
+
+
+class Gate:
+    """Judges the engines of one variant on one call's inputs."""
+
+    def __init__(
+        self,
+        facts: GraphFacts,
+        *,
+        compare: bool,
+        race: bool,
+        backward: bool = False,
+        compile_seconds: float,
+        capture_us: float = 0.0,
+        modules_us: float = 0.0,
+        clock: Clock = time.perf_counter,
+    ) -> None:
+        self.facts = facts
+        self.compare = compare
+        self.race = race
+        self.backward = backward  # of a training graph: whether to run it, too
+        self.compile_seconds = compile_seconds
+        self.capture_us = capture_us
+        self.modules_us = modules_us
+        self.clock = clock
+
+    def judge(self, eager: Call, engines: Mapping[Engine, Call], args: Sequence[Any]) -> Verdict:
+        """Raises what eager raises on these inputs: the caller's own mistake, and no verdict on anybody."""
+        started = self.clock()
+        try:
+            rig = self._rig(args)
+        except CannotCopy as reason:
+            return self._by_rule(engines, str(reason), started)
+        try:
+            eager_raw, eager_results, first = self._timed(rig, eager)
+        except torch.OutOfMemoryError:
+            return self._by_rule(engines, "no memory for a second run", started)
+        failures: dict[Engine, Failure] = {}
+        opinions: dict[Engine, Opinion] = {}
+        raws: dict[Engine, Any] = {}
+        times: dict[str, list[float]] = {"eager": [first]}
+        for name, call in engines.items():
+            try:
+                raw, results, seconds = self._timed(rig, call)
+                opinion = self._opinion(rig, eager, eager_results, results)
+            except Exception as error:
+                failures[name] = Failure.of(error)
+                continue
+            opinions[name] = opinion
+            if opinion.is_right:
+                raws[name], times[name] = raw, [seconds]
+            else:
+                failures[name] = Failure(opinion.wrong)
+        after = RandomState(devices_of(args)) if rig.results_are_real else rig.random
+        rounds = self._race(rig, {"eager": eager, **{n: engines[n] for n in raws}}, times, started) if raws else 0
+        after.restore()
+        winner = self._winner(times, list(raws), rounds)
+        served = winner if winner != "eager" else next(iter(raws), None)
+        stats = GateStats(
+            eager_us=_best_us(times["eager"]) if rounds else None,
+            compiled_us=_best_us(times[served]) if rounds and served else None,
+            capture_us=self.capture_us,
+            modules_us=self.modules_us,
+            rounds=rounds,
+            compiled_error=opinions[served].error if self.compare and served in opinions else None,
+            eager_error=opinions[served].eager_error if self.compare and served in opinions else None,
+            seconds=self.clock() - started,
+            compile_seconds=self.compile_seconds,
+            engines_us=tuple((name, _best_us(times[name])) for name in raws) if rounds else (),
+        )
+        verdict = Verdict(winner, stats, failures)
+        if rig.results_are_real:
+            verdict.result, verdict.has_result = raws.get(served, eager_raw) if served else eager_raw, True
+        return verdict
+
+    def _rig(self, args: Sequence[Any]) -> Rig:
+        if self.facts.unjudgeable:
+            raise CannotCopy(self.facts.unjudgeable)
+        return Rig(self.facts, args, backward=self.backward)
+
+    def _timed(self, rig: Rig, call: Call) -> tuple[Any, Results, float]:
+        start = self.clock()
+        raw, results = rig.run(call)
+        rig._synchronise()
+        return raw, results, self.clock() - start
+
+    def _opinion(self, rig: Rig, eager: Call, eagers: Results, ours: Results) -> Opinion:
+        if not self.compare:
+            return Opinion("", 0.0)
+        exact = None if self.facts.draws else lambda wide: rig.run(eager, wide)[1]
+        return judge(ours, eagers, exact=exact, eager_again=lambda: rig.run(eager)[1])
+
+    def _by_rule(self, engines: Mapping[Engine, Call], reason: str, started: float) -> Verdict:
+        """What cannot be run twice is trusted unseen: the first engine serves, watched for exceptions only."""
+        seconds = self.clock() - started
+        stats = GateStats(
+            None, None, self.capture_us, self.modules_us, 0, None, None, seconds, self.compile_seconds,
+            note=f"used without a trial: {reason}",
+        )  # fmt: skip
+        return Verdict(next(iter(engines), "eager"), stats)
+
+    # -- the race ------------------------------------------------------------------------------------------------
+
+    def _race(self, rig: Rig, calls: Mapping[str, Call], times: dict[str, list[float]], started: float) -> int:
+        """Times in turns, the comparing run's being the first. Returns how many rounds there are."""
+        if not self.race:
+            return 0
+        budget = max(_SHARE_OF_COMPILE * self.compile_seconds, self.clock() - started + _SMALL_CHANGE)
+        first = sum(values[0] for values in times.values())
+        if first > _LONG_CALLS and self.clock() - started + first > budget and self._wins_cold(times):
+            return 1
+        warm = min(rig.seconds(call, 1, self.clock) for call in calls.values())
+        block = max(1, min(_LONGEST_BLOCK, int(_BLOCK_SECONDS / max(warm, 1e-7))))
+        times.update({name: [] for name in times})  # what ran but once, with cold caches, is no measure of the rest
+        rounds = 1
+        while rounds < _MOST_ROUNDS:
+            begin = self.clock()
+            for name, call in calls.items():
+                times[name].append(rig.seconds(call, block, self.clock))
+            rounds += 1
+            now = self.clock()
+            if self._is_clear(times) or now + (now - begin) - started > budget:
+                break
+        return rounds
+
+    def _wins_cold(self, times: Mapping[str, list[float]]) -> bool:
+        """The first run of a program is its slowest: one that wins even so needs no second, where that is dear."""
+        return any(self._ratio(times, name) <= 1.0 for name in times if name != "eager")
+
+    def _is_clear(self, times: Mapping[str, list[float]]) -> bool:
+        return len(times["eager"]) >= 2 and all(
+            abs(self._ratio(times, name) - 1.0) > _CLEAR for name in times if name != "eager"
+        )
+
+    def _ratio(self, times: Mapping[str, list[float]], name: str) -> float:
+        """The engine's time over eager's with all that each call costs. Minima: noise only ever adds."""
+        ours = min(times[name]) * 1e6 + self.capture_us
+        return ours / max(min(times["eager"]) * 1e6 + self.modules_us, 1e-9)
+
+    def _winner(self, times: Mapping[str, list[float]], right: list[Engine], rounds: int) -> Engine:
+        if not right:
+            return "eager"
+        if not rounds:
+            return right[0]
+        best = min(right, key=lambda name: min(times[name]))
+        limit = _LOSES_ABOVE if rounds >= _FEW_ROUNDS else _LOSES_UNPROVEN_ABOVE
+        return best if self._ratio(times, best) <= limit else "eager"
+
+
+def _best_us(samples: Sequence[float]) -> float:
+    return min(samples) * 1e6

@@ -1,0 +1,222 @@
+"""Are two results of one graph equally right? float64 decides, and eager's own error is the measure.
+
+Most results agree with eager's to a few units in the last place, which is cheap to see. Otherwise the graph is run in
+float64: ours must not be further from it than 1.5 times eager's distance (root mean square; 3 times for the worst
+element). Before that counts as wrong, honest reasons are ruled out: eager that differs from itself, and graphs in
+which rounding alone moves the result as far (the float64 run is repeated with every operation rounded at random).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from burnish.capture.rounding import RandomRounding
+
+# Relative distance that needs no explanation: a unit in the last place for half types, sums in another order else.
+FLOOR = {torch.float64: 1e-11, torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 4e-3}
+FLOOR |= {torch.complex128: 1e-11, torch.complex64: 1e-5}
+_OTHER_FLOOR = 6e-2  # eight-bit floats
+_TIMES_EAGER = 1.5
+_WORST_TIMES_EAGER = 3.0
+_WORST_FLOORS = 8.0  # the worst element may be this many floors away
+_ROUNDED_RUNS = 2
+
+_NARROW = (torch.float16, torch.bfloat16, torch.float32)
+_CASTS = (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16)
+
+
+@dataclass(frozen=True)
+class Opinion:
+    """`wrong` says what is wrong with the candidate's results; empty if nothing is."""
+
+    wrong: str
+    error: float  # the candidate's, against float64 if asked, else against eager; relative
+    eager_error: float | None = None  # None: the referee was not needed, or could not say
+
+    @property
+    def is_right(self) -> bool:
+        return not self.wrong
+
+
+Results = list[torch.Tensor]
+Exact = Callable[["InFloat64"], Results]
+
+
+def judge(ours: Results, eagers: Results, *, exact: Exact | None, eager_again: Callable[[], Results]) -> Opinion:
+    """Compare results, then gradients, then changed inputs: lists in the same order.
+
+    `exact` runs the graph under the mode it is given, on float64 inputs; None where that would draw other random
+    numbers. `eager_again` repeats eager's run."""
+    problem = _unlike(ours, eagers)
+    if problem:
+        return Opinion(problem, math.inf)
+    near = _distances(ours, eagers)
+    if all(d.within(1.0) for d in near):
+        return Opinion("", _largest(near))
+    truth = _attempt(exact)
+    if truth is None or _unlike(truth, eagers, types=False):
+        return _without_referee(near, eagers, eager_again)
+    own, theirs = _distances(ours, truth, eagers), _distances(eagers, truth, eagers)
+    error, eager_error = _largest(own), _largest(theirs)
+    suspects = [k for k in range(len(near)) if not near[k].within(1.0) and not own[k].is_as_good_as(theirs[k])]
+    if suspects:
+        again = _distances(eager_again(), eagers)
+        suspects = [k for k in suspects if not near[k].is_as_good_as(again[k])]
+    for seed in range(_ROUNDED_RUNS):
+        rounded = _attempt(exact, RandomRounding(_unit_roundoff(eagers), seed)) if suspects else None
+        if rounded is None:
+            break
+        spread = _distances(rounded, truth, eagers)
+        suspects = [k for k in suspects if not own[k].is_as_good_as(spread[k].at_least(theirs[k]))]
+    wrong = f"result {suspects[0]} {own[suspects[0]].beside(theirs[suspects[0]])}" if suspects else ""
+    return Opinion(wrong, error, eager_error)
+
+
+def _without_referee(near: list[Distance], eagers: Results, eager_again: Callable[[], Results]) -> Opinion:
+    """Eager alone, with ten times the room, and what rounding does to it."""
+    suspects = [k for k, d in enumerate(near) if not d.within(10.0)]
+    for attempt in range(1 + _ROUNDED_RUNS):
+        if not suspects:
+            break
+        with RandomRounding(_unit_roundoff(eagers), attempt) if attempt else nullcontext():
+            again = _distances(eager_again(), eagers)
+        suspects = [k for k in suspects if not near[k].is_as_good_as(again[k])]
+    wrong = f"result {suspects[0]} {near[suspects[0]].beside(None)}" if suspects else ""
+    return Opinion(wrong, _largest(near))
+
+
+# -- how far apart two tensors are --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Distance:
+    """`rms` and `worst` are relative to the values' size; `lost` counts elements that are not finite but should be,
+    or, where values are no numbers to be rounded, that are not equal."""
+
+    rms: float
+    worst: float
+    lost: int
+    floor: float
+
+    def within(self, floors: float) -> bool:
+        return not self.lost and self.rms <= floors * self.floor and self.worst <= _WORST_FLOORS * floors * self.floor
+
+    def is_as_good_as(self, eagers: Distance) -> bool:
+        return (
+            self.lost <= 2 * eagers.lost
+            and self.rms <= max(_TIMES_EAGER * eagers.rms, self.floor)
+            and self.worst <= max(_WORST_TIMES_EAGER * eagers.worst, _WORST_FLOORS * self.floor)
+        )
+
+    def at_least(self, other: Distance) -> Distance:
+        return Distance(max(self.rms, other.rms), max(self.worst, other.worst), max(self.lost, other.lost), self.floor)
+
+    def beside(self, eagers: Distance | None) -> str:
+        if self.lost:
+            what = "has NaNs or infinities" if self.floor else "differs"
+            return f"{what} in {self.lost} elements where eager has none"
+        of_eager = f", eager's own is {eagers.rms:.2g}" if eagers else " from eager"
+        return f"is off by {self.rms:.2g} of its size{of_eager}"
+
+
+def _distance(candidate: torch.Tensor, truth: torch.Tensor, like: torch.Tensor) -> Distance:
+    """`like` is eager's result: `truth` may be in float64."""
+    kind = like.dtype
+    if not (kind.is_floating_point or kind.is_complex):
+        return Distance(0.0, 0.0, int((candidate != truth).sum()), 0.0)
+    floor = FLOOR.get(kind, _OTHER_FLOOR)
+    if truth.numel() == 0:
+        return Distance(0.0, 0.0, 0, floor)
+    wide = torch.promote_types(torch.promote_types(candidate.dtype, truth.dtype), torch.float32)
+    candidate, truth = candidate.detach().to(wide), truth.detach().to(wide)
+    apart = (candidate - truth).abs()
+    lost = 0
+    if not math.isfinite(float(apart.sum())):
+        wanted = truth.isfinite() & like.isfinite()
+        lost = int((wanted & ~candidate.isfinite()).sum())
+        both = wanted & candidate.isfinite()  # what overflows in eager, or only there, is no error of ours
+        apart, truth = apart[both], truth[both]
+        if truth.numel() == 0:
+            return Distance(0.0, 0.0, lost, floor)
+    size = truth.abs()
+    scale = float(size.square().mean().sqrt())
+    tiny = torch.finfo(torch.float32).tiny
+    rms = float(apart.square().mean().sqrt())
+    worst = float((apart / (size + scale).clamp_min(tiny)).max())
+    return Distance(rms / max(scale, tiny), worst, lost, floor)
+
+
+def _distances(candidates: Results, truths: Results, likes: Results | None = None) -> list[Distance]:
+    return [_distance(a, b, like) for a, b, like in zip(candidates, truths, likes or truths, strict=True)]
+
+
+def _unlike(ours: Results, eagers: Results, types: bool = True) -> str:
+    if len(ours) != len(eagers):
+        return f"{len(ours)} tensors, eager has {len(eagers)}"
+    for k, (a, b) in enumerate(zip(ours, eagers, strict=True)):
+        if a.shape != b.shape or (types and a.dtype != b.dtype):
+            return f"result {k} is {a.dtype} {list(a.shape)}, eager's is {b.dtype} {list(b.shape)}"
+    return ""
+
+
+def _largest(distances: Sequence[Distance]) -> float:
+    return max((math.inf if d.lost else d.rms for d in distances), default=0.0)
+
+
+def _unit_roundoff(results: Results) -> float:
+    """Of one operation in the least exact type there is. Sums of half types are made in float32; those of float32
+    are rounded many times within one operation."""
+    units = [torch.finfo(x.dtype).eps / 2 for x in results if x.is_floating_point()]
+    unit = max(units, default=2.0**-24)
+    return unit if unit > 2.0**-20 else 64 * unit
+
+
+# -- the same graph in float64 ------------------------------------------------------------------------------------
+
+
+def _attempt(exact: Exact | None, noise: RandomRounding | None = None) -> Results | None:
+    """None where the graph does not run in float64: an operation without such a kernel, a type it insists on."""
+    if exact is None:
+        return None
+    try:
+        with noise or nullcontext():
+            return exact(InFloat64())
+    except Exception:
+        return None
+
+
+def widened(value: Any) -> Any:
+    if isinstance(value, torch.Tensor) and value.dtype in _NARROW:
+        return value.detach().double().requires_grad_(value.requires_grad)
+    return value
+
+
+class InFloat64(TorchFunctionMode):
+    """Graphs cast inside (norms to float32, logits to half): a referee that followed them would be none."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func in _CASTS:
+            return torch.Tensor.double(args[0])
+        result = func(*map(_wide, args), **{name: _wide(value) for name, value in (kwargs or {}).items()})
+        if isinstance(result, (tuple, list)) and type(result) in (tuple, list):
+            return type(result)(map(_wide, result))
+        return _wide(result)
+
+
+def _wide(value: Any) -> Any:
+    if isinstance(value, torch.dtype):
+        return torch.float64 if value in _NARROW else value
+    if isinstance(value, torch.Tensor) and value.dtype in _NARROW:
+        return value.double()  # a constant of the graph's, or made from nothing in the default type
+    if type(value) in (tuple, list):
+        return type(value)(map(_wide, value))
+    return value

@@ -1,0 +1,290 @@
+"""A variant: one captured graph, the engines that can serve it, and which of them does.
+
+Its first call goes through the gate. After that the function that Dynamo calls goes straight to the program: what
+serves is the content of one closure cell, and changing it is all that rolling back or retrying takes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from burnish.capture.saved_tensors import hooks_are_active
+from burnish.trust.faults import Fault
+from burnish.trust.gate import Call, Failure, Gate, GraphFacts, Verdict
+from burnish.trust.record import Engine, GateStats, State, VariantStats
+
+Boxed = Callable[[list[Any]], Any]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How far a compiled graph is trusted; made from Options."""
+
+    verify: bool = True  # compare with eager before use
+    gate: bool = True  # race against eager before use
+    sample: float = 0.0  # share of live calls compared with eager
+    fault: Fault | None = None
+
+    @property
+    def tries(self) -> bool:
+        return self.verify or self.gate
+
+
+class Listener(Protocol):
+    """Told what becomes of a variant (the log, in practice)."""
+
+    def rolled_back(self, variant: Variant, failure: Failure) -> None: ...
+
+    def judged(self, variant: Variant) -> None: ...
+
+    def retried(self, variant: Variant) -> None: ...
+
+
+class EagersOwn(Exception):
+    """Carries what eager raised past the code that watches compiled programs for failures."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+
+class Variant:
+    """Give `call` to Dynamo. `engines` are compiled forms of the graph; the first is ours where there is one."""
+
+    def __init__(
+        self,
+        number: int,
+        facts: GraphFacts,
+        eager: Call,
+        engines: Mapping[Engine, Call],
+        policy: Policy,
+        *,
+        direct: Boxed | None = None,
+        compile_seconds: float = 0.0,
+        has_backward: Callable[[], bool] = lambda: False,
+        listener: Listener | None = None,
+        timed: Callable[[Engine, Boxed], Boxed] | None = None,
+    ) -> None:
+        """`direct` is what engine "burnish" does, called with one list. `timed` adds what measures latency."""
+        self.number = number
+        self.facts = facts
+        self.eager = eager
+        self.policy = policy
+        self.compile_seconds = compile_seconds
+        self.capture_us = 0.0
+        self.modules_us = 0.0
+        self.gate: GateStats | None = None
+        self.failure: Failure | None = None
+        self.rollbacks = 0
+        self.samples = 0
+        self.samples_dropped = 0
+        self.state: State = "on trial"
+        self.engine: Engine = "eager"
+        fault = policy.fault
+        self._engines = {n: fault.program(number, c) if fault else c for n, c in engines.items()}
+        self._direct = None if fault else direct
+        self._has_backward = has_backward
+        self._forward_seen = False
+        self._listener = listener
+        self._timed = timed
+        self._lock = threading.Lock()  # held for changes of state, never while a graph runs
+        self._trying = threading.Lock()  # held by the one call that is the trial; nobody waits for it
+        self.call, self._serve_with = _entry(self)
+        self._begin()
+
+    def _begin(self) -> None:
+        if not self._engines:
+            self._settle("eager", "eager", Failure("it was not compiled"))
+        elif self.policy.tries:
+            self.state, self.engine = "on trial", "eager"
+            self._serve_with(self._trial)
+        else:
+            self._settle("compiled", next(iter(self._engines)))
+
+    # -- the trial -----------------------------------------------------------------------------------------------
+
+    def _trial(self, boxed: list[Any]) -> Any:
+        args = tuple(boxed)
+        boxed.clear()
+        if not self._trying.acquire(blocking=False):
+            return self._run_eager(args)  # another thread's call is the trial
+        try:
+            if self.state != "on trial":  # it was, when this call began
+                return self._run(args)
+            return self._try(args)
+        finally:
+            self._trying.release()
+
+    def _try(self, args: Sequence[Any]) -> Any:
+        if not _can_be_tried(args):
+            return next(iter(self._engines.values()))(*args)
+        training = self.facts.kind == "training"
+        if training and not self._has_backward() and not self._forward_seen:
+            return self._try_forward(args)
+        verdict = self._judge(args, race=self.policy.gate, backward=training and self._has_backward())
+        self._accept(verdict)
+        if verdict.has_result:
+            return verdict.result
+        return self._run(args)
+
+    def _try_forward(self, args: Sequence[Any]) -> Any:
+        """The backward is compiled when it is first wanted, which may be never: until then there is a forward to
+        compare. The next call races, with the backward if there is one by then."""
+        self._forward_seen = True
+        verdict = self._judge(args, race=False, backward=False)
+        if verdict.winner == "eager":
+            self._accept(verdict)
+            return self._run(args)
+        try:
+            return self._engines[verdict.winner](*args)
+        except Exception as error:
+            return self.recover(error, args)
+
+    def _judge(self, args: Sequence[Any], *, race: bool, backward: bool) -> Verdict:
+        gate = Gate(
+            self.facts,
+            compare=self.policy.verify,
+            race=race,
+            backward=backward,
+            compile_seconds=self.compile_seconds,
+            capture_us=self.capture_us,
+            modules_us=self.modules_us,
+        )
+        try:
+            return gate.judge(self.eager, self._engines, args)
+        except Exception as error:
+            raise EagersOwn(error) from None
+
+    def _accept(self, verdict: Verdict) -> None:
+        with self._lock:
+            if self.state != "on trial":  # rolled back by the user meanwhile
+                return
+            self.gate = verdict.stats
+            failed = next(iter(verdict.failures.values()), None)
+            if verdict.winner != "eager":
+                self._settle("compiled", verdict.winner, failed)
+            elif failed is not None:
+                self.rollbacks += 1
+                self._settle("rolled back", "eager", failed)
+            else:
+                ratio = verdict.stats.ratio or 0.0
+                self._settle("eager", "eager", Failure(f"compiled it takes {ratio:.2f} times as long"))
+        if self._listener is not None:
+            self._listener.judged(self)
+            if failed is not None:
+                self._listener.rolled_back(self, failed)
+
+    # -- serving -------------------------------------------------------------------------------------------------
+
+    def _settle(self, state: State, engine: Engine, failure: Failure | None = None) -> None:
+        self.state, self.engine, self.failure = state, engine, failure
+        serve: Boxed
+        if engine == "eager":
+            serve = self._run_eager
+        elif engine == "burnish" and self._direct is not None:
+            serve = self._direct
+        else:
+            call = self._engines[engine]
+            serve = lambda boxed: call(*boxed)  # noqa: E731
+        self._serve_with(self._timed(engine, serve) if self._timed else serve)
+
+    def _run(self, args: Sequence[Any]) -> Any:
+        if self.engine == "eager":
+            return self._run_eager(args)
+        try:
+            return self._engines[self.engine](*args)
+        except Exception as error:
+            return self.recover(error, args)
+
+    def _run_eager(self, args: Sequence[Any]) -> Any:
+        try:
+            return self.eager(*args)
+        except Exception as error:
+            raise EagersOwn(error) from None
+
+    def recover(self, error: Exception, args: Sequence[Any]) -> Any:
+        """A call raised `error`: eager's result, or what eager raises, as if nothing had been compiled."""
+        if isinstance(error, EagersOwn):
+            raise error.error from error.error.__cause__
+        if self.facts.kind == "training" and hooks_are_active():
+            raise error  # the hooks' own: checkpointing ends a recomputation by raising
+        if getattr(error, "inputs_changed", False):
+            self._refuse_half_done(error)
+        result = self.eager(*args)  # raises as well where the caller made a mistake: then it is his, and not ours
+        self.roll_back(Failure.of(error))
+        return result
+
+    def _refuse_half_done(self, error: Exception) -> None:
+        if not isinstance(error, IndexError):  # which our own checks raise, for a mistake in the caller's indices
+            self.roll_back(Failure.of(error))
+        error.add_note(
+            "burnish: this failed in a compiled program that had begun to write its inputs in place, so that this one "
+            "call cannot be repeated in eager. Their values are not reliable. Further calls run in eager."
+        )
+        raise error
+
+    # -- rolling back --------------------------------------------------------------------------------------------
+
+    def roll_back(self, failure: Failure) -> None:
+        """Eager serves from now on. Calls that are under way finish with what they began with."""
+        with self._lock:
+            if self.state == "rolled back":
+                return
+            self.rollbacks += 1
+            self._settle("rolled back", "eager", failure)
+        if self._listener is not None:
+            self._listener.rolled_back(self, failure)
+
+    def retry(self) -> None:
+        """On trial again, whatever serves now."""
+        with self._lock:
+            self.failure = self.gate = None
+            self._forward_seen = False
+            self._begin()
+        if self._listener is not None:
+            self._listener.retried(self)
+
+    def stats(self) -> VariantStats:
+        with self._lock:
+            return VariantStats(
+                id=self.number,
+                kind=self.facts.kind,
+                signature=self.facts.signature,
+                state=self.state,
+                engine=self.engine,
+                reason=self.failure.reason if self.failure else (self.gate.note if self.gate else ""),
+                stack=self.failure.stack if self.failure else "",
+                gate=self.gate,
+                rollbacks=self.rollbacks,
+                samples=self.samples,
+                samples_dropped=self.samples_dropped,
+            )
+
+
+def _entry(variant: Variant) -> tuple[Call, Callable[[Boxed], None]]:
+    """The function Dynamo calls, and the one that changes what it goes to."""
+    recover = variant.recover
+    serve: Boxed = list
+
+    def call(*args: Any) -> Any:
+        try:
+            return serve(list(args))
+        except Exception as error:
+            return recover(error, args)
+
+    def serve_with(other: Boxed) -> None:
+        nonlocal serve
+        serve = other
+
+    return call, serve_with
+
+
+def _can_be_tried(args: Sequence[Any]) -> bool:
+    """Not while a CUDA graph is captured: a trial waits for the device, which a capture forbids."""
+    on_cuda = any(isinstance(x, torch.Tensor) and x.device.type == "cuda" for x in args)
+    return not (on_cuda and torch.cuda.is_current_stream_capturing())

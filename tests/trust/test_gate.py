@@ -1,0 +1,243 @@
+"""Each graph is judged before it is used: wrong, failing and slow ones are eager's to serve, and only they."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import burnish
+from burnish.trust.faults import Fault, NotANumber, RaisesAtRun, RaisesInCompile, Slower, WrongBy
+from burnish.trust.record import VariantStats
+from tests.against_eager import fallback_warnings
+
+X = torch.linspace(-1, 2, 24).reshape(4, 6)
+
+
+def model() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3)).eval()
+
+
+def only_variant(compiled: Any) -> VariantStats:
+    (variant,) = burnish.stats(compiled).variants
+    return variant
+
+
+def faulty(fault: Fault, **arguments: Any) -> Any:
+    return burnish.compile(model(), options={"fault": fault}, **arguments)
+
+
+def test_a_right_graph_is_compiled_and_says_what_was_measured():
+    compiled = burnish.compile(model(), gate=True)
+    with torch.no_grad():
+        compiled(X)
+    variant = only_variant(compiled)
+    assert variant.state in ("compiled", "eager") and variant.kind == "inference"
+    assert variant.signature == "float32[4, 6]"
+    assert variant.gate is not None and variant.gate.compiled_error < 1e-5
+    assert variant.gate.ratio > 0 and variant.gate.seconds > 0 and variant.gate.compile_seconds > 0
+
+
+def test_the_first_call_returns_the_compiled_result():
+    """So that whoever compares the first call with eager compares what will serve."""
+    compiled = burnish.compile(lambda x: (x * 3).softmax(-1).sum(0), verify="first", gate=False)
+    assert torch.equal(compiled(X), compiled(X))
+    assert only_variant(compiled).state == "compiled"
+
+
+@pytest.mark.parametrize("fault", [WrongBy(0.01), NotANumber(), RaisesAtRun()], ids=lambda f: type(f).__name__)
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+def test_a_wrong_graph_never_serves(fault, grad):
+    compiled = faulty(fault)
+    eager = compiled.burnish.eager
+    with torch.set_grad_enabled(grad):
+        results, messages = fallback_warnings(lambda: [compiled(X) for _ in range(3)])
+        assert all(torch.equal(result, eager(X)) for result in results)
+    assert len(messages) == 1 and "Way out" in messages[0]
+    variant = only_variant(compiled)
+    assert variant.state == "rolled back" and variant.engine == "eager" and variant.rollbacks == 1
+    expected = {WrongBy: "off by 0.01", NotANumber: "NaNs", RaisesAtRun: "injected: call 1"}[type(fault)]
+    assert expected in variant.reason
+    assert ("RuntimeError" in variant.stack) == isinstance(fault, RaisesAtRun)
+    assert [f.stage for f in burnish.stats(compiled).fallbacks] == ["run"]
+
+
+def test_the_gradients_of_a_wrong_graph_are_eagers():
+    compiled = faulty(WrongBy(0.01))
+    twin = copy.deepcopy(compiled.eager)
+    fallback_warnings(lambda: compiled(X).square().sum().backward())
+    twin(X).square().sum().backward()
+    for ours, theirs in zip(compiled.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(ours.grad, theirs.grad)
+
+
+def test_a_slower_graph_is_served_by_eager_without_a_warning():
+    compiled = faulty(Slower(), gate=True)
+    with torch.no_grad():
+        _, messages = fallback_warnings(lambda: compiled(X))
+    variant = only_variant(compiled)
+    assert (variant.state, variant.engine) == ("eager", "eager") and "times as long" in variant.reason
+    assert variant.gate.ratio > 1 and messages == [] and burnish.stats(compiled).fallbacks == ()
+
+
+def test_a_slower_graph_serves_where_the_race_is_off():
+    compiled = faulty(Slower(), gate=False)
+    with torch.no_grad():
+        compiled(X)
+    assert only_variant(compiled).state == "compiled" and only_variant(compiled).gate.ratio is None
+
+
+def test_nothing_is_judged_where_both_are_off():
+    compiled = faulty(WrongBy(0.01), verify="off", gate=False)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(X), compiled.eager(X) * 1.01)
+    assert only_variant(compiled).state == "compiled" and only_variant(compiled).gate is None
+
+
+def test_one_variant_in_three_fails_and_the_others_serve():
+    compiled = faulty(RaisesAtRun(3), dynamic=False)
+    with torch.no_grad():
+        for rows in (2, 3, 4, 5, 4, 2):
+            x = torch.randn(rows, 6)
+            result, _ = fallback_warnings(lambda x=x: compiled(x))
+            torch.testing.assert_close(result, compiled.eager(x))
+    stats = burnish.stats(compiled)
+    assert stats.compiles == 4
+    assert [v.state for v in stats.variants] == ["compiled", "compiled", "rolled back", "compiled"]
+
+
+def test_one_variant_in_three_does_not_compile():
+    compiled = faulty(RaisesInCompile(3), dynamic=False)
+    with torch.no_grad():
+        for rows in (2, 3, 4, 5):
+            x = torch.randn(rows, 6)
+            result, _ = fallback_warnings(lambda x=x: compiled(x))
+            torch.testing.assert_close(result, compiled.eager(x))
+    stats = burnish.stats(compiled)
+    assert [v.engine for v in stats.variants] == ["burnish", "burnish", "eager", "burnish"]
+    assert len(stats.fallbacks) == 1
+
+
+# --- what a trial must not touch -----------------------------------------------------------------------------------
+
+
+class Counting(nn.Module):
+    """Writes a cache at a position that advances: a second run from the same state, unseen, would go too far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(6)
+        self.register_buffer("cache", torch.zeros(3, 4, 6))
+        self.register_buffer("step", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(x)
+        self.cache[self.step] = y.detach()
+        self.step += 1
+        return y.sum(0) + self.cache.sum((0, 1))
+
+
+@pytest.mark.parametrize("gate", [False, True])
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("fault", [None, WrongBy(0.01), RaisesAtRun()], ids=["right", "wrong", "raises"])
+def test_state_changes_once_per_call(gate, grad, fault):
+    eager = Counting()
+    compiled = burnish.compile(copy.deepcopy(eager), options={"fault": fault}, gate=gate)
+    with torch.set_grad_enabled(grad):
+        for step in range(3):
+            result, _ = fallback_warnings(lambda step=step: compiled(X + step))
+            torch.testing.assert_close(result, eager(X + step))
+    for ours, theirs in zip(compiled.buffers(), eager.buffers(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("gate", [False, True])
+def test_random_numbers_are_drawn_once(gate):
+    compiled = burnish.compile(lambda x: nn.functional.dropout(x, 0.5) + torch.rand_like(x), gate=gate)
+    eager = compiled.burnish.eager
+    torch.manual_seed(5)
+    ours = [compiled(X), compiled(X), torch.rand(3)]
+    torch.manual_seed(5)
+    theirs = [eager(X), eager(X), torch.rand(3)]
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_gradients_and_hooks_of_parameters_see_one_call():
+    compiled = burnish.compile(model(), gate=True)
+    seen: list[int] = []
+    for parameter in compiled.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p: seen.append(1))
+    compiled(X).sum().backward()
+    twin = copy.deepcopy(compiled.eager)
+    twin.zero_grad()
+    twin(X).sum().backward()
+    assert len(seen) == len(list(compiled.parameters()))
+    for ours, theirs in zip(compiled.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def test_mistakes_of_the_caller_are_eagers_and_no_reason_to_roll_back():
+    def pick(table: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        return table[i] * 2
+
+    compiled = burnish.compile(pick)
+    table, good, bad = torch.randn(5, 3), torch.tensor([1, 4]), torch.tensor([1, 5])
+    for _ in range(2):  # on trial, then compiled
+        with pytest.raises(IndexError) as ours:
+            compiled(table, bad)
+        with pytest.raises(IndexError) as theirs:
+            pick(table, bad)
+        assert str(ours.value) == str(theirs.value)
+        torch.testing.assert_close(compiled(table, good), pick(table, good))
+    assert only_variant(compiled).state == "compiled" and burnish.stats(compiled).fallbacks == ()
+
+
+# --- training: the backward is compiled when it is first wanted ----------------------------------------------------
+
+
+def test_a_forward_alone_does_not_compile_a_backward():
+    compiled = burnish.compile(model(), gate=True)
+    for _ in range(3):
+        compiled(X)
+    assert burnish.stats(compiled).graphs == {"forward": 1}
+    assert only_variant(compiled).state in ("compiled", "eager")
+
+
+def test_a_training_graph_is_judged_with_its_backward():
+    compiled = burnish.compile(model(), gate=True)
+    for _ in range(2):
+        compiled(X).sum().backward()
+    variant = only_variant(compiled)
+    assert variant.state in ("compiled", "eager") and variant.kind == "training" and variant.gate.ratio > 0
+
+
+@pytest.mark.parametrize("broken", ["wrong", "raises"])
+def test_a_wrong_backward_is_done_over(broken, monkeypatch):
+    from burnish import pipeline
+
+    def spoiled(gm, example_inputs, *, kind, **arguments):
+        run = compile_graph(gm, example_inputs, kind=kind, **arguments)
+        if kind != "backward":
+            return run
+
+        def wrong(args):
+            if broken == "raises":
+                raise RuntimeError("a backward on purpose")
+            return [x * 1.01 if isinstance(x, torch.Tensor) else x for x in run(args)]
+
+        return wrong
+
+    compile_graph = pipeline.compile_graph
+    monkeypatch.setattr(pipeline, "compile_graph", spoiled)
+    compiled = burnish.compile(model())
+    twin = copy.deepcopy(compiled.eager)
+    _, messages = fallback_warnings(lambda: compiled(X).square().sum().backward())
+    twin(X).square().sum().backward()
+    for ours, theirs in zip(compiled.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+    assert len(messages) == 1 and only_variant(compiled).state == "rolled back"
+    assert ("a backward on purpose" if broken == "raises" else "in the backward") in only_variant(compiled).reason
