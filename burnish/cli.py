@@ -18,7 +18,8 @@ from burnish.verify.command import add_verify
 
 TARGET_HELP = (
     "a built-in workload (`burnish workloads` lists them; NAME@tiny is its small variant), FILE.py:FUNCTION or "
-    "PACKAGE.MODULE:FUNCTION; the function takes no arguments and returns (model, example_inputs)"
+    "PACKAGE.MODULE:FUNCTION; the function takes no arguments and returns (model, example_inputs), or a dict with the "
+    "loop around the model (see burnish bench --help)"
 )
 
 

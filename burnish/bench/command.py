@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -126,8 +127,15 @@ def _check(arguments: argparse.Namespace) -> None:
 @contextlib.contextmanager
 def _progress_bar(console: Console) -> Iterator[Callable[[Progress], None]]:
     """A bar with the time left; where there is no terminal, a line for each thing done."""
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, ProgressColumn, Task, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
+    from rich.text import Text
+
+    class TimeLeft(ProgressColumn):
+        """Counts down between two reports: a compile may say nothing for half a minute."""
+
+        def render(self, task: Task) -> Text:
+            return Text(time_left(task.fields["until"] - time.monotonic()))
 
     if not console.is_terminal:
         said = ""
@@ -140,13 +148,19 @@ def _progress_bar(console: Console) -> Iterator[Callable[[Progress], None]]:
 
         yield tell
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[left]}"), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeLeft(), TimeElapsedColumn())
     with Bar(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("starting", total=1.0, left="")
+        task = bar.add_task("starting", total=1.0, until=time.monotonic())
 
         def show(progress: Progress) -> None:
-            minutes, seconds = divmod(round(progress.seconds_left), 60)
-            left = f"about {minutes}:{seconds:02d} left"
-            bar.update(task, description=progress.doing, completed=progress.fraction, left=left)
+            until = time.monotonic() + progress.seconds_left
+            bar.update(task, description=progress.doing, completed=progress.fraction, until=until)
 
         yield show
+
+
+def time_left(seconds: float) -> str:
+    if seconds < 1:
+        return "a moment more"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"about {minutes}:{rest:02d} left"

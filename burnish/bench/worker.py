@@ -130,7 +130,7 @@ def checked(target: Target, say: Say) -> Checked:
 
     def hear(doing: str) -> None:
         nonlocal done
-        say(done / len(QUESTIONS), "checklist", f"checklist: {doing.partition(': ')[2]}")
+        say(done / len(QUESTIONS), "checklist", f"checklist: {doing.partition(': ')[2].rstrip(' …')}")
         done += 1
 
     lines = checklist(target, on_progress=hear)

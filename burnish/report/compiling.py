@@ -25,7 +25,7 @@ def compile_card(result: BenchResult) -> Markup | None:
             items.append(bar(f"{row.title}, warm", cells.warm(row), [Piece(warm / longest, number, light=True)]))
     parts: list[Markup] = [bars(items)]
     for row in shown:
-        parts += _stages(row)
+        parts += _stages(row, colour[row.name])
     where = "Cold: a fresh process with empty caches. Warm: a second process, with the cache that the first one filled."
     if not shown[0].compile or not shown[0].compile.isolated:
         where = "Measured in the calling process, where torch and its compilers may have been loaded before."
@@ -36,19 +36,21 @@ def _seconds(row: CandidateResult) -> float:
     return (row.compile.cold_seconds if row.compile else None) or 0.0
 
 
-def _stages(row: CandidateResult) -> list[Markup]:
+def _stages(row: CandidateResult, colour: int) -> list[Markup]:
     stages = sorted((row.compile.stages if row.compile else {}).items(), key=lambda item: -item[1])
     if not stages:
         return []
     known = sum(seconds for _, seconds in stages)
     total = max(_seconds(row), known)
     shown = [(name, seconds) for name, seconds in stages if seconds > 0.01 * total]
-    items = [bar(name, f"{seconds:.2f} s", [Piece(seconds / total, 2)]) for name, seconds in shown]
+    items = [bar(name, f"{seconds:.2f} s", [Piece(seconds / total, colour)]) for name, seconds in shown]
     small = known - sum(seconds for _, seconds in shown)
     if small > 0.005:
-        items.append(bar("smaller stages", f"{small:.2f} s", [Piece(small / total, 2)]))
+        items.append(bar("smaller stages", f"{small:.2f} s", [Piece(small / total, colour)]))
     if total - known > 0.01 * total:  # what no stage is charged with
-        items.append(bar("imports and the rest", f"{total - known:.2f} s", [Piece(1 - known / total, 2, light=True)]))
+        items.append(
+            bar("imports and the rest", f"{total - known:.2f} s", [Piece(1 - known / total, colour, light=True)])
+        )
     return [tag("h3", f"Where {row.title}'s cold compile goes"), bars(items)]
 
 

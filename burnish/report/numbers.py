@@ -76,4 +76,4 @@ def _with_interval(row: CandidateResult, name: str) -> str:
     if row.latency is None:
         return cells.NONE
     estimate = getattr(row.latency, name)
-    return join(duration(estimate.value), " ", tag("small", cells.interval(estimate)))
+    return join(duration(estimate.value), " ", tag("small", cells.interval(estimate), class_="below"))

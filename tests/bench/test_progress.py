@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from burnish.bench.candidates import Candidate
+from burnish.bench.command import time_left
 from burnish.bench.progress import Forecast, Progress, expected_alone
 
 
@@ -37,3 +38,9 @@ def test_compiling_takes_longer_than_eager_and_autotuning_longer_still() -> None
     times = [expected_alone(Candidate(*one)) for one in (("eager",), ("burnish",), ("inductor",))]
     assert times == sorted(times)
     assert expected_alone(Candidate("inductor", "max-autotune")) > times[-1]
+
+
+def test_the_time_left_reads_well() -> None:
+    assert [time_left(seconds) for seconds in (125.0, 59.6, 3.0, 0.2, -9.0)] == [
+        "about 2:05 left", "about 1:00 left", "about 0:03 left", "a moment more", "a moment more",
+    ]  # fmt: skip
