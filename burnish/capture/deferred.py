@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch._functorch.config as functorch_config
 from torch._dynamo import convert_frame, trace_rules
 from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
 
@@ -29,6 +30,7 @@ from burnish.options import Options
 from burnish.trust.background import Job, Pace, after_fork_in_child, submit
 from burnish.trust.budget import Cancelled, Deadline, OverBudget
 from burnish.trust.jobs import JobStats
+from burnish.trust.rehearsal import collecting, rehearse
 
 Compile = Callable[[Any, Any, Any], ConvertFrameReturn]
 Key = tuple[types.CodeType, ThreadState, tuple[Any, ...]]
@@ -159,10 +161,14 @@ class DeferredFrames:
         begin = time.perf_counter()
         fallbacks = len(self._log.fallbacks)
         try:
-            with self._compiling(key[1], job):
+            with self._compiling(key[1], job), collecting() as variants:
                 if self._closed or self._serves_already(frame):
                     return
                 result = self._compile_now(frame, self._newest_entry(code, cache_entry), frame_state)
+                job.deadline.check("gate")
+                if self._background:  # otherwise the call that waits is the trial
+                    for variant, inputs in variants:
+                        rehearse(variant, inputs)
                 job.deadline.check("done")
         except GRAPH_BREAKS as error:
             self._errors[code] = error
@@ -186,7 +192,9 @@ class DeferredFrames:
     @contextlib.contextmanager
     def _compiling(self, state: ThreadState, job: Job) -> Iterator[None]:
         """In the state of the thread that asked, alone with Dynamo, and out of the way of others."""
-        with state.entered(), convert_frame.compile_lock, beside_calls(job.deadline.check):
+        # A backward compiled when it is first wanted would be compiled by the call that wants it.
+        backward_too = functorch_config.patch(force_non_lazy_backward_lowering=True)
+        with state.entered(), convert_frame.compile_lock, backward_too, beside_calls(job.deadline.check):
             job.deadline.check("dynamo")
             yield
 

@@ -33,6 +33,7 @@ from burnish.trust.backward import WatchedBackward
 from burnish.trust.diary import Diary
 from burnish.trust.gate import Failure, GraphFacts
 from burnish.trust.record import Engine, GraphKind
+from burnish.trust.rehearsal import propose
 from burnish.trust.variant import Policy, Variant
 
 Kind = Literal["forward", "backward", "inference"]
@@ -84,9 +85,15 @@ def make_backend(options: Options, log: CompileLog) -> Backend:
         )
         capture.variant = weakref.ref(variant)
         log.variant(variant)
+        propose(variant, [_concrete(value) for value in example_inputs])
         return variant.call
 
     return burnish_graph
+
+
+def _concrete(value: Any) -> Any:
+    """A size as the number that it was, without a guard on it."""
+    return value.node.hint if isinstance(value, torch.SymInt) else value
 
 
 class _Capture:

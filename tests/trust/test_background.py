@@ -23,6 +23,9 @@ import burnish
 from burnish.capture.snapshot import CannotSnapshot, FrameSnapshot, signature
 from burnish.errors import GraphBreakError
 from burnish.trust.background import Pace
+from burnish.trust.faults import WrongBy
+from burnish.trust.gate import GraphFacts
+from burnish.trust.rehearsal import rehearse
 from tests.against_eager import fallback_warnings, loss_of
 from tests.semantics.test_threads import together
 from tests.trust.held import LONG, Held, has_ended, in_background, states
@@ -533,3 +536,71 @@ def test_signatures_tell_sizes_and_constants_apart() -> None:
     different = [{"x": torch.zeros(3, 2), "n": 1}, {"x": x.double(), "n": 1}, {"x": x, "n": 2}, {"x": x, "n": 1.0}]
     assert all(signature(values) != signature({"x": x, "n": 1}) for values in different)
     assert signature({"x": float("nan")}) == signature({"x": float("nan")})
+
+
+# -- the gate ------------------------------------------------------------------------------------------------------
+
+
+def test_a_graph_is_judged_before_any_call_gets_it(held: Held) -> None:
+    held.go.set()
+    compiled = in_background(scaled, gate=False)
+    x = torch.randn(4, 8)
+    compiled(x)
+    assert compiled.burnish.wait(LONG)
+    assert [variant.state for variant in burnish.stats(compiled).variants] == ["compiled"]
+    assert held.runs > 0, "on copies"
+    before = held.runs
+    compiled(x)
+    assert held.runs == before + 1
+
+
+def test_wrong_numbers_never_reach_a_call() -> None:
+    compiled = in_background(scaled, fault=WrongBy(0.01))
+    x = torch.randn(4, 8)
+
+    def calls() -> None:
+        for _ in range(3):
+            torch.testing.assert_close(compiled(x), scaled(x))
+            assert compiled.burnish.wait(LONG)
+
+    _, warned = fallback_warnings(calls)
+    assert [variant.state for variant in burnish.stats(compiled).variants] == ["rolled back"]
+    assert len(warned) == 1
+
+
+def test_judging_changes_nothing_of_the_models(held: Held) -> None:
+    held.go.set()
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    compiled = in_background(model, gate=False)
+    x = torch.randn(6, 4, requires_grad=True)
+    compiled(x)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    assert compiled.burnish.wait(LONG)
+    (variant,) = burnish.stats(compiled).variants
+    assert variant.state == "compiled"
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    assert x.grad is None
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert burnish.stats(compiled).graphs == {"forward": 1, "backward": 1}, "no call waits for a backward, either"
+
+
+def test_a_trial_disturbed_by_an_optimiser_counts_for_nothing() -> None:
+    weight = torch.ones(3)
+
+    class Disturbed:
+        state, retried = "on trial", 0
+        facts = GraphFacts("inference", static=frozenset({1}))
+
+        def call(self, x: torch.Tensor, shared: torch.Tensor) -> None:
+            assert shared is weight
+            weight.add_(1)
+            x.zero_()
+
+        def retry(self) -> None:
+            self.retried += 1
+
+    variant, x = Disturbed(), torch.ones(3)
+    rehearse(variant, [x, weight])
+    assert variant.retried == 1
+    assert torch.equal(x, torch.ones(3)), "the arguments are copies"
