@@ -206,7 +206,7 @@ def _warm_start(subject: _Subject) -> Found:
     figure = f"{found['seconds']:.1f} s to the first result in a new process; cache: {found['hits']} hits, "
     figure += f"{found['misses']} misses"
     if found["misses"]:
-        return "warn", figure, "burnish cache why TARGET names what changed; burnish doctor checks the cache folder"
+        return "warn", figure, "; ".join(found["reasons"][:1]) or "burnish doctor checks the cache folder"
     return "ok", figure, ""
 
 
@@ -220,7 +220,8 @@ with target.grad_mode():
     target.step(compiled)()
 took = time.perf_counter() - begin
 stats = burnish.stats(compiled)
-print("burnish-child:" + json.dumps({"seconds": took, "hits": stats.cache_hits, "misses": stats.cache_misses}))
+found = {"seconds": took, "hits": stats.cache_hits, "misses": stats.cache_misses, "reasons": stats.cache_reasons}
+print("burnish-child:" + json.dumps(found))
 """
 
 
