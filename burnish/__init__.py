@@ -3,14 +3,28 @@
 from importlib import metadata as _metadata
 
 from burnish import errors
-from burnish.api import compile, disable, reset, stats
+from burnish.api import compile, disable, reset, seal, stats
+from burnish.explain import explain
 from burnish.observe import metrics
 from burnish.options import Options
 from burnish.stats import Stats
 from burnish.verify import verify
 
 __version__ = "0.1.0"
-__all__ = ["Options", "Stats", "__version__", "compile", "disable", "errors", "metrics", "reset", "stats", "verify"]
+__all__ = [
+    "Options",
+    "Stats",
+    "__version__",
+    "compile",
+    "disable",
+    "errors",
+    "explain",
+    "metrics",
+    "reset",
+    "seal",
+    "stats",
+    "verify",
+]
 
 
 def _register_backend() -> None:

@@ -168,6 +168,11 @@ def stats(target: object = None) -> Stats:
     return handle_of(target).stats()
 
 
+def seal(compiled: object) -> None:
+    """Nothing compiles from now on, and calls check only their signature: see `compiled.burnish.seal`."""
+    handle_of(compiled).seal()
+
+
 def disable(target: Any = None, *, reason: str | None = None) -> Any:
     """Keep a function or a module out of every graph: what is around it is compiled, it runs in eager.
 

@@ -68,6 +68,16 @@ class NotCompiled(UsageError, TypeError):
         super().__init__(f"this {type(what).__name__} was not compiled by burnish: pass what burnish.compile returned.")
 
 
+class NothingToSeal(UsageError):
+    def __init__(self, name: str, ours: bool) -> None:
+        reason = (
+            f"{name} has compiled nothing yet: call it with the inputs it will get, then seal it"
+            if ours
+            else f"{name} is not compiled by burnish's own backend, which is the one that can be sealed"
+        )
+        super().__init__(f"cannot seal: {reason}.")
+
+
 class CannotPickle(BurnishError, pickle.PicklingError):
     def __init__(self, what: str, reason: BaseException) -> None:
         super().__init__(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import threading
 import weakref
 from collections.abc import Callable, Mapping
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from burnish.errors import NothingToSeal
 from burnish.observe.log import CompileLog
 from burnish.observe.registry import register
 from burnish.observe.sinks import sinks_for
@@ -84,6 +86,7 @@ class Handle:
         self.log = CompileLog(self.options.dump_dir, self.name, sinks_for(self.options))
         self.entrance = self._entrance(eager)
         self._forward: Entrance | None = None
+        self._sealed = False
         self._lock = threading.Lock()
         _live.add(self)
         register(self.log, self)  # last: from now on metrics ask it
@@ -100,6 +103,8 @@ class Handle:
         with self._lock:
             if self._forward is None:
                 self._forward = self._entrance(self.eager.forward)
+                if self._sealed:
+                    self._forward.seal_off()
             return self._forward
 
     def stats(self) -> Stats:
@@ -122,9 +127,68 @@ class Handle:
         for frames in self._deferred():
             frames.cancel()
 
+    def seal(self) -> None:
+        """From now on nothing compiles, and a call costs a few microseconds on the host: of all that decides which
+        compiled program fits, only the signature of the call is looked at. Call it after warming up (a training step
+        with its backward); `unseal` takes it back.
+
+        The signature is
+        - of each tensor among the arguments, also in tuples, lists and dicts: shape, strides, dtype, device, whether it
+          requires a gradient, and its kind (dispatch keys: inference tensors, conjugate or negative views);
+        - which arguments are one and the same tensor;
+        - the values of other plain arguments (numbers, text, None, dtypes, devices) and their types;
+        - which object anything else is (a cache, a config): the same one, whatever it holds;
+        - grad mode, inference mode, autocast and its types, the module's `training`; that its hooks, and settings of
+          the process such as the number of threads, are those of the first sealed call with the signature.
+
+        Not looked at, and assumed to stay as they are: the module's own attributes, `training` of its submodules, what
+        objects among the arguments hold (their tensors are looked up in each call, but may not change in shape or
+        type), globals, and that different arguments do not overlap in memory. Parameters and buffers may be changed in
+        place (an optimiser's step, `load_state_dict`, `.data`), but not replaced by other tensors.
+
+        The first call with a signature asks Dynamo's guards once which program fits. Inputs that none was compiled for
+        run in eager, and are counted in `stats().notices`."""
+        entrances = [each for each in (self.entrance, self._forward) if each is not None]
+        empty = [each for each in entrances if not each.seal()]
+        if len(empty) == len(entrances):
+            raise NothingToSeal(self.name, ours=self.settings.is_ours and not self.settings.disable)
+        for each in empty:
+            each.seal_off()
+        with self._lock:
+            self._sealed = True
+        self.log.emit("sealed")
+
+    def unseal(self) -> None:
+        """Calls are open again: their guards are checked, and new inputs compile."""
+        with self._lock:
+            self._sealed = False
+        for each in (self.entrance, self._forward):
+            if each is not None:
+                each.unseal()
+
+    def close(self) -> None:
+        """Give back what compiled programs hold: CUDA graphs and their memory, arenas, packed weights, kernels' code.
+        Results handed out before stay valid. A later call compiles again; counts in `stats()` stay."""
+        self._restart()
+        self.log.release()
+        for _ in range(2):  # caches and code refer to one another, and what the first pass freed to programs
+            gc.collect()
+        if torch.cuda.is_initialized():
+            from burnish.runtime.cudagraph import close_pools
+
+            close_pools(self.log)
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+        self.log.emit("closed")
+
     def reset(self) -> None:
         """Forget everything compiled and counted; the next call compiles."""
         self.log.clear()
+        self._restart()
+
+    def _restart(self) -> None:
+        with self._lock:
+            self._sealed = False
         self.entrance.restart()
         if self._forward is not None:
             self._forward.restart()

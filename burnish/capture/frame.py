@@ -30,6 +30,8 @@ from burnish.capture.deferred import ONCE_IN_EAGER, DeferredFrames
 from burnish.capture.diagnosis import GRAPH_BREAKS, Place, Watch, graph_break_error, serve_eager
 from burnish.capture.dynamo import make_backend
 from burnish.capture.hooks import Hooks
+from burnish.capture.seal import Seal
+from burnish.capture.unguarded import remember_sources
 from burnish.errors import CompileError
 from burnish.observe.log import CompileLog
 from burnish.options import Options
@@ -61,6 +63,7 @@ class Entrance:
         self.place = place_of(target)
         self.call: Callable[..., Any] = target
         self.deferred: DeferredFrames | None = None  # with background=True or a budget
+        self._compiled: tuple[types.FunctionType, FrameCompiler] | None = None  # what a seal goes to, if we compile
         self._lock = threading.RLock()
         self.restart()
 
@@ -68,12 +71,36 @@ class Entrance:
         with self._lock:
             if self.deferred is not None:
                 self.deferred.close()
-            self.call = self._open()
+            if self._compiled is not None:  # Dynamo remembers the code it read, and the code what was compiled for it
+                native.reset_code(self._compiled[0].__code__)
+                self._compiled = None
+            self._open_call = self.call = self._open()
 
     def stop_compiling(self) -> None:
         """Cancel what the compiling thread still has to do, or does, for this entrance."""
         if self.deferred is not None:
             self.deferred.cancel()
+
+    def seal(self) -> int:
+        """From now on calls go to compiled code by their signature, and nothing compiles; how much there is to go to.
+        Without any, the entrance stays open: 0."""
+        with self._lock:
+            if self._compiled is None:
+                return 0
+            frame, compiler = self._compiled
+            entries = len(compiler.entries(frame.__code__))
+            if entries:
+                self.stop_compiling()
+                self.call = Seal(self.target, frame, compiler.entries, _ORDINARY_STANCE, self.log).call
+            return entries
+
+    def seal_off(self) -> None:
+        """Nothing was compiled, and nothing will be."""
+        self.call = self.target
+
+    def unseal(self) -> None:
+        with self._lock:
+            self.call = self._open_call
 
     def _open(self) -> Callable[..., Any]:
         frame = own_frame(self.target)
@@ -82,7 +109,7 @@ class Entrance:
             if self.foreign.get("disable"):
                 return self.target
             return self._through_torch(torch.compile(frame, **self.foreign), hooks)
-        backend = make_backend(self.options, self.log)
+        backend = remember_sources(make_backend(self.options, self.log))
         context = torch._dynamo.optimize(backend=backend, nopython=self.options.fullgraph)
         inner = getattr(context, "callback", None)
         if inner is None:  # Dynamo is switched off for this process
@@ -91,6 +118,7 @@ class Entrance:
             inner, self.options, self.log, self.place, needs_runtime=_has_large_weights(self.target)
         )
         self.deferred = callback.deferred
+        self._compiled = frame, callback
         call = self._direct(frame, callback, context(frame), hooks)
         return _counted(call, self.deferred.pace.calls) if self.deferred and self.options.background else call
 
@@ -175,7 +203,7 @@ class FrameCompiler:
         self._options = options
         self._needs_runtime = needs_runtime
         defers = options.background or options.budget is not None
-        self.deferred = DeferredFrames(self.compile, self._entries, options, log) if defers else None
+        self.deferred = DeferredFrames(self.compile, self.entries, options, log) if defers else None
 
     def __call__(self, frame: Any, cache_entry: Any, frame_state: Any) -> ConvertFrameReturn:
         if self.deferred is not None:
@@ -187,7 +215,7 @@ class FrameCompiler:
         if self._needs_runtime:
             self._needs_runtime = False
             prepare_native(self._options)  # the C compiler works while Dynamo traces
-        known = len(self._entries(frame.f_code))
+        known = len(self.entries(frame.f_code))
         with convert_frame.compile_lock, self._settings(frame.f_code):
             if self._fits_one_more_than(known, frame):
                 return ONCE_IN_EAGER  # another thread compiled it while this one waited for the lock
@@ -210,17 +238,17 @@ class FrameCompiler:
             serve_eager(self._log, "recompile limit", _limit_reached(frame.f_code.co_name))
         return result
 
-    def _entries(self, code: types.CodeType) -> list[Any]:
+    def entries(self, code: types.CodeType) -> list[Any]:
         return [entry for entry in native._debug_get_cache_entry_list(code) if entry.backend is self._backend]
 
     def _fits_one_more_than(self, known: int, frame: Any) -> bool:
-        entries = self._entries(frame.f_code)
+        entries = self.entries(frame.f_code)
         return len(entries) > known and any(entry.guard_manager.check(frame.f_locals) for entry in entries)
 
     @contextlib.contextmanager
     def _settings(self, code: types.CodeType) -> Iterator[None]:
         # Other compiled objects' entries on shared code (a graph break puts a class's forward there) are not ours.
-        others = len(native._debug_get_cache_entry_list(code)) - len(self._entries(code))
+        others = len(native._debug_get_cache_entry_list(code)) - len(self.entries(code))
         others -= self.deferred.unused(code) if self.deferred is not None else 0
         shapes = eval_frame.set_enable_dynamic(self._dynamic) if self._dynamic is not None else contextlib.nullcontext()
         with shapes, dynamo_config.patch(recompile_limit=dynamo_config.recompile_limit + others):
@@ -255,7 +283,7 @@ def _limit_reached(function: str) -> CompileError:
 # -- the code object that is called ------------------------------------------------------------------------------
 
 
-def own_frame(target: Callable[..., Any]) -> Callable[..., Any]:
+def own_frame(target: Callable[..., Any]) -> types.FunctionType:
     """A function that does what `target` does, on a code object that nobody else has."""
     if _is_traceable_function(target):
         return _renamed(_copied(target))
@@ -279,10 +307,11 @@ def _copied(function: Any) -> types.FunctionType:
     return copy
 
 
-def _renamed(function: Any) -> Callable[..., Any]:
+def _renamed(function: Any) -> types.FunctionType:
     # The name is part of the key under which Dynamo remembers the sizes it saw (file, line, name).
     function.__code__ = function.__code__.replace(co_name=f"{function.__name__}__{next(_serial)}")
-    return function
+    renamed: types.FunctionType = function
+    return renamed
 
 
 def _name_of(target: Callable[..., Any]) -> str:

@@ -51,7 +51,7 @@ class GraphPool:
     def open(self) -> None:
         if self.handle is None:
             self.handle = torch.cuda.graph_pool_handle()
-            self.capture_stream = torch.cuda.Stream(self.device)
+            self.capture_stream = _take_stream(self.device)
 
     def take_turn(self, captured: Captured) -> None:
         """What is launched on the current stream from now on comes after everything replayed before."""
@@ -89,7 +89,21 @@ class GraphPool:
         with self.lock:
             while self._captured:
                 self.drop(next(iter(self._captured)))
+            if self.capture_stream is not None:
+                _idle_streams.setdefault(self.device, []).append(self.capture_stream)
             self.handle = self.capture_stream = self._last = None
+
+
+# Streams to capture on, of pools that were closed. cuBLAS keeps a workspace for each stream, which graphs captured on
+# it use: two pools must never share one, and a stream that is used again brings its workspace along.
+_idle_streams: dict[torch.device, list[Any]] = {}
+
+
+def _take_stream(device: torch.device) -> Any:
+    try:
+        return _idle_streams[device].pop()
+    except (KeyError, IndexError):
+        return torch.cuda.Stream(device)
 
 
 _pools: weakref.WeakKeyDictionary[CompileLog, dict[torch.device, GraphPool]] = weakref.WeakKeyDictionary()

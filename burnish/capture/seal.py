@@ -1,0 +1,129 @@
+"""A sealed entrance: calls go by their signature straight to compiled code, and nothing compiles any more.
+
+The first call with a signature asks Dynamo's guards which compiled code fits. Later ones ask nothing but the
+signature. Where nothing fits, eager serves all calls with that signature, and they are counted.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._C._dynamo import eval_frame as native
+from torch._C._dynamo.guards import GlobalStateGuard
+from torch._dynamo import eval_frame
+from torch.fx._symbolic_trace import is_fx_symbolic_tracing
+
+from burnish.capture.hooks import Hooks
+from burnish.capture.signature import Key, KeyMaker, key_maker
+from burnish.capture.unguarded import Unguarded
+from burnish.observe.log import CompileLog
+
+_REMEMBERED = 1024  # signatures: sizes that never come back must not fill the memory
+Entries = Callable[[types.CodeType], list[Any]]
+
+
+class Seal:
+    """`call` takes the place of an entrance's own. `frame` is the function whose code Dynamo has compiled."""
+
+    def __init__(
+        self,
+        target: Callable[..., Any],
+        frame: types.FunctionType,
+        entries: Entries,
+        ordinary_stance: object,
+        log: CompileLog,
+    ) -> None:
+        self._target = target
+        self._frame = frame
+        self._entries = entries
+        self._log = log
+        self._signature = inspect.signature(frame)
+        self._lock = threading.Lock()
+        self._codes: dict[types.CodeType, Unguarded] = {}
+        self._routes: dict[Key, tuple[Callable[[], bool], Callable[..., Any]]] = {}
+        self._makers: dict[Any, KeyMaker] = {}
+        hooks = Hooks(target) if isinstance(target, torch.nn.Module) else None
+        self.call = self._make_call(hooks, ordinary_stance)
+
+    def _make_call(self, hooks: Hooks | None, ordinary: object) -> Callable[..., Any]:
+        # Every name a call reads is a local of this function: it has a few us in all.
+        makers, routes, target, first = self._makers, self._routes, self._target, self._first
+        set_callback, dispatch_modes, stances = native.set_eval_frame, torch._C._len_torch_dispatch_stack, eval_frame
+        fx_tracing, jit_tracing = is_fx_symbolic_tracing, torch._C._is_tracing
+        hooks_changed = hooks.changed if hooks is not None else lambda: False
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if dispatch_modes() or stances._stance is not ordinary or fx_tracing() or jit_tracing() or hooks_changed():
+                return target(*args, **kwargs)
+            prior = set_callback(None)  # a compiler around us must not take this for its own
+            try:
+                pattern = (len(args), *kwargs) if kwargs else len(args)
+                maker = makers.get(pattern)
+                if maker is None:
+                    maker = makers[pattern] = key_maker(target, len(args), tuple(kwargs))
+                key = maker(args, kwargs)
+                route = routes.get(key)
+                if route is None or not route[0]():
+                    return first(key, args, kwargs)
+                return route[1](*args, **kwargs)
+            finally:
+                set_callback(prior)
+
+        return call
+
+    def _first(self, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The first call with a signature, or in a state of the process (threads, determinism) unlike that one's."""
+        entry = self._fitting(args, kwargs)
+        if entry is None:
+            self._log.emit("unsealed_call", reason=str(key[3:]))
+            self._remember(key, self._eager)
+            return self._eager(*args, **kwargs)
+        code = self._unguarded(entry.code)
+        if not code.is_whole:
+            self._log.noticed("sealed with guards: a graph break leaves parts that look for their own code")
+            self._remember(key, self._guarded)
+            return self._guarded(*args, **kwargs)
+        result = code.first(args, kwargs)
+        self._remember(key, code.call)
+        return result
+
+    def _unguarded(self, code: types.CodeType) -> Unguarded:
+        with self._lock:
+            if code not in self._codes:
+                self._codes[code] = Unguarded(code, self._frame)
+            return self._codes[code]
+
+    def _fitting(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The entry of Dynamo's cache whose guards pass."""
+        try:
+            bound = self._signature.bind(*args, **kwargs)
+        except TypeError:
+            return None  # eager raises it as the user knows it
+        bound.apply_defaults()
+        values = dict(bound.arguments)
+        free = self._frame.__code__.co_freevars
+        values |= {name: cell.cell_contents for name, cell in zip(free, self._frame.__closure__ or (), strict=True)}
+        entries = self._entries(self._frame.__code__)
+        return next((entry for entry in entries if entry.guard_manager.check(values)), None)
+
+    def _remember(self, key: Key, run: Callable[..., Any]) -> None:
+        with self._lock:
+            if len(self._routes) >= _REMEMBERED:
+                self._routes.clear()
+            self._routes[key] = GlobalStateGuard().check, run
+
+    def _eager(self, *args: Any, **kwargs: Any) -> Any:
+        self._log.noticed("sealed call in eager: not compiled for its inputs")
+        return self._target(*args, **kwargs)
+
+    def _guarded(self, *args: Any, **kwargs: Any) -> Any:
+        prior = native.set_eval_frame(False)  # compiled code where its guards pass, and nothing new
+        try:
+            return self._frame(*args, **kwargs)
+        finally:
+            native.set_eval_frame(prior)

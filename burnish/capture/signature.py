@@ -1,0 +1,102 @@
+"""What a sealed call looks at: a key made of its arguments and the thread's state, by source written for their number.
+
+See `burnish.handle.Handle.seal` for the list. Arguments are compared by what is cheap to ask and decides which
+program fits; a tensor's key is made without asking it more than seven questions.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+
+Key = tuple[Hashable, ...]
+KeyMaker = Callable[[tuple[Any, ...], dict[str, Any]], Key]
+
+_BY_VALUE = (int, str, bool, type(None), bytes, type(Ellipsis), torch.dtype, torch.device, torch.layout)
+_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+class Same:
+    """An object that stands for nothing but itself, kept so that its id cannot pass to another."""
+
+    __slots__ = ("held",)
+
+    def __init__(self, held: object) -> None:
+        self.held = held
+
+    def __hash__(self) -> int:
+        return id(self.held)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and self.held is other.held
+
+
+def key_maker(target: object, positional: int, keywords: Sequence[str]) -> KeyMaker:
+    """The key of a call with so many positional arguments and these keywords. Tensors among the arguments are
+    described by inlined source: a call to a function for each would be half of what a sealed call costs."""
+    names = [f"a{k}" for k in range(positional)] + [f"k{k}" for k in range(len(keywords))]
+    lines = ["def key(args, kwargs):"]
+    if positional:
+        lines.append(f"    {''.join(name + ', ' for name in names[:positional])}= args")
+    lines += [f"    k{k} = kwargs[{word!r}]" for k, word in enumerate(keywords)]
+    lines.append("    tensors = []")
+    parts = ["grad()", "inference()", "autocast() and autocast_state()"]
+    if isinstance(target, torch.nn.Module):
+        parts.append("target.training")
+    for n, name in enumerate(names):
+        lines.append(f"    if type({name}) is Tensor:")
+        lines.append(f"        tensors.append({name})")
+        lines.append(f"        d{n} = {_TENSOR_KEY.replace('x', name)}")
+        lines.append("    else:")
+        lines.append(f"        d{n} = describe({name}, tensors)")
+        parts.append(f"d{n}")
+    lines.append(f"    return ({', '.join(parts)}, len(tensors) > 1 and repeated(tensors))")
+    namespace: dict[str, Any] = {
+        "target": target,
+        "Tensor": torch.Tensor,
+        "keys": torch._C._dispatch_keys,
+        "describe": describe,
+        "repeated": _repeated,
+        "grad": torch.is_grad_enabled,
+        "inference": torch.is_inference_mode_enabled,
+        "autocast": torch._C._is_any_autocast_enabled,
+        "autocast_state": _autocast_state,
+    }
+    exec(compile("\n".join(lines), "<burnish signature>", "exec"), namespace)
+    made: KeyMaker = namespace["key"]
+    return made
+
+
+_TENSOR_KEY = "(x.shape, x.stride(), x.dtype, x.device, x.requires_grad, keys(x).raw_repr())"
+_tensor_key: Callable[[torch.Tensor], Key] = eval(f"lambda x: {_TENSOR_KEY}", {"keys": torch._C._dispatch_keys})
+
+
+def describe(x: Any, tensors: list[torch.Tensor]) -> Hashable:
+    """A part of a key; tensors found on the way are appended to `tensors`."""
+    kind = type(x)
+    if kind in _TENSORS:
+        tensors.append(x)
+        return _tensor_key(x)
+    if kind in _BY_VALUE:
+        return kind, x
+    if kind is float:
+        return kind, x.hex()  # 0.0 and -0.0 differ, and NaN is NaN
+    if kind in (tuple, list, torch.Size) or (isinstance(x, tuple) and hasattr(x, "_fields")):
+        return (kind, *(describe(item, tensors) for item in x))
+    if kind in (dict, OrderedDict):
+        return (kind, *((name, describe(item, tensors)) for name, item in x.items()))
+    return Same(x)
+
+
+def _repeated(tensors: list[torch.Tensor]) -> Hashable:
+    """Which arguments are one and the same tensor."""
+    ids = list(map(id, tensors))
+    return len(set(ids)) != len(ids) and tuple(map(ids.index, ids))
+
+
+def _autocast_state() -> Hashable:
+    on = [d for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)]
+    return tuple((d, torch.get_autocast_dtype(d)) for d in on)

@@ -1,0 +1,213 @@
+"""Compiled frames without their guards: what a sealed object calls, once its guards have passed for a signature.
+
+Dynamo's code for a frame loads the graph's inputs, calls the graph and builds the results. Called as a function it
+does all that and checks nothing. Loading is most of it: BERT has 200 parameters at the end of long chains of
+attributes. So where a frame is one graph, that part of the code is replaced by a call to a function that has the
+parameters and buffers at hand and looks up only what comes from elsewhere.
+"""
+
+from __future__ import annotations
+
+import dis
+import re
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import fx
+from torch._dynamo import bytecode_transformation as bytecode
+
+Sources = tuple[str, ...]
+SOURCES = "_burnish_sources"
+_GRAPH = "__compiled_fn_"
+_RESUME = "__resume_at_"
+_IN_MODULE = re.compile(r"\._(parameters|buffers)\['[^']+'\]$")
+
+
+def remember_sources(backend: Callable[..., Any]) -> Callable[..., Any]:
+    """`backend`, whose compiled graphs know where in the frame each of their inputs comes from."""
+
+    def burnish_graph(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        sources = _sources(graph)  # before it runs: Dynamo's notes are gone afterwards
+        compiled = backend(graph, example_inputs)
+        if sources is not None and isinstance(compiled, types.FunctionType):
+            setattr(compiled, SOURCES, sources)
+        return compiled
+
+    return burnish_graph
+
+
+def _sources(graph: fx.GraphModule) -> Sources | None:
+    found = []
+    for node in graph.graph.find_nodes(op="placeholder"):
+        source = getattr(node.meta.get("grapharg"), "source", None)
+        if source is None:
+            return None
+        name = source.name
+        found.append(name() if callable(name) else name)
+    return tuple(found)
+
+
+class Unguarded:
+    """The code of an entry of Dynamo's cache as a function, `call`, of its frame's arguments. `first` makes the first
+    call, in which it sees what may be left out of the later ones."""
+
+    def __init__(self, code: types.CodeType, frame: types.FunctionType) -> None:
+        self._code = code  # kept, for Dynamo removes what it refers to when it goes
+        self._frame = frame
+        self._is_short = False
+        self.call: Callable[..., Any] = self._function(code)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the frame is compiled from beginning to end, and no part of it looks for compiled code."""
+        return not any(name.startswith(_RESUME) for name in self._code.co_names)
+
+    def _function(self, code: types.CodeType, also: Mapping[str, Any] | None = None) -> types.FunctionType:
+        frame = self._frame
+        names = frame.__globals__ if also is None else {**frame.__globals__, **also}
+        function = types.FunctionType(code, names, frame.__name__, frame.__defaults__, frame.__closure__)
+        function.__kwdefaults__ = frame.__kwdefaults__
+        return function
+
+    def first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call it, and see which inputs the graph gets."""
+        if self._is_short:
+            return self.call(*args, **kwargs)
+        graphs = [name for name in self._code.co_names if name.startswith(_GRAPH)]
+        graph = _unwrapped(self._frame.__globals__.get(graphs[0])) if len(graphs) == 1 else None
+        sources: Sources | None = getattr(graph, SOURCES, None)
+        if graph is None or sources is None or _stores_globals(self._code):
+            return self.call(*args, **kwargs)
+        seen: list[Any] = []
+
+        def watch(*inputs: Any) -> Any:
+            seen.append(inputs)
+            return graph(*inputs)
+
+        result = self._function(self._code, {graphs[0]: watch})(*args, **kwargs)
+        if len(seen) == 1:
+            shorter = self._without_loads(graph, sources, seen[0])
+            if shorter is not None:
+                self.call, self._is_short = self._function(shorter), True
+        return result
+
+    def _without_loads(
+        self, graph: Callable[..., Any], sources: Sources, inputs: Sequence[Any]
+    ) -> types.CodeType | None:
+        if len(inputs) != len(sources) or any("___" in source for source in sources):  # functions of Dynamo's own
+            return None
+        load = _loader(graph, sources, inputs, self._frame)
+        return None if load is None else _with_loader(self._code, load, _parameters(self._frame.__code__))
+
+
+def _unwrapped(function: Any) -> Any:
+    """Without the wrapper by which Dynamo keeps itself out of a graph."""
+    return getattr(function, "_torchdynamo_orig_callable", function)
+
+
+def _stores_globals(code: types.CodeType) -> bool:
+    return any(i.opname in ("STORE_GLOBAL", "DELETE_GLOBAL") for i in dis.get_instructions(code))
+
+
+def _parameters(code: types.CodeType) -> list[str]:
+    count = code.co_argcount + code.co_kwonlyargcount
+    count += bool(code.co_flags & 0x04) + bool(code.co_flags & 0x08)  # *args, **kwargs
+    return list(code.co_varnames[:count])
+
+
+def _loader(
+    graph: Callable[..., Any], sources: Sources, inputs: Sequence[Any], frame: types.FunctionType
+) -> Callable[..., Any] | None:
+    """A function of the frame's parameters that calls the graph. Parameters and buffers of modules are kept, in runs;
+    everything else is looked up in each call, where Dynamo's own code looks it up."""
+    parameters = _parameters(frame.__code__)
+    cells = dict(zip(frame.__code__.co_freevars, frame.__closure__ or (), strict=True))
+    namespace: dict[str, Any] = {"graph": graph, "G": frame.__globals__}
+    namespace |= {f"cell_{name}": cell for name, cell in cells.items()}
+    given: list[str] = []
+    kept: list[Any] = []
+    for source, value in zip(sources, inputs, strict=True):
+        if _IN_MODULE.search(source) and not any(source.startswith(f"L[{p!r}]") for p in parameters):
+            kept.append(value)
+            continue
+        if kept:
+            given.append(_keep(kept, namespace))
+            kept = []
+        for name in parameters:
+            source = source.replace(f"L[{name!r}]", name)
+        for name in cells:
+            source = source.replace(f"L[{name!r}]", f"cell_{name}.cell_contents")
+        given.append(source)
+    if kept:
+        given.append(_keep(kept, namespace))
+    text = f"def load({', '.join(parameters)}):\n    return graph({', '.join(given)})\n"
+    try:
+        exec(compile(text, "<burnish sealed>", "exec"), namespace)
+    except SyntaxError:
+        return None
+    load: Callable[..., Any] = namespace.pop("load")  # no cycle: only code, which gc cannot look into, refers to it
+    return load
+
+
+def _keep(values: list[Any], namespace: dict[str, Any]) -> str:
+    name = f"kept_{len(namespace)}"
+    namespace[name] = tuple(values)
+    return f"*{name}"
+
+
+def _with_loader(code: types.CodeType, load: Callable[..., Any], parameters: list[str]) -> types.CodeType | None:
+    """The code with everything from loading the graph to calling it replaced by a call of `load`."""
+    done = False
+
+    def replace(instructions: list[Any], options: dict[str, Any]) -> None:
+        nonlocal done
+        span = _call_of_graph(instructions)
+        if span is None:
+            return
+        start, end = span
+        removed = instructions[start : end + 1]
+        gone = {i.argval for i in removed if i.opname == "STORE_FAST"}
+        before, after = instructions[:start], instructions[end + 1 :]
+        after = [i for i in after if not (i.opname == "DELETE_FAST" and i.argval in gone)]
+        if any(i.argval in gone for i in after if "FAST" in i.opname) or _is_target([*before, *after], removed):
+            return
+        call = [bytecode.create_instruction("LOAD_CONST", argval=load)]
+        call += [bytecode.create_instruction("LOAD_FAST", argval=name) for name in parameters]
+        call += bytecode.create_call_function(len(parameters), True)
+        instructions[:] = [*before, *call, *after]
+        done = True
+
+    try:
+        # Of a copy, for Dynamo remembers what it took apart, and with it would keep the whole compiled program.
+        made: Any = bytecode.transform_code_object(code.replace(co_name=f"sealed {code.co_name}"), replace)
+    except Exception:  # instructions of a Python newer than this code: the frame as it is serves as well
+        return None
+    made = made[0] if isinstance(made, tuple) else made
+    return made if done else None
+
+
+def _call_of_graph(instructions: list[Any]) -> tuple[int, int] | None:
+    """From the first instruction that puts the graph on the stack to the one that leaves its result there."""
+    start = next((n for n, i in enumerate(instructions) if i.opname == "LOAD_GLOBAL" and _is_graph(i.argval)), None)
+    if start is None:
+        return None
+    if start and instructions[start - 1].opname == "PUSH_NULL":
+        start -= 1
+    depth = 0
+    for n in range(start, len(instructions)):
+        i = instructions[n]
+        if i.target is not None:
+            return None  # no jumps among the loads of a graph that is always called
+        depth += dis.stack_effect(i.opcode, i.arg if i.opcode >= dis.HAVE_ARGUMENT else None)
+        if i.opname.startswith("CALL") and depth == 1:
+            return start, n
+    return None
+
+
+def _is_graph(name: object) -> bool:
+    return isinstance(name, str) and name.startswith(_GRAPH)
+
+
+def _is_target(instructions: list[Any], removed: list[Any]) -> bool:
+    return any(i.target is r for i in instructions if i.target is not None for r in removed)
