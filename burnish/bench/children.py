@@ -48,6 +48,7 @@ class Job:
     threads: int | None = None
     device: str | None = None
     dtype: str | None = None
+    calls: int = 30  # of the checklist's lines that count something
 
 
 @dataclass(frozen=True)
@@ -179,7 +180,7 @@ def child_main(text: str, import_seconds: float) -> None:
         if job.task == "alone":
             _save(answer, measure_alone(target, job.candidates[0], say, load_seconds, import_seconds))
         elif job.task == "checklist":
-            _save(answer, checked(target, say))
+            _save(answer, checked(target, say, job.calls))
         else:
             Racing(target, job.candidates, job.caches, job.seconds, say).run(lambda raced: _save(answer, raced))
     except KeyboardInterrupt:

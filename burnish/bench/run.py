@@ -25,6 +25,7 @@ from burnish.targets import Target, as_inputs, check_target, placed
 
 DEFAULT_SECONDS = 10.0
 CHECKLIST_SECONDS = 30.0  # about
+CHECKLIST_LINE_SECONDS = 2.0  # of calls, for a line that counts something in many of them
 MOST_POINTS = 240  # of a timeline
 IN_PROCESS = (
     "Compiled inside the calling process, where torch and its compilers may have been loaded before: a fresh process "
@@ -118,7 +119,8 @@ class _Elsewhere:
     def race(self, candidates: tuple[Candidate, ...], caches: dict[str, dict[str, str]], hear: Hear) -> Outcome:
         return self._do("race", candidates, caches, hear, Raced)
 
-    def checklist(self, candidate: Candidate, caches: dict[str, str], hear: Hear) -> Outcome:
+    def checklist(self, candidate: Candidate, caches: dict[str, str], hear: Hear, calls: int) -> Outcome:
+        self._job = dataclasses.replace(self._job, calls=calls)
         return self._do("checklist", (candidate,), {candidate.name: caches}, hear, Checked)
 
     def _do(
@@ -167,10 +169,11 @@ class _Here:
             interrupted = True
         return Outcome(racing.answer(), Timeline(), None, interrupted)
 
-    def checklist(self, candidate: Candidate, caches: dict[str, str], hear: Hear) -> Outcome:
+    def checklist(self, candidate: Candidate, caches: dict[str, str], hear: Hear, calls: int) -> Outcome:
         try:
             with _environment(caches), _threads(self._threads):
-                return Outcome(checked(self._target, lambda part, phase, doing: hear(part, doing)), Timeline())
+                found = checked(self._target, lambda part, phase, doing: hear(part, doing), calls)
+                return Outcome(found, Timeline())
         except KeyboardInterrupt:
             return Outcome(None, Timeline(), None, True)
 
@@ -278,7 +281,10 @@ class _Bench:
     def _run_checklist(self, candidate: Candidate, caches_for: Callable[[str], dict[str, str]]) -> None:
         self._forecast.begin("checklist")
         self._forecast.move(0.0, "the production checklist")
-        outcome = self._place.checklist(candidate, caches_for(candidate.name), self._forecast.move)
+        lane = self._raced.lanes.get(candidate.name, Lane())
+        once = lane.latency.p50.value if lane.latency else 0.0
+        calls = min(30, max(5, int(CHECKLIST_LINE_SECONDS / max(once, 1e-6))))
+        outcome = self._place.checklist(candidate, caches_for(candidate.name), self._forecast.move, calls)
         self._forecast.end()
         self._checked = outcome.answer or Checked()
         if outcome.interrupted:

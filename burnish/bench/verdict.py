@@ -182,7 +182,8 @@ def _about_the_winner(
     if winner.error is not None and eager.error is not None:
         found.append(_accuracy(winner, eager))
     if winner.breaks:
-        found.append(f"Its graph is broken in {times(len(winner.breaks), 'place')}; mending them may gain more.")
+        mending = "mending it" if len(winner.breaks) == 1 else "mending them"
+        found.append(f"Its graph is broken in {times(len(winner.breaks), 'place')}; {mending} may gain more.")
     found += [f"{winner.title}: {note}." for note in winner.notes]
     return found
 

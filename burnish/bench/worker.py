@@ -122,7 +122,7 @@ class Checked:
     lines: tuple[CheckLine, ...] = ()
 
 
-def checked(target: Target, say: Say) -> Checked:
+def checked(target: Target, say: Say, calls: int) -> Checked:
     """The production checklist of the target compiled by burnish."""
     from burnish.doctor.checklist import QUESTIONS, checklist
 
@@ -133,7 +133,7 @@ def checked(target: Target, say: Say) -> Checked:
         say(done / len(QUESTIONS), "checklist", f"checklist: {doing.partition(': ')[2].rstrip(' …')}")
         done += 1
 
-    lines = checklist(target, on_progress=hear)
+    lines = checklist(target, calls=calls, on_progress=hear)
     return Checked(tuple(CheckLine(line.name, line.verdict, line.figure, line.advice) for line in lines))
 
 

@@ -102,7 +102,7 @@ def timeline_card(result: BenchResult) -> Markup | None:
     plot = line_plot(
         series,
         title="Resident memory of each candidate's process over time",
-        x_format=lambda seconds: f"{seconds:.0f} s",
+        x_format=lambda seconds: f"{seconds:g} s",
         y_format=lambda mebibytes: f"{mebibytes:,.0f}",
         x_label="since the process started",
     )

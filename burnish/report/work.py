@@ -50,14 +50,14 @@ def work_card(result: BenchResult) -> Markup | None:
     colour = colours(result)
     parts: list[Markup] = []
     for row in shown:
-        parts += _operators(row, colour[row.name], result.device == "cuda")
+        parts.append(tag("div", _operators(row, colour[row.name], result.device == "cuda")))
     hint = (
         "The kernels of one call, by their time on the GPU."
         if result.device == "cuda"
         else "The ATen operators in one call, by their own time. The rest of the call is generated kernels and Python, "
         "which torch's profiler does not see."
     )
-    return card("Where the time goes", parts, hint=hint)
+    return card("Where the time goes", tag("div", parts, class_="grid"), hint=hint, wide=True)
 
 
 def _operators(row: CandidateResult, colour: int, on_gpu: bool) -> list[Markup]:

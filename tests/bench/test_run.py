@@ -59,7 +59,7 @@ class FakePlace:
             )
         return Outcome(Raced(lanes, QUIET, interrupted=self._interrupt == "race"), Timeline())
 
-    def checklist(self, candidate: Candidate, caches: dict[str, str], hear: Any) -> Outcome:
+    def checklist(self, candidate: Candidate, caches: dict[str, str], hear: Any, calls: int) -> Outcome:
         raise AssertionError("nobody asked for it")
 
 
