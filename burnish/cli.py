@@ -6,12 +6,12 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import NoReturn
 
 from burnish.bench.command import add_bench
 from burnish.doctor.command import add_doctor
 from burnish.errors import BurnishError
+from burnish.explain.command import add_explain
 from burnish.options import Options
 from burnish.runtime.cache import Cache
 from burnish.verify.command import add_verify
@@ -52,7 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_demo(commands)
     add_bench(commands, TARGET_HELP)
     add_verify(commands, TARGET_HELP)
-    _add_explain(commands)
+    add_explain(commands, TARGET_HELP)
     add_doctor(commands, TARGET_HELP)
     _add_cache(commands)
     workloads = commands.add_parser("workloads", help="list the built-in workloads")
@@ -74,23 +74,6 @@ def _add_demo(commands: Commands[_Parser]) -> None:
     parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"what to measure instead: {TARGET_HELP}")
     parser.add_argument("--seconds", type=float, help="how long to time each target for (default 6)")
     parser.set_defaults(run=_run_demo)
-
-
-def _add_explain(commands: Commands[_Parser]) -> None:
-    parser = commands.add_parser(
-        "explain",
-        help="compile a target and say what was done with it",
-        description="Compile TARGET, call it, and print what burnish did: graphs, kernels, calls left to ATen, graph "
-        "breaks, seconds per stage. With --dump, write every stage's output as a file.",
-    )
-    parser.add_argument("target", metavar="TARGET", help=TARGET_HELP)
-    parser.add_argument(
-        "--dump",
-        metavar="DIR",
-        type=Path,
-        help="write the graph after each pass, the schedule, the C source, the program and the stats to DIR",
-    )
-    parser.set_defaults(run=_run_explain)
 
 
 def _add_cache(commands: Commands[_Parser]) -> None:
@@ -142,43 +125,6 @@ def _run_workloads(arguments: argparse.Namespace) -> int:
         needs = f" (needs 'burnish[{workload.extra}]')" if workload.extra else ""
         print(f"{workload.name:14} {workload.kind:10} {workload.description}{needs}")
     return 0
-
-
-def _run_explain(arguments: argparse.Namespace) -> int:
-    import burnish
-    from burnish.parity import float64_errors
-    from burnish.targets import load_target
-
-    target = load_target(arguments.target)
-    compiled = burnish.compile(target.model, options={"dump_dir": arguments.dump} if arguments.dump else None)
-    with target.grad_mode():
-        step = target.step(compiled)
-        seconds = [_timed(step) for _ in range(2)]
-    errors = float64_errors(target, {"burnish": compiled, "eager": target.model})
-    print(burnish.stats(compiled))
-    print(f"  first call    {seconds[0]:.3f} s, second {seconds[1] * 1e3:.3f} ms")
-    ours, eager = ("not measured" if error is None else f"{error:.1e}" for error in errors.values())
-    print(f"  error         {ours} against float64 (eager's: {eager})")
-    if arguments.dump:
-        arguments.dump.mkdir(parents=True, exist_ok=True)
-        (arguments.dump / "stats.txt").write_text(f"{burnish.stats(compiled)}\n")
-        _print_dump(arguments.dump)
-    else:
-        print("Add --dump DIR to see every stage as a file.")
-    return 0
-
-
-def _timed(step: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    step()
-    return time.perf_counter() - begin
-
-
-def _print_dump(folder: Path) -> None:
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    print(f"Wrote to {folder}:")
-    for path in files:
-        print(f"  {path.stat().st_size:>10,}  {path.relative_to(folder)}")
 
 
 def _open_cache() -> Cache:

@@ -1,0 +1,71 @@
+"""`burnish explain TARGET`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+DESCRIPTION = (
+    "Compile TARGET, call it, and say what was done: graph breaks and recompiles with their line, their measured cost "
+    "and a rewrite; calls left to ATen and why; fusions made and refused; bytes moved before and after; every kernel's "
+    "time and bandwidth against this machine's ceiling. With --dump, every stage's output is written as a file."
+)
+
+
+def add_explain(commands: Any, target_help: str) -> None:
+    parser = commands.add_parser(
+        "explain", help="compile a target and say what was done with it", description=DESCRIPTION
+    )
+    parser.add_argument("target", metavar="TARGET", help=target_help)
+    parser.add_argument("--full", action="store_true", help="every kernel, and every pair that was not fused")
+    parser.add_argument("--timings", action="store_true", help="the compile's stages, with bars")
+    parser.add_argument("--dynamic", choices=("auto", "true", "false"), default="auto", help="as burnish.compile's")
+    parser.add_argument("--mode", help="as burnish.compile's")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.add_argument(
+        "--dump",
+        metavar="DIR",
+        type=Path,
+        help="write the graph after each pass, the schedule, the C source, the program and the stats to DIR",
+    )
+    parser.set_defaults(run=run_explain)
+
+
+def run_explain(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from burnish.explain.render import report
+    from burnish.explain.session import Plan, run_explanation
+    from burnish.targets import load_target
+
+    target = load_target(arguments.target)
+    plan = Plan(
+        dynamic={"auto": None, "true": True, "false": False}[arguments.dynamic],
+        mode=arguments.mode,
+        dump=arguments.dump,
+        other_sizes=arguments.dump is None,  # their files would replace those of the inputs given
+    )
+    if arguments.json:
+        explanation = run_explanation(target, plan)
+        print(explanation.to_json())
+    else:
+        with Console(stderr=True).status("compiling") as status:
+            explanation = run_explanation(target, plan, lambda text: status.update(text))
+        console = Console(highlight=False, markup=False)
+        console = console if console.is_terminal else Console(highlight=False, markup=False, width=140)  # a log file
+        console.print(report(explanation, arguments.full, arguments.timings), soft_wrap=not console.is_terminal)
+        if not arguments.dump:
+            console.print("\nMore: --full, --timings, --json; --dump DIR writes every stage as a file.")
+    if arguments.dump:
+        arguments.dump.mkdir(parents=True, exist_ok=True)
+        (arguments.dump / "stats.txt").write_text(f"{explanation.stats}\n")
+        if not arguments.json:
+            _print_files(arguments.dump)
+    return 0
+
+
+def _print_files(folder: Path) -> None:
+    print(f"Wrote to {folder}:")
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        print(f"  {path.stat().st_size:>10,}  {path.relative_to(folder)}")
