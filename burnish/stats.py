@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from burnish.trust.jobs import JobStats
 from burnish.trust.record import VariantStats
@@ -143,6 +143,14 @@ class Stats:
             f"  compile time  {self.compile_seconds:.3f} s",
         ]
         lines += [f"    {stage:11} {seconds:.3f} s" for stage, seconds in self.seconds.items()]
+        held = self.memory
+        if held != MemoryStats():
+            total = held.arena_bytes + held.constant_bytes + held.cuda_pool_bytes
+            lines.append(f"  memory held   {total / 2**20:.1f} MiB between calls")
+        if self.rollbacks:
+            lines.append(
+                "  rollbacks     " + ", ".join(f"{count} ({cause})" for cause, count in self.rollbacks.items())
+            )
         calls = [f"{count} x {op}" for op, count in sorted(self.aten_calls.items(), key=lambda item: -item[1])]
         for title, entries in (
             ("recompiles", self.recompiles),
@@ -172,16 +180,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
-
-
-if TYPE_CHECKING:
-    pass
-
-
-def __getattr__(name: str) -> Any:
-    """Names that moved to burnish/observe/log.py, for code that still looks here."""
-    if name in ("CompileLog", "failure_reason"):
-        from burnish.observe import log
-
-        return getattr(log, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,6 +7,7 @@ one), `variant` one compiled graph of it, `engine` who served the call. The coun
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 import torch
 
@@ -63,6 +64,7 @@ def _serving(all_stats: dict[str, Stats]) -> list[Family]:
     samples = Family("burnish_samples_total", "counter", "Live calls compared with eager.")
     pending = Family("burnish_background_pending", "gauge", "Frames that wait for the compiling thread, or are in it.")
     events = Family("burnish_events_total", "counter", "Everything else that happened, by kind of event.")
+    notices = Family("burnish_notices_total", "counter", "What happened in calls: CUDA graphs, sealed objects.")
     for label, stats in all_stats.items():
         for (state, engine), count in Counter((each.state, each.engine) for each in stats.variants).items():
             variants.add(count, object=label, state=state.replace(" ", "_"), engine=engine)
@@ -72,11 +74,21 @@ def _serving(all_stats: dict[str, Stats]) -> list[Family]:
         pending.add(sum(job.state in ("pending", "compiling") for job in stats.jobs), object=label)
         for kind, count in stats.events.items():
             events.add(count, object=label, kind=kind)
+        for what, count in _without_particulars(stats.notices).items():
+            notices.add(count, object=label, what=what)
         for entry in stats.latency:
             calls.add_histogram(
                 entry.bounds, entry.counts, entry.seconds, object=label, variant=entry.variant, engine=entry.engine
             )
-    return [variants, rollbacks, samples, pending, calls, events]
+    return [variants, rollbacks, samples, pending, calls, events, notices]
+
+
+def _without_particulars(notices: Mapping[str, int]) -> Counter[str]:
+    """What stands before the colon: a reason may hold sizes and names, and each would be a series of its own."""
+    found: Counter[str] = Counter()
+    for what, count in notices.items():
+        found[what.partition(":")[0]] += count
+    return found
 
 
 def _memory(all_stats: dict[str, Stats]) -> list[Family]:

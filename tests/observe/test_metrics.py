@@ -77,6 +77,14 @@ def test_fallbacks_are_counted_by_stage() -> None:
     assert fallbacks.value(object="faulty", stage="dynamo") == 1
 
 
+def test_notices_are_counted_without_their_particulars() -> None:
+    log = CompileLog(name="noticing")
+    burnish.observe.registry.register(log)
+    for reason in ("size 3", "size 4"):
+        log.noticed(f"no CUDA graph: {reason}")
+    assert parse(burnish.metrics())["burnish_notices_total"].value(object="noticing", what="no CUDA graph") == 2
+
+
 def test_numbers_are_written_as_the_format_wants_them() -> None:
     gauge = Family("g", "gauge", 'help with "quotes", \\ and\nlines')
     for number in (0, 1.5, float("inf"), float("-inf"), float("nan"), 1e300, 12345678901234567890):
