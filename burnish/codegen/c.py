@@ -64,7 +64,8 @@ class _Unit:
         return self.functions.setdefault(text, f"k{len(self.functions)}")
 
 
-def generate(schedule: Schedule) -> CUnit:
+def generate(schedule: Schedule, timed: bool = False) -> CUnit:
+    """`timed` adds a table of nanoseconds by kernel number, `bn_laps`, for `burnish explain`."""
     unit = _Unit()
     segments: list[list[int]] = []
     entries: list[list[str]] = []
@@ -78,12 +79,34 @@ def generate(schedule: Schedule) -> CUnit:
             entries.append([])
             open_segment = True
         segments[-1].append(n)
-        entries[-1].append("    " + _call(unit, schedule, kernel))
-    parts = ['#include "bn_kernel.h"', ""]
+        entries[-1].append("    " + _call(unit, schedule, kernel) + (f" bn_lap({n});" if timed else ""))
+    parts = ['#include "bn_kernel.h"', "", *(_clock(len(schedule.kernels)) if timed else ())]
     parts += [text.replace("@", name) + "\n" for text, name in unit.functions.items()]
     for k, calls in enumerate(entries):
-        parts += [f"void bn_run_{k}(int64_t *t)", "{", *calls, "}", ""]
+        start = ["    bn_last = bn_now();"] if timed else []
+        parts += [f"void bn_run_{k}(int64_t *t)", "{", *start, *calls, "}", ""]
     return CUnit("\n".join(parts), unit.slots, segments, len(unit.functions), unit.checks, unit.uses_library)
+
+
+def _clock(kernels: int) -> list[str]:
+    return [
+        "#include <time.h>",
+        f"int64_t bn_laps[{max(kernels, 1)}];",
+        "static int64_t bn_last;",
+        "static int64_t bn_now(void)",
+        "{",
+        "    struct timespec now;",
+        "    clock_gettime(CLOCK_MONOTONIC, &now);",
+        "    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;",
+        "}",
+        "static void bn_lap(int kernel)",
+        "{",
+        "    int64_t now = bn_now();",
+        "    bn_laps[kernel] += now - bn_last;",
+        "    bn_last = now;",
+        "}",
+        "",
+    ]
 
 
 def _call(unit: _Unit, schedule: Schedule, kernel: Kernel) -> str:
