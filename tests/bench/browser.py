@@ -48,7 +48,7 @@ class Browser:
         self._last = 0
         self.events: list[dict[str, Any]] = []
 
-    def visit(self, page: Path, *, width: int, height: int, dark: bool, measure: str) -> Visit:
+    def visit(self, page: Path, *, width: int, height: int, dark: bool, measure: str, media: str = "screen") -> Visit:
         """Load a file at a viewport of this size, evaluate `measure` in it and take a picture of all of it."""
         target = self.send("Target.createTarget", url="about:blank")["targetId"]
         session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -63,7 +63,7 @@ class Browser:
             mobile=width < 600,
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.send("Emulation.setEmulatedMedia", session, features=[scheme])
+        self.send("Emulation.setEmulatedMedia", session, media=media, features=[scheme])
         self.events.clear()
         self.send("Page.navigate", session, url=page.as_uri())
         self._wait_for("Page.loadEventFired")

@@ -221,3 +221,11 @@ def test_a_browser_shows_it(browser: Browser, tmp_path: Path, width: int, dark: 
     assert seen["outside"] == [], "no label is cut off"
     assert seen["background"] == ("rgb(20, 19, 18)" if dark else "rgb(246, 245, 242)")
     assert visit.picture.startswith(b"\x89PNG") and len(visit.picture) > 50_000
+
+
+@pytest.mark.slow
+def test_a_sheet_of_paper_holds_it(browser: Browser, tmp_path: Path) -> None:
+    path = full_result().write_html(tmp_path / "report.html")
+    visit = browser.visit(path, width=720, height=1000, dark=True, measure=MEASURE, media="print")
+    assert visit.measured["page"] <= 720, "tables do not scroll on paper: they have to fit"
+    assert visit.measured["background"] == "rgb(255, 255, 255)", "also where the screen is dark"
