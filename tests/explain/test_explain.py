@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from burnish.cli import main
+from burnish.explain import ceiling
 from burnish.explain.ceiling import bandwidth_ceiling, measure_bandwidth
 from burnish.explain.render import as_text, stage_table
 from burnish.explain.result import Explanation
@@ -136,7 +137,7 @@ def test_the_ceiling_is_the_best_of_several_runs_and_kept(tmp_path: Path, monkey
     speed = measure_bandwidth(torch.device("cpu"), lambda: next(readings), elements=1000, seconds=0.0)
     assert speed == 3 * 4000 / 1.0, "the first run, which touches the pages, does not count"
     measured = []
-    monkeypatch.setattr("burnish.explain.ceiling.measure_bandwidth", lambda device: measured.append(1) or 5e9)
+    monkeypatch.setattr(ceiling, "measure_bandwidth", lambda device: measured.append(1) or 5e9)
     options = Options(cache_dir=tmp_path)
     assert [bandwidth_ceiling(torch.device("cpu"), options) for _ in range(3)] == [5e9] * 3
     assert len(measured) == 1 and (tmp_path / "bandwidth.json").exists()
