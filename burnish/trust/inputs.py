@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,56 +18,94 @@ class CannotCopy(Exception):
     """A changed input that has no plain memory of its own, or too much of it; the text says which."""
 
 
+Key = tuple[str, int]  # a device, and an address in it
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a tensor lies in its storage."""
+
+    key: Key
+    dtype: torch.dtype
+    device: torch.device
+    start: int  # in bytes
+    end: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    requires_grad: bool
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> _Place:
+        if not isinstance(tensor, (torch.nn.Parameter, torch.nn.Buffer)) and type(tensor) is not torch.Tensor:
+            raise CannotCopy(f"it takes a {type(tensor).__name__}")
+        if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
+            raise CannotCopy("it takes a tensor without plain strides")
+        steps = sum((d - 1) * s for d, s in zip(tensor.shape, tensor.stride(), strict=True)) if tensor.numel() else -1
+        start = int(tensor.storage_offset()) * tensor.itemsize
+        key = str(tensor.device), tensor.untyped_storage().data_ptr() or -id(tensor)
+        end = start + (int(steps) + 1) * tensor.itemsize
+        shape, strides = tuple(tensor.shape), tensor.stride()
+        return _Place(key, tensor.dtype, tensor.device, start, end, shape, strides, tensor.requires_grad)
+
+    def over(self, memory: torch.Tensor, begin: int) -> torch.Tensor:
+        """Such a tensor in `memory`, which holds the bytes of the storage from `begin` on."""
+        tensor = torch.empty(0, dtype=self.dtype, device=self.device)
+        offset = (self.start - begin) // self.dtype.itemsize
+        tensor.set_(memory.untyped_storage(), offset, self.shape, self.strides)
+        return tensor.requires_grad_() if self.requires_grad else tensor
+
+
 class SideInputs:
     """`take()` gives the arguments of one more run. Until the real call is made, the real inputs hold what to
     start from; after it, `keep_start()` must have been asked for before."""
 
     def __init__(self, args: Sequence[Any], changed: Collection[int], *, detached: bool = False) -> None:
-        self._args = tuple(args)
+        self._args = list(args)
         self._detached = detached  # leaves of an autograd graph of their own, so that nobody's .grad is touched
-        written = {_storage_key(args[i]) for i in changed if isinstance(args[i], torch.Tensor)}
-        self._positions = [i for i, x in enumerate(args) if isinstance(x, torch.Tensor) and _storage_key(x) in written]
-        self._sources = {_storage_key(args[i]): args[i].untyped_storage() for i in self._positions}
-        size = sum(source.nbytes() for source in self._sources.values())
-        if size and 3 * size > free_bytes(self._args[self._positions[0]].device):
+        self.devices = devices_of(args)
+        if not any(isinstance(args[i], torch.Tensor) for i in changed):
+            self._places, self._memory = {}, {}
+            return
+        places = {i: _Place.of(x) for i, x in enumerate(args) if isinstance(x, torch.Tensor)}
+        written = {places[i].key for i in changed if i in places}
+        self._places = {i: place for i, place in places.items() if place.key in written}
+        self._memory = {key: self._window(key) for key in written}
+        size = sum(memory.numel() for memory, _ in self._memory.values())
+        if 3 * size > free_bytes(next(iter(self._places.values())).device):
             raise CannotCopy(f"the {size >> 20} MiB that it changes leave no room for copies")
+
+    def _window(self, key: Key) -> tuple[torch.Tensor, int]:
+        """The bytes of one storage that the arguments can see, and where they begin: it may be a whole dataset's."""
+        seen = [(i, place) for i, place in self._places.items() if place.key == key]
+        begin = min(place.start for _, place in seen) // 16 * 16
+        end = max(place.end for _, place in seen)
+        owner = self._args[seen[0][0]]
+        window = torch.empty(0, dtype=torch.uint8, device=owner.device)
+        window.set_(owner.untyped_storage(), begin, (max(end - begin, 0),), (1,))
+        return window, begin
 
     @property
     def copies_anything(self) -> bool:
-        return bool(self._sources)
+        return bool(self._places)
 
     def keep_start(self) -> None:
-        """From now on, start from what the changed inputs hold at this moment."""
-        self._sources = {key: source.clone() for key, source in self._sources.items()}
+        """From now on, start from what the changed inputs hold at this moment; the inputs themselves are let go."""
+        self._memory = {key: (window.clone(), begin) for key, (window, begin) in self._memory.items()}
+        for i in self._places:
+            self._args[i] = None
 
     def take(self) -> tuple[Any, ...]:
-        fresh = {key: source.clone() for key, source in self._sources.items()}
+        fresh = {key: (window.clone(), begin) for key, (window, begin) in self._memory.items()}
         args = list(self._args)
-        for i in self._positions:
-            args[i] = _over(fresh[_storage_key(self._args[i])], self._args[i])
+        for i, place in self._places.items():
+            args[i] = place.over(*fresh[place.key])
         if self._detached:
-            args = [_leaf(x, i in self._positions) for i, x in enumerate(args)]
+            args = [_leaf(x, i in self._places) for i, x in enumerate(args)]
         return tuple(args)
 
     def changed(self, args: Sequence[Any]) -> list[torch.Tensor]:
         """Of arguments that went through a run: those it may have changed."""
-        return [args[i] for i in self._positions]
-
-
-def _storage_key(tensor: torch.Tensor) -> tuple[str, int]:
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and not isinstance(
-        tensor, (torch.nn.Parameter, torch.nn.Buffer)
-    ):
-        raise CannotCopy(f"it takes a {type(tensor).__name__}")
-    if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
-        raise CannotCopy("it takes a tensor without plain strides")
-    return str(tensor.device), tensor.untyped_storage().data_ptr() or -id(tensor)
-
-
-def _over(storage: torch.UntypedStorage, like: torch.Tensor) -> torch.Tensor:
-    tensor = torch.empty(0, dtype=like.dtype, device=like.device)
-    tensor.set_(storage, like.storage_offset(), like.shape, like.stride())
-    return tensor.requires_grad_() if like.requires_grad else tensor
+        return [args[i] for i in self._places]
 
 
 def _leaf(value: Any, is_written: bool) -> Any:

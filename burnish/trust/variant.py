@@ -17,6 +17,7 @@ from burnish.capture.saved_tensors import hooks_are_active
 from burnish.trust.faults import Fault
 from burnish.trust.gate import Call, Failure, Gate, GraphFacts, Verdict
 from burnish.trust.record import Engine, GateStats, State, VariantStats
+from burnish.trust.sampling import gaps, sampled
 
 Boxed = Callable[[list[Any]], Any]
 
@@ -201,6 +202,10 @@ class Variant:
         except Exception as error:
             return self.recover(error, args)
 
+    def compiled(self) -> Call | None:
+        """What serves, if it is not eager."""
+        return self._engines.get(self.engine)
+
     def _run_eager(self, args: Sequence[Any]) -> Any:
         try:
             return self.eager(*args)
@@ -281,7 +286,23 @@ def _entry(variant: Variant) -> tuple[Call, Callable[[Boxed], None]]:
         nonlocal serve
         serve = other
 
-    return call, serve_with
+    if not variant.policy.sample:
+        return call, serve_with
+    next_gap = gaps(variant.policy.sample, variant.number)
+    left = next_gap()
+
+    def call_or_sample(*args: Any) -> Any:
+        nonlocal left
+        left -= 1
+        try:
+            if left > 0 or variant.state != "compiled":
+                return serve(list(args))
+            left = next_gap()
+            return sampled(variant, lambda args: serve(list(args)), args)
+        except Exception as error:
+            return recover(error, args)
+
+    return call_or_sample, serve_with
 
 
 def _can_be_tried(args: Sequence[Any]) -> bool:

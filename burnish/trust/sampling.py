@@ -1,0 +1,236 @@
+"""Live calls compared with eager, now and then: what the gate saw once can break later, with other data.
+
+A sampled call copies its inputs before and its results after; a thread of low priority runs eager on the copies and
+compares, with float64 as the referee. A graph that draws random numbers is compared within the call, because the
+numbers belong to the caller's thread. Samples that the thread has no time for are dropped and counted.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from burnish.capture.snapshot import CannotSnapshot, ThreadState
+from burnish.trust.gate import Call, Failure, GraphFacts
+from burnish.trust.inputs import CannotCopy, RandomState, SideInputs, devices_of
+from burnish.trust.process import at_exit, give_way
+from burnish.trust.referee import InFloat64, Opinion, Results, judge, widened
+
+_MOST_WAITING = 4
+_FINGERPRINT = 64
+
+
+class Watched(Protocol):
+    """Of a Variant, what is needed here."""
+
+    facts: GraphFacts
+    eager: Call
+    samples: int
+    samples_dropped: int
+
+    def compiled(self) -> Call | None: ...
+
+    def roll_back(self, failure: Failure) -> None: ...
+
+
+def gaps(share: float, seed: int) -> Callable[[], int]:
+    """How many calls until the next sample: at random, so that no rhythm of the caller's can hide from it."""
+    longest = max(1, round(2 / share) - 1)
+    draw = random.Random(seed)
+    return lambda: draw.randint(1, longest)
+
+
+def sampled(variant: Watched, run: Callable[[Sequence[Any]], Any], args: Sequence[Any]) -> Any:
+    """`run(args)`, and a comparison of what it does with what eager does."""
+    try:
+        sample = Sample(variant, args)
+    except (CannotCopy, CannotSnapshot, torch.OutOfMemoryError):
+        variant.samples_dropped += 1
+        return run(args)
+    result = run(args)
+    sample.finish(result, args)
+    if variant.facts.draws:
+        sample.compare()
+    elif not comparer.submit(sample):
+        variant.samples_dropped += 1
+    return result
+
+
+@dataclass(frozen=True)
+class _Cuda:
+    """Copies were made on the caller's stream; the comparison runs on one of its own, after them."""
+
+    copied: torch.cuda.Event
+    stream: torch.cuda.Stream
+
+
+class Sample:
+    """One live call."""
+
+    def __init__(self, variant: Watched, args: Sequence[Any]) -> None:
+        self.variant = variant
+        facts = variant.facts
+        if facts.unjudgeable:
+            raise CannotCopy(facts.unjudgeable)
+        self._state = ThreadState.here()
+        self._shared = sorted(facts.static - facts.changed)  # parameters: too many to copy, and rarely changed
+        copied = [i for i in range(len(args)) if i not in facts.static or i in facts.changed]
+        self._inputs = SideInputs(args, copied)
+        self._inputs.keep_start()
+        self._fixed = [args[i] for i in self._shared if isinstance(args[i], torch.Tensor)]
+        self._weights = _fingerprints(self._fixed)
+        self._random = RandomState(devices_of(args)) if facts.draws else None
+        self._ours: Results = []
+        self._cuda: _Cuda | None = None
+
+    def finish(self, result: Any, args: Sequence[Any]) -> None:
+        """Right after the call: what it returned and changed, before anybody changes that."""
+        self._ours = [x.detach().clone() for x in (*_tensors(result), *self._changed(args))]
+        devices = [x.device for x in self._ours if x.device.type == "cuda"]
+        if devices:
+            event = torch.cuda.Event()
+            event.record(torch.cuda.current_stream(devices[0]))
+            self._cuda = _Cuda(event, torch.cuda.Stream(devices[0]))
+
+    def _changed(self, args: Sequence[Any]) -> Results:
+        positions = sorted(self.variant.facts.changed)
+        return [args[i] for i in positions if isinstance(args[i], torch.Tensor)]
+
+    def compare(self) -> None:
+        after = RandomState(self._inputs.devices) if self._random is not None else None
+        with self._state.entered(), torch.no_grad(), self._on_own_stream():
+            opinion = self._opinion(self._ours)
+            if not opinion.is_right and self._is_confirmed():
+                self.variant.roll_back(Failure(f"a sampled call: {opinion.wrong}"))
+        self.variant.samples += 1
+        if after is not None:
+            after.restore()
+
+    def _on_own_stream(self) -> AbstractContextManager[Any]:
+        if self._cuda is None or self._random is not None:
+            return nullcontext()
+        self._cuda.stream.wait_event(self._cuda.copied)
+        return torch.cuda.stream(self._cuda.stream)
+
+    def _opinion(self, ours: Results) -> Opinion:
+        exact = None if self.variant.facts.draws else self._in_float64
+        return judge(
+            ours, self._run(self.variant.eager), exact=exact, eager_again=lambda: self._run(self.variant.eager)
+        )
+
+    def _is_confirmed(self) -> bool:
+        """Parameters are shared, and may have changed since the call: then what was seen counts for nothing, and both
+        sides run again, side by side."""
+        if not self._weights_changed():
+            return True
+        call = self.variant.compiled()
+        if call is None:
+            return False  # rolled back already
+        try:
+            self._weights = _fingerprints(self._fixed)
+            wrong = not self._opinion(self._run(call)).is_right
+        except Exception:
+            return True
+        return wrong and not self._weights_changed()
+
+    def _weights_changed(self) -> bool:
+        return not all(map(torch.equal, self._weights, _fingerprints(self._fixed)))
+
+    def _run(self, call: Call, wide: InFloat64 | None = None) -> Results:
+        args = self._inputs.take()
+        if wide is not None:
+            args = tuple(map(widened, args))
+        if self._random is not None:
+            self._random.restore()
+        with wide or nullcontext():
+            result = call(*args)
+        return [x.detach() for x in (*_tensors(result), *self._changed(args))]
+
+    def _in_float64(self, wide: InFloat64) -> Results:
+        return self._run(self.variant.eager, wide)
+
+
+def _fingerprints(tensors: Results) -> Results:
+    """A few elements of each: who changes weights, an optimiser or a load, changes all of them. (Their version
+    numbers would not do: writing to `.data` leaves them.)"""
+    return [x.detach().reshape(-1)[:: max(1, x.numel() // _FINGERPRINT)].clone() for x in tensors]
+
+
+def _tensors(value: Any) -> Results:
+    return [x for x in (value if isinstance(value, (tuple, list)) else (value,)) if isinstance(x, torch.Tensor)]
+
+
+class Comparer:
+    """One thread for the process, started with the first sample and again after a fork."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting: deque[Sample] = deque()
+        self._busy = False
+        self._ending = False
+        self._process = 0
+
+    def submit(self, sample: Sample) -> bool:
+        """False if there is no room: the caller does not wait."""
+        with self._changed:
+            if self._ending or len(self._waiting) >= _MOST_WAITING:
+                return False
+            if self._process != os.getpid():
+                self._start()
+            self._waiting.append(sample)
+            self._changed.notify_all()
+            return True
+
+    def _start(self) -> None:
+        self._process, self._busy = os.getpid(), False
+        self._waiting.clear()
+        at_exit(self.end)
+        threading.Thread(target=self._work, name="burnish-comparer", daemon=True).start()
+
+    def _work(self) -> None:
+        give_way(threading.get_native_id())
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._ending)
+                if self._ending:
+                    return
+                sample, self._busy = self._waiting.popleft(), True
+            try:
+                sample.compare()
+            except Exception:  # e.g. no memory for eager: nothing was learnt
+                sample.variant.samples_dropped += 1
+            finally:
+                del sample
+                with self._changed:
+                    self._busy = False
+                    self._changed.notify_all()
+
+    def settle(self, timeout: float | None = None) -> bool:
+        """Wait until every sample taken so far is compared."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._waiting and not self._busy, timeout)
+
+    def end(self) -> None:
+        with self._changed:
+            self._ending = True
+            self._waiting.clear()
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._busy, 10.0)
+
+
+comparer = Comparer()
+
+
+def _after_fork() -> None:
+    comparer._changed = threading.Condition()  # the parent's thread may have held it
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,167 @@
+"""Live calls compared with eager: an error of 1 % is found, honest rounding is not, and the caller notices neither."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import burnish
+from burnish.trust.faults import Fault, NotANumber, WrongBy
+from burnish.trust.record import VariantStats
+from burnish.trust.sampling import comparer, gaps
+from tests.against_eager import fallback_warnings
+
+X = torch.linspace(-1, 2, 24).reshape(4, 6)
+
+
+def model() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3)).eval()
+
+
+def settled(compiled: Any) -> VariantStats:
+    assert comparer.settle(timeout=60)
+    (variant,) = burnish.stats(compiled).variants
+    return variant
+
+
+def called(compiled: Any, *args: Any) -> Any:
+    """One call, and its comparison if it was sampled."""
+    result, _ = fallback_warnings(lambda: (compiled(*args), comparer.settle(timeout=60))[0])
+    return result
+
+
+def compiled_with(fault: Fault | None, sample: float = 1.0, target: Any = None) -> Any:
+    return burnish.compile(target or model(), options={"fault": fault}, sample=sample)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_an_error_of_one_percent_is_found_at_the_next_sample(dtype):
+    compiled = compiled_with(WrongBy(0.01, after=3), target=model().to(dtype))
+    x = X.to(dtype)
+    with torch.no_grad():
+        for _ in range(3):
+            called(compiled, x)
+        assert settled(compiled).state == "compiled"
+        called(compiled, x)
+        variant = settled(compiled)
+        assert variant.state == "rolled back" and "a sampled call" in variant.reason and variant.rollbacks == 1
+        assert torch.equal(compiled(x), compiled.eager(x))
+
+
+def test_a_nan_is_found():
+    compiled = compiled_with(NotANumber(after=2))
+    with torch.no_grad():
+        for _ in range(3):
+            called(compiled, X)
+    assert settled(compiled).state == "rolled back" and "NaNs" in settled(compiled).reason
+
+
+def test_the_share_of_calls_is_the_one_asked_for():
+    gap = gaps(0.01, seed=1)
+    drawn = [gap() for _ in range(2000)]
+    assert 90 < sum(drawn) / len(drawn) < 110 and min(drawn) == 1 and max(drawn) == 199
+    assert {gaps(1.0, seed=2)() for _ in range(5)} == {1}
+
+
+def test_an_error_is_found_within_its_share_of_calls():
+    compiled = compiled_with(WrongBy(0.01, after=1), sample=0.1)
+    with torch.no_grad():
+        for _ in range(20):  # no gap is longer
+            called(compiled, X)
+    assert settled(compiled).state == "rolled back"
+
+
+class Block(nn.Module):
+    """Norms, an attention and a product: half types round at every step in eager, and rarely in fused kernels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.qkv, self.out = nn.LayerNorm(32), nn.Linear(32, 96), nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
+        return x + self.out((q @ k.transpose(-1, -2) / 32**0.5).softmax(-1) @ v).tanh() * torch.sigmoid(x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_honest_rounding_never_alarms(dtype):
+    torch.manual_seed(1)
+    compiled = compiled_with(None, target=Block().to(dtype).eval())
+    with torch.no_grad():
+        for seed in range(12):
+            torch.manual_seed(seed)
+            called(compiled, (torch.randn(2, 9, 32) * 10 ** (seed % 4 - 2)).to(dtype))
+    variant = settled(compiled)
+    assert variant.state == "compiled" and variant.samples == 11, variant
+
+
+def test_state_that_calls_change():
+    class Cache(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("sums", torch.zeros(6))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.sums += x.sum(0)
+            return x * self.sums
+
+    eager = Cache()
+    compiled = compiled_with(None, target=copy.deepcopy(eager))
+    for step in range(5):
+        torch.testing.assert_close(called(compiled, X + step), eager(X + step))
+    torch.testing.assert_close(compiled.sums, eager.sums)
+    assert settled(compiled).state == "compiled" and settled(compiled).samples == 4
+
+
+def test_random_numbers_stay_the_callers():
+    compiled = compiled_with(None, target=lambda x: nn.functional.dropout(x, 0.5) * 2)
+    eager = compiled.burnish.eager
+    torch.manual_seed(5)
+    ours = [called(compiled, X) for _ in range(4)]
+    torch.manual_seed(5)
+    torch.testing.assert_close(ours, [eager(X) for _ in range(4)])
+    assert settled(compiled).samples == 3 and settled(compiled).state == "compiled"
+
+
+def test_inputs_and_results_overwritten_at_once():
+    """The comparison works on copies: what the caller does after the call is his own affair."""
+    compiled = compiled_with(None, target=lambda x: x.softmax(-1) + 1)
+    x = X.clone()
+    for _ in range(6):
+        result = compiled(x)
+        x.add_(1).mul_(-0.5)
+        result.zero_()
+        assert comparer.settle(timeout=60)
+    assert settled(compiled).state == "compiled" and settled(compiled).samples == 5
+
+
+def test_weights_changed_between_call_and_comparison():
+    compiled = compiled_with(None)
+    with torch.no_grad():
+        for step in range(6):
+            compiled(X)
+            for p in compiled.parameters():  # without a trace, while the comparison may be under way
+                p.data.mul_(1.5 if step % 2 else 0.5)
+            assert comparer.settle(timeout=60)
+    assert settled(compiled).state == "compiled"
+
+
+def test_training_calls():
+    compiled = compiled_with(None)
+    for _ in range(4):
+        called(compiled, X).sum().backward()
+    variant = settled(compiled)
+    assert variant.state == "compiled" and variant.samples >= 2
+
+
+def test_without_sampling_nothing_is_compared():
+    compiled = burnish.compile(model())
+    with torch.no_grad():
+        for _ in range(20):
+            compiled(X)
+    assert settled(compiled).samples == 0 and settled(compiled).samples_dropped == 0
