@@ -62,6 +62,14 @@ def _bytes(text: str) -> int:
     return value
 
 
+def _env_products() -> Literal["measured", "ours", "library"]:
+    text = os.environ.get("BURNISH_PRODUCTS", "").strip()
+    try:
+        return _as_products(text) if text else "measured"
+    except ValueError:
+        raise BadOptionValue("BURNISH_PRODUCTS", text, _PRODUCTS) from None
+
+
 def _env_log() -> str | None:
     text = os.environ.get("BURNISH_LOG", "").strip()
     try:
@@ -105,6 +113,7 @@ class Options:
     cuda_graphs: bool | None = None  # None: in the modes reduce-overhead and max-autotune
     graph_limit: int = 16  # CUDA graphs that an object keeps on a device; the least recently used goes first
     reuse_outputs: bool = False  # results are a CUDA graph's own memory, which the next call overwrites
+    products: Literal["measured", "ours", "library"] = field(default_factory=_env_products)  # BURNISH_PRODUCTS
     verify_ir: bool = field(default_factory=lambda: _env_bool("BURNISH_VERIFY"))  # BURNISH_VERIFY
     log: str | None = field(default_factory=_env_log)  # BURNISH_LOG: print log lines of this level and above
     events: Path | None = field(default_factory=lambda: _env_path("BURNISH_EVENTS"))  # BURNISH_EVENTS: JSON lines
@@ -188,6 +197,15 @@ def _as_verify(value: object) -> str:
     raise ValueError(value)
 
 
+_PRODUCTS = "'measured', 'ours' or 'library'"
+
+
+def _as_products(value: object) -> Literal["measured", "ours", "library"]:
+    if value in ("measured", "ours", "library"):
+        return value
+    raise ValueError(value)
+
+
 def _as_share(value: object) -> float:
     if isinstance(value, (int, float)) and not isinstance(value, bool) and 0.0 <= value <= 1.0:
         return float(value)
@@ -224,6 +242,7 @@ _READERS: Mapping[str, tuple[Callable[[object], object], bool, str]] = {
     "cuda_graphs": (_as_bool, True, "True, False, or None"),
     "graph_limit": (_as_threads, False, "a whole number of at least 1"),
     "reuse_outputs": (_as_bool, False, "True or False"),
+    "products": (_as_products, False, _PRODUCTS),
     "verify_ir": (_as_bool, False, "True or False"),
     "log": (_as_level, True, f"one of {', '.join(LOG_LEVELS)}, or None"),
     "events": (_as_path, True, "a file, or None"),
@@ -272,6 +291,7 @@ VARIABLES: Mapping[str, str] = {
     "BURNISH_LATENCY": "calls are timed",
     "BURNISH_LOG": "log lines are printed",
     "BURNISH_NO_CACHE": "no cache on disk",
+    "BURNISH_PRODUCTS": "who multiplies matrices on a CPU",
     "BURNISH_VERIFY": "every stage's output is checked",
 }
 

@@ -19,6 +19,7 @@ from burnish.passes.rewrite import Fuel
 from burnish.record import GraphRecord
 from burnish.runtime.build import CSource, build_shared, native_library
 from burnish.runtime.cache import open_cache
+from burnish.runtime.product_choice import choose_libraries
 from burnish.runtime.program import Run, build_program, load_program
 from burnish.schedule.fuse import fuse
 from burnish.schedule.fusion_report import FusionReport
@@ -59,6 +60,9 @@ def compile_graph(
     unfused, fusion = schedule.copy(), FusionReport()
     with _stage("fuse", log):
         schedule = _fused(captured, schedule, fuel, fusion)  # loops that share data become one
+    if captured.device.type == "cpu":
+        with _stage("products", log):
+            schedule = choose_libraries(schedule, options, fuel, log)  # the products that BLAS does faster
     log.fusion(f"{kind}: {len(unfused.kernels)} kernels became {len(schedule.kernels)}")
     _checkpoint(f"{kind}.schedule", schedule, options, log)
     # Kernels as source, built, and the program that calls them.

@@ -279,6 +279,7 @@ def _library_product(kernel: ContractKernel, call: _Call, suffix: str) -> list[s
         "nb0": "1", "nb1": call.dim(a.shape[0]) if rank == 3 else "1",
         "sa1": call.dim(a.strides[0]) if rank == 3 else "0", "sb1": call.dim(b.strides[0]) if rank == 3 else "0",
         "dtype_a": _code(a), "dtype_b": _code(b),
+        **({"library": "1"} if kernel.library else {}),
     }  # fmt: skip
     return [
         f"bn_gemm_args args = {{{', '.join(f'.{k} = {v}' for k, v in fields.items())}}};",

@@ -26,6 +26,7 @@ import torch  # loads the OpenMP runtime that everything built here resolves aga
 from burnish.errors import CompilerFailed, LibraryUnloadable, NativeSourceMissing, NoRoomToBuild
 from burnish.observe.log import CompileLog
 from burnish.options import Options
+from burnish.runtime.blas import connect
 from burnish.runtime.cache import Cache, CacheKey, open_cache
 from burnish.runtime.compiler import (
     CommandFailed,
@@ -122,6 +123,7 @@ def native_library(options: Options, cache: Cache, log: CompileLog) -> tuple[cty
         raise NativeSourceMissing(NATIVE_DIR)
     headers = "".join(path.read_text() for path in sorted(NATIVE_DIR.glob("*.h")))
     library = _obtain(_Job("native", sources, _NATIVE_FLAGS, True, headers), options, cache, log)
+    connect(library.handle)
     return library.handle, library.path
 
 

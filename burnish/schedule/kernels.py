@@ -87,6 +87,7 @@ class ContractKernel:
     acc: str
     dtype: DType
     loop: Loop
+    library: bool = False  # on a CPU: BLAS multiplies, not our own code
 
     @property
     def product_shape(self) -> tuple[Dim, ...]:
@@ -105,7 +106,7 @@ class ContractKernel:
         return frozenset(i.buffer for i in self.loop.stores)
 
     def __str__(self) -> str:
-        return f"{self.acc} = contract {self.a} x {self.b}\n{self.loop}"
+        return f"{self.acc} = contract {self.a} x {self.b}{' by BLAS' if self.library else ''}\n{self.loop}"
 
 
 @dataclass(frozen=True)

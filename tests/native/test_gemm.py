@@ -5,11 +5,14 @@ from __future__ import annotations
 import ctypes
 import platform
 import random
+from collections.abc import Iterator
 from ctypes import c_double, c_float, c_int32, c_int64, c_void_p
 
 import pytest
 import torch
 from torch import Tensor
+
+from burnish.runtime.blas import connect
 
 from .conftest import NATIVE, Build
 
@@ -23,6 +26,7 @@ class GemmArgs(ctypes.Structure):
         *((name, c_int64) for name in "m n k sam sak sbk sbn nb0 nb1 sa0 sa1 sb0 sb1".split()),
         ("dtype_a", c_int32),
         ("dtype_b", c_int32),
+        ("library", c_int32),
     ]
 
 
@@ -34,19 +38,20 @@ class Store(ctypes.Structure):
     ]
 
 
-def gemm_args(a: Tensor, b: Tensor) -> GemmArgs:
+def gemm_args(a: Tensor, b: Tensor, library: bool = False) -> GemmArgs:
     """Of a [nb0, nb1, m, k] and b [nb0, nb1, k, n]."""
     nb0, nb1, m, k = a.shape
     strides = (a.stride(2), a.stride(3), b.stride(2), b.stride(3))
     batches = (nb0, nb1, a.stride(0), a.stride(1), b.stride(0), b.stride(1))
-    return GemmArgs(a.data_ptr(), b.data_ptr(), m, b.shape[3], k, *strides, *batches, DTYPES[a.dtype], DTYPES[b.dtype])
+    kinds = (DTYPES[a.dtype], DTYPES[b.dtype], library)
+    return GemmArgs(a.data_ptr(), b.data_ptr(), m, b.shape[3], k, *strides, *batches, *kinds)
 
 
-def multiply(native: ctypes.CDLL, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+def multiply(native: ctypes.CDLL, a: Tensor, b: Tensor, c: Tensor, library: bool = False) -> Tensor:
     store = Store(c.data_ptr(), c.stride(2), c.stride(3), c.stride(0), c.stride(1), DTYPES[c.dtype])
     suffix = "f64" if a.dtype == torch.float64 else "f32"
     epilogue = getattr(native, f"bn_store_{suffix}")
-    getattr(native, f"bn_gemm_{suffix}")(ctypes.byref(gemm_args(a, b)), epilogue, ctypes.byref(store))
+    getattr(native, f"bn_gemm_{suffix}")(ctypes.byref(gemm_args(a, b, library)), epilogue, ctypes.byref(store))
     return c
 
 
@@ -74,7 +79,7 @@ SIZES = [1, 2, 3, 4, 5, 8, 11, 12, 13, 16, 17, 31, 32, 33, 48, 64, 97, 130, 200]
 DEPTHS = [1, 2, 3, 15, 16, 17, 64, 100, 255, 383, 384, 385, 800]
 
 
-def multiply_at_random(native: ctypes.CDLL, seed: int, times: int) -> None:
+def multiply_at_random(native: ctypes.CDLL, seed: int, times: int, library: bool = False) -> None:
     choose = random.Random(seed)
     for _ in range(times):
         m, n, k = choose.choice(SIZES), choose.choice(SIZES), choose.choice(DEPTHS)
@@ -85,7 +90,7 @@ def multiply_at_random(native: ctypes.CDLL, seed: int, times: int) -> None:
         b = laid_out(torch.randn(*batches, k, n).to(other), choose.choice(["rows", "columns", "apart"]))
         out = torch.float64 if dtype == torch.float64 else choose.choice([torch.float32, dtype])
         c = laid_out(torch.full((*batches, m, n), float("nan"), dtype=out), choose.choice(["rows", "columns", "apart"]))
-        assert_as_good_as_eager(multiply(native, a, b, c), a, b)
+        assert_as_good_as_eager(multiply(native, a, b, c, library), a, b)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -170,3 +175,53 @@ def test_weights_edited_in_place_are_seen(native: ctypes.CDLL) -> None:
     multiply(native, a, w, c)
     w.mul_(2)
     assert_as_good_as_eager(multiply(native, a, w, c), a, w)
+
+
+# --- by torch's BLAS ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def connected(native: ctypes.CDLL) -> Iterator[ctypes.CDLL]:
+    if not connect(native):
+        pytest.skip("this torch shows no BLAS")
+    yield native
+    native.bn_use_blas(None, None)
+
+
+@pytest.mark.parametrize("seed", range(100, 106))
+def test_any_shape_layout_and_dtype_by_blas(connected: ctypes.CDLL, seed: int) -> None:
+    """What it cannot read (half types, gaps in both directions) is multiplied by our own all the same."""
+    multiply_at_random(connected, seed, 25, library=True)
+
+
+@pytest.mark.threads
+@pytest.mark.parametrize("weight", ["rows", "columns"])
+@pytest.mark.parametrize(("m", "n"), [(1030, 2500), (130, 12000)])
+def test_blocks_of_rows_by_blas(connected: ctypes.CDLL, m: int, n: int, weight: str) -> None:
+    a, b = torch.randn(2, 1, m, 40), laid_out(torch.randn(2, 1, 40, n), weight)
+    c = torch.full((2, 1, m, n), float("nan"))
+    assert_as_good_as_eager(multiply(connected, a, b, c, library=True), a, b)
+
+
+def test_blas_multiplies_only_where_asked(native: ctypes.CDLL) -> None:
+    """A stand-in that writes a mark and no product."""
+
+    @ctypes.CFUNCTYPE(None, *[c_void_p] * 13)
+    def marking(*arguments: int) -> None:
+        c_float.from_address(arguments[11]).value = 77.0
+
+    native.bn_use_blas(marking, None)
+    try:
+        a, b = torch.randn(1, 1, 40, 64), torch.randn(1, 1, 64, 96)
+        ours, theirs = (multiply(native, a, b, torch.zeros(1, 1, 40, 96), library) for library in (False, True))
+    finally:
+        native.bn_use_blas(None, None)
+    assert theirs[0, 0, 0, 0] == 77.0
+    assert_as_good_as_eager(ours, a, b)
+
+
+def test_without_a_blas_the_product_is_ours(native: ctypes.CDLL) -> None:
+    native.bn_use_blas(None, None)
+    a, b = torch.randn(1, 1, 40, 64), torch.randn(1, 1, 64, 96)
+    c = [multiply(native, a, b, torch.empty(1, 1, 40, 96), library) for library in (False, True)]
+    assert torch.equal(*c)

@@ -33,6 +33,29 @@
 /* Long operands below this many elements are read before other threads would have woken. */
 #define BN_SERIAL_ELEMENTS 48e3
 
+/* What of a product a BLAS is asked for at once: it packs its operands anew each time, and the sums should still be in a
+ * cache when the epilogue reads them, so many rows of them at a time. */
+#define BN_BLAS_BYTES ((int64_t)8 << 20)
+#define BN_BLAS_ROWS 192
+#define BN_BLAS_CHUNK 8
+
+/* As Fortran calls it. Libraries count in 32 bits or in 64: a number in 64 bits is read rightly by both where the low
+ * half comes first. */
+typedef void (*bn_blas)(const char *, const char *, const int64_t *, const int64_t *, const int64_t *, const void *,
+                        const void *, const int64_t *, const void *, const int64_t *, const void *, void *,
+                        const int64_t *);
+static bn_blas bn_blas_f32, bn_blas_f64;
+
+void bn_use_blas(void *sgemm, void *dgemm)
+{
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+    bn_blas_f32 = (bn_blas)sgemm;
+    bn_blas_f64 = (bn_blas)dgemm;
+#else
+    (void)sgemm, (void)dgemm;
+#endif
+}
+
 /* How the broadcast operand is read. */
 enum { BN_BY_ROW, BN_BY_COLUMN, BN_COPY_ROWS, BN_PACK };
 /* Who packs the vector operand: all threads together, each thread for itself, or each task its part. */
@@ -41,9 +64,11 @@ enum { BN_BY_ALL, BN_BY_THREAD, BN_BY_TASK };
 #include "bn_real_f32.h"
 #include "bn_gemm_packed.h"
 #include "bn_gemm_thin.h"
+#include "bn_gemm_blas.h"
 #include "bn_gemm_entry.h"
 
 #include "bn_real_f64.h"
 #include "bn_gemm_packed.h"
 #include "bn_gemm_thin.h"
+#include "bn_gemm_blas.h"
 #include "bn_gemm_entry.h"

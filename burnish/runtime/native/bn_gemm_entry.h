@@ -64,6 +64,8 @@ void TYPE(bn_gemm)(const bn_gemm_args *args, TYPE(bn_epilogue) epilogue, void *c
         TYPE(multiply_thin)(args, &a, &b, 1, epilogue, ctx);
     else if (TYPE(is_thin)(&a, args->n, args->m))
         TYPE(multiply_thin)(args, &b, &a, 0, epilogue, ctx);
+    else if (TYPE(blas_multiplies)(args, &a, &b))
+        TYPE(multiply_by_blas)(args, &a, &b, epilogue, ctx);
     else
         TYPE(multiply_packed)(args, &a, &b, epilogue, ctx);
 }

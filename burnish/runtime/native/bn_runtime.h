@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 /* Raised whenever a struct or a function below changes its meaning. */
-#define BN_RUNTIME_ABI 1
+#define BN_RUNTIME_ABI 2
 
 enum { BN_F32 = 0, BN_F64 = 1, BN_BF16 = 2, BN_F16 = 3, BN_BOOL = 4 };
 
@@ -31,6 +31,7 @@ typedef struct {
     int64_t nb0, nb1;
     int64_t sa0, sa1, sb0, sb1;
     int32_t dtype_a, dtype_b;
+    int32_t library; /* whether a BLAS is the faster one here, where there is one that can read the operands */
 } bn_gemm_args;
 
 /* The epilogue receives finished sums for rows [m0,m1) and columns [n0,n1) of batch (b0,b1):
@@ -46,6 +47,9 @@ typedef void (*bn_epilogue_f64)(void *ctx, int64_t b0, int64_t b1, int64_t m0, i
 void bn_gemm_f32(const bn_gemm_args *args, bn_epilogue_f32 epilogue, void *ctx);
 /* f64 sums; operands f64. */
 void bn_gemm_f64(const bn_gemm_args *args, bn_epilogue_f64 epilogue, void *ctx);
+
+/* A BLAS's sgemm_ and dgemm_, by address; NULL where there is none. Until then every product is our own. */
+void bn_use_blas(void *sgemm, void *dgemm);
 
 /* A ready-made epilogue for contractions with nothing fused: ctx is a bn_store. */
 typedef struct {

@@ -1,0 +1,173 @@
+"""Who multiplies on a CPU: our own product, or the BLAS that torch brings. Each is followed by the same epilogue.
+
+Which is faster depends on the machine, on its BLAS and on the sizes, so it is measured: once for each class of products
+(sizes to the nearest half power of two, layouts, type, threads), for less than a tenth of a second, and kept in the
+cache. Products of few rows, of half types, of little work or of sizes only known later are our own without asking.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from ctypes import c_int32, c_int64, c_void_p
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+
+from burnish.ir.dtypes import DType
+from burnish.ir.expr import Dim
+from burnish.observe.log import CompileLog
+from burnish.options import Options
+from burnish.passes.rewrite import Fuel
+from burnish.runtime.blas import find_blas
+from burnish.runtime.build import native_library, source_hash
+from burnish.runtime.cache import Cache, open_cache
+from burnish.runtime.compiler import cpu_features
+from burnish.runtime.entry import CacheKey
+from burnish.schedule.kernels import ContractKernel, Operand, Schedule
+
+_FEW = 16  # rows or columns up to which our own product streams the other operand and wins
+_LITTLE = 1 << 24  # multiplications over before either has warmed up
+_MOST = 1 << 29  # multiplications of a trial; a longer product is tried with fewer rows
+_WORTH = 1.05  # how much faster BLAS must be: our own needs no memory between product and epilogue
+_ROUNDS = 5
+_SECONDS = 0.06  # no round begins after so long in all
+_KIND = "product"
+
+
+@dataclass(frozen=True)
+class ProductClass:
+    """Products alike enough to have the same answer."""
+
+    dtype: DType
+    m: int
+    n: int
+    k: int
+    a_by_row: bool  # whether k is the contiguous dimension of a, and n that of b
+    b_by_row: bool
+    threads: int
+
+    def __str__(self) -> str:
+        layouts = "".join("N" if by_row else "T" for by_row in (self.a_by_row, self.b_by_row))
+        return f"{self.dtype.value} {self.m}x{self.k}x{self.n} {layouts}, {self.threads} threads"
+
+
+def choose_libraries(schedule: Schedule, options: Options, fuel: Fuel, log: CompileLog) -> Schedule:
+    """Marks the products that BLAS shall do."""
+    if options.products == "ours" or find_blas() is None:
+        return schedule
+    threads = options.threads or torch.get_num_threads()
+    cache = open_cache(options)
+    for n, kernel in enumerate(schedule.kernels):
+        if not isinstance(kernel, ContractKernel) or (found := classify(kernel, threads)) is None:
+            continue
+        faster = options.products == "library" or is_faster(found, cache, partial(trial, found, options, cache, log))
+        if faster and fuel.spend(f"product {n} by BLAS"):
+            schedule.kernels[n] = replace(kernel, library=True)
+    return schedule
+
+
+def classify(kernel: ContractKernel, threads: int) -> ProductClass | None:
+    """The class of a product that BLAS could do and might do faster."""
+    m, k, n = kernel.a.shape[-2], kernel.a.shape[-1], kernel.b.shape[-1]
+    if not (isinstance(m, int) and isinstance(n, int) and isinstance(k, int)):
+        return None
+    if kernel.dtype not in (DType.f32, DType.f64) or {kernel.a.dtype, kernel.b.dtype} != {kernel.dtype}:
+        return None
+    a_by_row, b_by_row = _contiguous(kernel.a), _contiguous(kernel.b)
+    if a_by_row is None or b_by_row is None or min(m, n) <= _FEW or m * n * k < _LITTLE:
+        return None
+    return ProductClass(kernel.dtype, _near(m), _near(n), _near(k), a_by_row, b_by_row, threads)
+
+
+def _contiguous(o: Operand) -> bool | None:
+    """Whether the last dimension is the contiguous one, or the one before it; None if neither is."""
+    outer: Dim
+    outer, inner = o.strides[-2:]
+    return True if inner == 1 else False if outer == 1 else None
+
+
+def _near(size: int) -> int:
+    """2, 3, 4, 6, 8, 12, 16, ...: the nearest."""
+    top = 1 << max(size.bit_length() - 1, 1)
+    return min((top, top + top // 2, 2 * top), key=lambda s: abs(s - size))
+
+
+# --- the answer -------------------------------------------------------------------------------------------------
+
+_answers: dict[str, bool] = {}  # what this process knows already, by the key's digest
+_measuring = threading.Lock()  # two trials at once would measure each other
+
+
+def is_faster(found: ProductClass, cache: Cache, ratio: Callable[[], float]) -> bool:
+    key = CacheKey((
+        ("name", f"product {found}"), ("product", str(found)), ("burnish", source_hash()),
+        ("torch", str(torch.__version__)), ("cpu", cpu_features()),
+    ))  # fmt: skip
+    with _measuring:
+        if key.digest not in _answers:
+            stored = cache.get(_KIND, key)
+            if stored not in (b"ours", b"library"):
+                stored = b"library" if ratio() > _WORTH else b"ours"
+                cache.put(_KIND, key, stored)
+            _answers[key.digest] = stored == b"library"
+        return _answers[key.digest]
+
+
+class GemmArgs(ctypes.Structure):
+    """bn_gemm_args of bn_runtime.h."""
+
+    _fields_ = [
+        ("a", c_void_p), ("b", c_void_p),
+        *((name, c_int64) for name in "m n k sam sak sbk sbn nb0 nb1 sa0 sa1 sb0 sb1".split()),
+        ("dtype_a", c_int32), ("dtype_b", c_int32), ("library", c_int32),
+    ]  # fmt: skip
+
+
+class Store(ctypes.Structure):
+    """bn_store of bn_runtime.h."""
+
+    _fields_ = [("c", c_void_p), *((name, c_int64) for name in "scm scn sc0 sc1".split()), ("dtype", c_int32)]
+
+
+def trial(found: ProductClass, options: Options, cache: Cache, log: CompileLog) -> float:
+    """How many times as long ours takes."""
+    native, _ = native_library(options, cache, log)
+    single = found.dtype is DType.f32
+    m, n, k = max(min(found.m, _MOST // (found.n * found.k)), 4 * _FEW), found.n, found.k
+    a = _ones(m, k, found.a_by_row, found.dtype)
+    b = _ones(k, n, found.b_by_row, found.dtype)
+    c = torch.empty(m, n, dtype=found.dtype.torch)
+    code = 0 if single else 1
+    strides = (*a.stride(), *b.stride())
+    store = Store(c.data_ptr(), n, 1, 0, 0, code)
+    multiply, epilogue = (getattr(native, f"{f}_{'f32' if single else 'f64'}") for f in ("bn_gemm", "bn_store"))
+
+    def seconds(library: bool) -> float:
+        args = GemmArgs(a.data_ptr(), b.data_ptr(), m, n, k, *strides, 1, 1, 0, 0, 0, 0, code, code, library)
+        start = time.perf_counter()
+        multiply(ctypes.byref(args), epilogue, ctypes.byref(store))
+        return time.perf_counter() - start
+
+    return race(seconds)
+
+
+def race(seconds: Callable[[bool], float]) -> float:
+    """The median ratio of a few rounds in which ours and the library's take turns; the first only touches memory."""
+    ratios: list[float] = []
+    spent = 0.0
+    while len(ratios) <= _ROUNDS and (len(ratios) < 2 or spent < _SECONDS):
+        ours, library = seconds(False), seconds(True)
+        ratios.append(ours / max(library, 1e-9))
+        spent += ours + library
+    return statistics.median(ratios[1:])
+
+
+def _ones(rows: int, columns: int, by_row: bool, dtype: DType) -> torch.Tensor:
+    if by_row:
+        return torch.ones(rows, columns, dtype=dtype.torch)
+    return torch.ones(columns, rows, dtype=dtype.torch).t()
