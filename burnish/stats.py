@@ -146,7 +146,7 @@ class Stats:
         held = self.memory
         if held != MemoryStats():
             total = held.arena_bytes + held.constant_bytes + held.cuda_pool_bytes
-            lines.append(f"  memory held   {total / 2**20:.1f} MiB between calls")
+            lines.append(f"  memory held   {total / 2**10:,.0f} KiB between calls")
         if self.rollbacks:
             lines.append(
                 "  rollbacks     " + ", ".join(f"{count} ({cause})" for cause, count in self.rollbacks.items())
