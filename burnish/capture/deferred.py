@@ -27,7 +27,7 @@ from burnish.errors import CompileError
 from burnish.observe.events import EventKind
 from burnish.observe.log import CompileLog
 from burnish.options import Options
-from burnish.trust.background import Job, Pace, after_fork_in_child, submit
+from burnish.trust.background import Job, Pace, after_fork_in_child, submit, worker_for
 from burnish.trust.budget import Cancelled, Deadline, OverBudget
 from burnish.trust.jobs import JobStats
 from burnish.trust.rehearsal import collecting, rehearse
@@ -65,6 +65,7 @@ class DeferredFrames:
         self._errors: dict[types.CodeType, BaseException] = {}  # graph breaks under fullgraph=True
         self._overruns: dict[types.CodeType, int] = {}
         self._closed = False
+        worker_for(urgent=not self._background)
 
     # -- in the calling thread ---------------------------------------------------------------------------------
 

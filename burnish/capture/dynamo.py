@@ -173,7 +173,7 @@ class _Capture:
         return self._watched(program, graph) if kind == "backward" else _marked(program)
 
     def _note(self, kind: Kind, graph: fx.GraphModule) -> None:
-        self._draws = self._draws or any(draws_random_numbers(node.target) for node in graph.graph.nodes)
+        self._draws = self._draws or any(draws_random_numbers(node) for node in graph.graph.nodes)
         if kind != "backward":
             context = TracingContext.try_get()
             self._metadata = context.fw_metadata if context else None
@@ -181,7 +181,7 @@ class _Capture:
 
     def _watched(self, program: Program, graph: fx.GraphModule) -> Program:
         self.has_backward = True
-        draws = any(draws_random_numbers(node.target) or _mutates(node) for node in graph.graph.nodes)
+        draws = any(draws_random_numbers(node) or _mutates(node) for node in graph.graph.nodes)
         judged = draws or self.options.verify == "off"  # what cannot be run twice is trusted
         return WatchedBackward(program, eager_graph(graph), self._roll_back, judged=judged)
 

@@ -13,8 +13,16 @@ from burnish.trust.gate import GraphFacts
 from burnish.trust.record import GraphKind
 
 
-def draws_random_numbers(op: Any) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(op, "tags", ())
+def draws_random_numbers(node: fx.Node) -> bool:
+    """Attention is marked as drawing, for its dropout: without any, it does not."""
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    if "dropout_p" not in names:
+        return True
+    position = names.index("dropout_p")
+    dropout = node.args[position] if position < len(node.args) else node.kwargs.get("dropout_p", 0.0)
+    return not (isinstance(dropout, (int, float)) and dropout == 0)
 
 
 def graph_facts(

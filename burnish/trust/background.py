@@ -199,10 +199,16 @@ after_fork_in_child: list[Callable[[], None]] = []  # what else must be put righ
 def submit(job: Job, urgent: bool) -> None:
     """`urgent` jobs are those that a call waits for: they have a thread of their own."""
     with _lock:
+        worker_for(urgent).submit(job)
+
+
+def worker_for(urgent: bool) -> Worker:
+    """Asked for when an object is compiled, too: starting a thread takes longer than a small model's call."""
+    with _lock:
         worker = _workers.get(urgent)
         if worker is None:
             worker = _workers[urgent] = Worker()
-        worker.submit(job)
+        return worker
 
 
 def wait_for(jobs: Iterable[Job], timeout: float | None = None) -> bool:
