@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -86,7 +88,7 @@ def run_bench(arguments: argparse.Namespace) -> int:
 
     _check(arguments)
     console = Console(highlight=False, markup=False)  # messages may hold [brackets] of their own
-    with _progress_bar(console) as show:
+    with _progress_bar(console) as show, _termination_as_ctrl_c():
         result = bench(
             arguments.target,
             candidates=arguments.candidates,
@@ -107,6 +109,19 @@ def run_bench(arguments: argparse.Namespace) -> int:
         result.write_html(arguments.html)
         console.print(f"Report: {arguments.html}")
     return 130 if result.incomplete else 0
+
+
+@contextlib.contextmanager
+def _termination_as_ctrl_c() -> Iterator[None]:
+    """`timeout`, a batch system or a cancelled job ends us with SIGTERM: what was measured is kept then, too."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _check(arguments: argparse.Namespace) -> None:

@@ -12,7 +12,7 @@ import importlib
 import linecache
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -157,14 +157,15 @@ def measure_alone(target: Target, candidate: Candidate, say: Say, load_seconds: 
     forget_peak()
     say(0.2, "compile", f"{candidate.title} compiles, cold" if candidate.compiles else "eager's first call")
     try:
-        with target.grad_mode(), _device_peak(device) as device_compile_peak:
+        _device_peak(device)
+        with target.grad_mode():
             compiled, first = _first_call(target, candidate, wait)
     except Exception as error:
         return dataclasses.replace(about, failure=reason(error), memory=MemoryUse(before=before))
-    compile_peak = peak_bytes()
+    compile_peak, device_compile_peak = peak_bytes(), _device_peak(device)
     say(0.8, "steady", f"{candidate.title}: first steady calls")
     step = target.step(compiled)
-    with target.grad_mode(), _device_peak(device) as device_steady_peak:
+    with target.grad_mode():
         steady = warm_up(step, seconds=ALONE_SECONDS, synchronize=wait or _nothing, least=3)
         rise = call_rise(step)
     _drop_gradients(target)
@@ -179,8 +180,8 @@ def measure_alone(target: Target, candidate: Candidate, say: Say, load_seconds: 
             compile_peak=compile_peak,
             steady=resident_bytes(),
             call_rise=rise,
-            device_compile_peak=device_compile_peak() if wait else None,
-            device_steady_peak=device_steady_peak() if wait else None,
+            device_compile_peak=device_compile_peak,
+            device_steady_peak=_device_peak(device),
         ),
         **_told_by(compiled, candidate),
     )
@@ -213,13 +214,13 @@ def _told_by(compiled: Model, candidate: Candidate) -> dict[str, Any]:
     }
 
 
-@contextlib.contextmanager
-def _device_peak(device: torch.device) -> Iterator[Callable[[], int]]:
+def _device_peak(device: torch.device) -> int | None:
+    """The GPU allocator's peak since the last time this was asked; None on a CPU."""
     if device.type != "cuda":
-        yield lambda: 0
-        return
+        return None
+    peak = int(torch.cuda.max_memory_allocated(device))
     torch.cuda.reset_peak_memory_stats(device)
-    yield lambda: int(torch.cuda.max_memory_allocated(device))
+    return peak
 
 
 def _drop_gradients(target: Target) -> None:
