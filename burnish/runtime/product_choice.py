@@ -8,6 +8,7 @@ cache. Products of few rows, of half types, of little work or of sizes only know
 from __future__ import annotations
 
 import ctypes
+import os
 import statistics
 import threading
 import time
@@ -103,19 +104,30 @@ _answers: dict[str, bool] = {}  # what this process knows already, by the key's 
 _measuring = threading.Lock()  # two trials at once would measure each other
 
 
-def is_faster(found: ProductClass, cache: Cache, ratio: Callable[[], float]) -> bool:
+def is_faster(
+    found: ProductClass, cache: Cache, ratio: Callable[[], float], quiet: Callable[[], bool] | None = None
+) -> bool:
+    """Whether BLAS is, asking `ratio` only if nobody knows. An answer from a busy machine serves until a quiet hour."""
+    quiet = quiet or _is_quiet
     key = CacheKey((
         ("name", f"product {found}"), ("product", str(found)), ("burnish", source_hash()),
         ("torch", str(torch.__version__)), ("cpu", cpu_features()),
     ))  # fmt: skip
     with _measuring:
         if key.digest not in _answers:
-            stored = cache.get(_KIND, key)
-            if stored not in (b"ours", b"library"):
-                stored = b"library" if ratio() > _WORTH else b"ours"
-                cache.put(_KIND, key, stored)
-            _answers[key.digest] = stored == b"library"
+            who, _, when = (cache.get(_KIND, key) or b"").decode(errors="replace").partition(" ")
+            if who not in ("ours", "library") or (when == "busy" and quiet()):
+                when = "quiet" if quiet() else "busy"
+                who = "library" if ratio() > _WORTH else "ours"
+                cache.discard(_KIND, key)
+                cache.put(_KIND, key, f"{who} {when}".encode())
+            _answers[key.digest] = who == "library"
         return _answers[key.digest]
+
+
+def _is_quiet() -> bool:
+    """Whether the machine has a processor to spare: threads that wait for one another suffer most where it has none."""
+    return os.getloadavg()[0] < (os.cpu_count() or 1) if hasattr(os, "getloadavg") else True
 
 
 class GemmArgs(ctypes.Structure):
