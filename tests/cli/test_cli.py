@@ -30,7 +30,9 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return f"{path}:build"
 
 
-@pytest.mark.parametrize("command", [[], ["demo"], ["bench"], ["explain"], ["cache"], ["cache", "ls"], ["cache", "why"]])
+@pytest.mark.parametrize(
+    "command", [[], ["demo"], ["bench"], ["explain"], ["cache"], ["cache", "ls"], ["cache", "why"]]
+)
 def test_every_command_explains_itself(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main([*command, "--help"])
