@@ -30,9 +30,6 @@ def _count(text: str) -> int:
 
 
 def run_doctor(arguments: argparse.Namespace) -> int:
-    from rich.console import Console
-
-    from burnish.doctor.checklist import checklist
     from burnish.doctor.examine import examine, worst
     from burnish.doctor.show import plain_console, print_checklist, print_examination
 
@@ -42,6 +39,10 @@ def run_doctor(arguments: argparse.Namespace) -> int:
     if not arguments.json:
         print_examination(console, found)
     if arguments.target is not None:
+        from rich.console import Console
+
+        from burnish.doctor.checklist import checklist
+
         quiet = arguments.json or not sys.stderr.isatty()
         with Console(stderr=True, quiet=quiet).status("compiling …") as shown:
             lines = checklist(arguments.target, calls=arguments.calls, on_progress=shown.update)

@@ -22,6 +22,7 @@ from burnish.options import Options
 
 SCHEMA = 1
 LIMIT_SECONDS = 2.5  # for all checks together, which run side by side and take a tenth of that
+GPU_LIMIT_SECONDS = 10.0  # a CUDA context alone may take a second or two, and more on a machine with many GPUs
 
 Found = TypeVar("Found")
 
@@ -102,7 +103,7 @@ def examine(limit_seconds: float | None = None) -> Examination:
         "cache": _Check("cache", lambda: check_cache(options)),
     }
     quick = [timed(check_python), timed(check_torch), timed(check_cpu)]
-    gpu = checks["gpu"].result(until, GpuFound)
+    gpu = checks["gpu"].result(begin + max(limit_seconds, GPU_LIMIT_SECONDS), GpuFound)
     triton = timed(lambda: check_triton(gpu.usable))
     compiler = checks["compiler"].result(until, CompilerFound)
     cache = checks["cache"].result(until, lambda line: line)

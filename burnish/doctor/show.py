@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from burnish.doctor.checklist import ChecklistLine
 from burnish.doctor.examine import Examination
 from burnish.doctor.line import Line
+
+if TYPE_CHECKING:
+    from burnish.doctor.checklist import ChecklistLine  # which imports what only a target needs
 
 _STYLES: dict[str, str] = {"ok": "green", "warn": "yellow", "fail": "bold red", "not measured": "dim"}
 
