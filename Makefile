@@ -2,6 +2,7 @@
 #   make demo    compile three models, print eager / Inductor / burnish side by side
 #   make test    lint, type-check and run every test
 #   make quick   the tests that take seconds
+#   make test-gpu  the tests that need an NVIDIA GPU; how they went is written to GPU_SUMMARY
 #   make bench   the tables of the README, written to benchmarks/results/
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -17,11 +18,14 @@ PYTEST_ARGS ?=
 # pytest workers. Each runs with one thread (see tests/conftest.py), so workers = cores keeps the machine busy, not oversubscribed.
 WORKERS ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 
+# Where `make test-gpu` writes its summary.
+GPU_SUMMARY ?= benchmarks/results/test-gpu.json
+
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 
-.PHONY: help setup demo test quick bench readme lint clean
+.PHONY: help setup demo test test-gpu quick bench readme lint clean
 help:
 	@sed -n 's/^#   //p' Makefile
 
@@ -44,6 +48,9 @@ demo: setup
 
 test: lint
 	$(BIN)/python -m pytest -n $(WORKERS) $(TESTS) $(PYTEST_ARGS)
+
+test-gpu: setup
+	$(BIN)/python -m tests.gpu $(GPU_SUMMARY) $(PYTEST_ARGS)
 
 quick: setup
 	$(BIN)/python -m pytest tests/tiny -m "not slow" $(PYTEST_ARGS)

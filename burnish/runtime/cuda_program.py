@@ -250,7 +250,9 @@ def _range_check(flag: torch.Tensor | None) -> Callable[[], None]:
     def check() -> None:
         if raised.value:
             raised.value = 0
-            raise IndexError("index out of range in a compiled gather or scatter of an earlier call")
+            error = IndexError("index out of range in a compiled gather or scatter of an earlier call")
+            error.of_earlier_call = True  # type: ignore[attr-defined]  # nothing is wrong with this one
+            raise error
 
     check.flag = flag  # type: ignore[attr-defined]  # its memory is read for as long as this can be called
     return check

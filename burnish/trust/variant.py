@@ -218,6 +218,8 @@ class Variant:
             raise error.error from error.error.__cause__
         if self.facts.kind == "training" and hooks_are_active():
             raise error  # the hooks' own: checkpointing ends a recomputation by raising
+        if getattr(error, "of_earlier_call", False):
+            raise error  # a device tells late of an index that was out of range: the caller's, and not this call's
         if getattr(error, "inputs_changed", False):
             self._refuse_half_done(error)
         result = self.eager(*args)  # raises as well where the caller made a mistake: then it is his, and not ours

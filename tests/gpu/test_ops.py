@@ -1,0 +1,99 @@
+"""Operators as Triton kernels and vendor calls, against eager with float64 as the referee."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.against_eager import check
+from tests.gpu.on_device import DEVICE, NO_GATE, randn
+
+pytestmark = pytest.mark.gpu
+
+Case = tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]
+
+
+def ids(high: int, *shape: int) -> torch.Tensor:
+    return torch.randint(0, high, shape, device=DEVICE)
+
+
+CASES: dict[str, Case] = {
+    "chain": (lambda a, b: F.gelu(a * b + 2).relu() - torch.tanh(a), lambda: (randn(64, 300), randn(300))),
+    "softmax": (lambda a: a.softmax(-1) + a.log_softmax(0), lambda: (randn(33, 257),)),
+    "layer norm": (lambda a, w: F.layer_norm(a, (768,), w, w), lambda: (randn(50, 768), randn(768))),
+    "rms norm": (lambda a, w: a * torch.rsqrt((a * a).mean(-1, True) + 1) * w, lambda: (randn(9, 4, 128), randn(128))),
+    "columns": (lambda a: (a.sum(0), a.amax(0)), lambda: (randn(700, 96),)),
+    "whole": (lambda a: (a.mean(), a.var(), a.argmax()), lambda: (randn(313, 257),)),
+    "one long row": (lambda a: a.sum(-1), lambda: (randn(2, 1 << 20),)),
+    "transpose": (lambda a: a.transpose(0, 2).contiguous() * 2, lambda: (randn(40, 50, 60),)),
+    "cat, flip, roll": (lambda a: torch.cat([a, a.flip(1) * 2, a.roll(1, 0)], 1), lambda: (randn(30, 40),)),
+    "pad and unfold": (lambda a: F.pad(a, (1, 2, 0, 3), value=1.5).unfold(1, 4, 2).sum(-1), lambda: (randn(8, 21),)),
+    "where": (lambda a, b: torch.where(a > b, a, b).clamp(-1, 1), lambda: (randn(5, 6, 7), randn(6, 1))),
+    "cumsum": (lambda a: a.cumsum(1), lambda: (randn(17, 300),)),
+    "embedding": (lambda i, a: F.embedding(i, a) * 2, lambda: (ids(100, 4, 7), randn(100, 64))),
+    "gather": (lambda a, i: a.gather(1, i) + 1, lambda: (randn(12, 30), ids(30, 12, 9))),
+    "index_add": (lambda a, i, s: a.index_add(0, i, s), lambda: (randn(50, 16), ids(50, 200), randn(200, 16))),
+    "scatter": (lambda a, i: a.scatter(1, i, 3.0), lambda: (randn(6, 20), ids(20, 6, 4))),
+    "linear gelu": (lambda a, w, b: F.gelu(F.linear(a, w, b)), lambda: (randn(37, 96), randn(160, 96), randn(160))),
+    "thin product": (lambda a, w: F.linear(a, w).relu(), lambda: (randn(1, 512), randn(300, 512))),
+    "batched product": (lambda a, b: (a @ b) * 0.5, lambda: (randn(6, 33, 48), randn(6, 48, 20))),
+    "attention": (lambda q: F.scaled_dot_product_attention(q, q, q, is_causal=True), lambda: (randn(2, 4, 70, 64),)),
+    "convolution": (lambda x, w: F.relu(F.conv2d(x, w, padding=1)), lambda: (randn(2, 8, 20, 20), randn(16, 8, 3, 3))),
+    "pooling": (lambda x: F.max_pool2d(x, 2) + F.avg_pool2d(x, 2), lambda: (randn(2, 4, 16, 16),)),
+    "half": (lambda a: F.silu(a) * a.float().mean(1, True).bfloat16(), lambda: (randn(9, 128, dtype=torch.bfloat16),)),
+    "integers": (lambda a: (a // 3 % 7, a.sum(1), a.bitwise_and(5)), lambda: (ids(1000, 20, 30),)),
+    "booleans": (lambda a: ((a > 0).any(1), (a > -9).all(0)), lambda: (randn(20, 30),)),
+    "double": (lambda a: torch.exp(a).sum(-1).log(), lambda: (randn(10, 20, dtype=torch.float64),)),
+    "strided": (lambda a: a[1::2, 3:].t() * 2 + 1, lambda: (randn(20, 30),)),
+    "expanded": (lambda a: a.expand(5, 4, 6).contiguous() + a, lambda: (randn(4, 1).expand(4, 6),)),
+    "empty": (lambda a: (a * 2, a.sum(0)), lambda: (randn(0, 5),)),
+    "scalar": (lambda a: a * 2 + a.sin(), lambda: (randn(),)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_op(name: str) -> None:
+    fn, make = CASES[name]
+    with torch.no_grad():
+        check(fn, *make(), **NO_GATE)
+
+
+@pytest.mark.parametrize("name", ["chain", "softmax", "layer norm", "linear gelu", "embedding", "attention"])
+def test_gradients(name: str) -> None:
+    fn, make = CASES[name]
+    check(fn, *(x.requires_grad_() if x.is_floating_point() else x for x in make()), strides=False, **NO_GATE)
+
+
+def test_sizes_compiled_once() -> None:
+    from tests.gpu.on_device import calls_agree, compiled
+
+    fn = lambda a: F.gelu(a.softmax(-1) @ a.transpose(0, 1)) * 2  # noqa: E731
+    c = compiled(fn, dynamic=True)
+    sizes = iter([5, 64, 130, 1000, 5])
+    with torch.no_grad():
+        calls_agree(c, fn, lambda: (randn(next(sizes), 40),), 5)
+
+
+def test_a_kernel_that_cannot_be_printed_runs_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the code generator refused one of the program's kernels: the others are compiled, and the result right."""
+    from burnish.codegen import triton
+    from tests.gpu.on_device import compiled, notices
+
+    printed, seen = triton._printed, []
+
+    def refuse_first(kernel: Any) -> Any:
+        seen.append(kernel)
+        if len(seen) == 1:
+            raise triton.NotPrintable("told to")
+        return printed(kernel)
+
+    monkeypatch.setattr(triton, "_printed", refuse_first)
+    fn = lambda a: torch.sort(a * 2 + 1).values.softmax(-1)  # noqa: E731
+    c, x = compiled(fn), randn(20, 30)
+    with torch.no_grad():
+        torch.testing.assert_close(c(x), fn(x))
+    assert len(seen) > 1 and notices(c)["kernel run in torch: told to"] == 1
