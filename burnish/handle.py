@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import threading
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from burnish.errors import NothingToSeal
+from burnish.errors import BadOptionValue, NothingToSeal
 from burnish.observe.log import CompileLog
 from burnish.observe.registry import register
 from burnish.observe.sinks import sinks_for
@@ -56,6 +57,9 @@ class Settings:
             "background": self.background,
             "budget": self.budget,
         }
+        for name in ("background", "budget"):
+            if trust[name] and not self.is_ours:
+                raise BadOptionValue(name, trust[name], f"left out with backend={self.backend!r}: it is burnish's own")
         if self.is_ours:
             return Options.from_arguments(
                 mode=self.mode, options=self.options, fullgraph=self.fullgraph, dynamic=self.dynamic, trust=trust
@@ -121,6 +125,10 @@ class Handle:
     def _deferred(self) -> list[DeferredFrames]:
         entrances = (self.entrance, self._forward)
         return [each.deferred for each in entrances if each is not None and each.deferred is not None]
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # not all of it is there if it was never whole, or when the process ends
+            self.stop_compiling()
 
     def stop_compiling(self) -> None:
         """Cancel compiles in the background; calls ask for them again."""

@@ -45,7 +45,7 @@ class Deadline:
         self._on_check = on_check
         self._cancelled = ""
         self._ends: set[Callable[[], None]] = set()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the garbage collector may cancel in the midst of it
 
     def start(self) -> None:
         if self.seconds is not None and self._end is None:

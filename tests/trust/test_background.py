@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 import burnish
 from burnish.capture.snapshot import CannotSnapshot, FrameSnapshot, signature
-from burnish.errors import GraphBreakError
+from burnish.errors import BadOptionValue, GraphBreakError
 from burnish.trust.background import Pace
 from burnish.trust.faults import WrongBy
 from burnish.trust.gate import GraphFacts
@@ -604,3 +604,44 @@ def test_a_trial_disturbed_by_an_optimiser_counts_for_nothing() -> None:
     rehearse(variant, [x, weight])
     assert variant.retried == 1
     assert torch.equal(x, torch.ones(3)), "the arguments are copies"
+
+
+def test_a_dropped_object_stops_compiling(held: Held) -> None:
+    model = nn.Linear(3, 3)
+    compiled = in_background(model)
+    compiled(torch.randn(2, 3))
+    assert held.reached.wait(LONG)
+    (job,) = compiled.burnish.entrance.deferred.jobs()
+    del compiled
+    gc.collect()
+    assert job.state == "cancelled"
+
+
+def test_generation_with_a_growing_cache() -> None:
+    """The cache is filled by the call that is still going on while its frame compiles."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 50}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "bos_token_id": 0, "eos_token_id": None}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads)).eval()
+    compiled = in_background(model, gate=False)
+    prompt = torch.randint(0, 50, (1, 5))
+    want = model.generate(prompt, max_new_tokens=6, do_sample=False)
+    for _ in range(3):
+        assert torch.equal(compiled.generate(prompt, max_new_tokens=6, do_sample=False), want)
+        assert compiled.burnish.wait(LONG)
+    assert burnish.stats(compiled).compiles == 3, "the prompt, one token, and one token after any number of others"
+    assert burnish.stats(compiled).fallbacks == ()
+
+
+@pytest.mark.parametrize("setting", [{"background": True}, {"budget": 3}])
+def test_other_backends_refuse(setting: dict[str, object]) -> None:
+    with pytest.raises(BadOptionValue, match="backend='eager'"):
+        burnish.compile(scaled, backend="eager", **setting)
+
+
+def test_it_is_an_argument() -> None:
+    compiled = burnish.compile(scaled, background=True, budget=60)
+    x = torch.randn(4, 8)
+    compiled(x)
+    assert compiled.burnish.wait(LONG)
+    assert states(compiled) == ["ready"]
