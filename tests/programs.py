@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from functorch.compile import aot_function, min_cut_rematerialization_partition
+from functorch.compile import aot_function
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
 from burnish.capture.aten import Captured, import_graph
 from burnish.capture.decompositions import decomposition_table
+from burnish.capture.partition import partition
 from burnish.observe.log import CompileLog
 from burnish.options import Options
 from burnish.passes import run_passes
@@ -31,7 +32,7 @@ def aot(fn: Function, compiler: Callable[[str], Callable[[Any, Any], Any]], dyna
         fw_compiler=compiler("forward"),
         bw_compiler=compiler("backward"),
         inference_compiler=compiler("inference"),
-        partition_fn=min_cut_rematerialization_partition,
+        partition_fn=partition,
         decompositions=decomposition_table(),
         keep_inference_input_mutations=True,
         dynamic=dynamic,
@@ -48,9 +49,7 @@ class Capture:
     inputs: list[Any]
 
 
-def capture(
-    fn: Function, *inputs: torch.Tensor, dynamic: bool = False, device: str | None = None
-) -> list[Capture]:
+def capture(fn: Function, *inputs: torch.Tensor, dynamic: bool = False, device: str | None = None) -> list[Capture]:
     """Run `fn` once under AOTAutograd and return its graphs: inference alone, or forward and backward where an input
     requires a gradient. `device` is the kind of device to lower for."""
     found: list[Capture] = []

@@ -20,7 +20,9 @@ from torch.utils.checkpoint import CheckpointPolicy
 def partition(joint: fx.GraphModule, joint_inputs: Sequence[Any], **arguments: Any) -> tuple[fx.GraphModule, ...]:
     """A `partition_fn` for AOTAutograd; `arguments` are the ones it defines for such a function."""
     keep_old_values(joint.graph)
+    drop_detaches(joint.graph)
     merge_repeats(joint.graph)
+    open_log_softmax(joint.graph)
     joint.recompile()
     with functorch_config.patch(cse=False):
         return min_cut_rematerialization_partition(joint, joint_inputs, **arguments)
@@ -48,6 +50,86 @@ def keep_old_values(graph: fx.Graph) -> int:
             reader.replace_input_with(held, old)
         count += 1
     return count
+
+
+def drop_detaches(graph: fx.Graph) -> int:
+    """A traced graph knows no gradients, so a detached value is the value; the min-cut would take it for one that must
+    be in memory. Returns how many went."""
+    count = 0
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.detach.default):
+        if all(user.op != "output" for user in node.users):
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+            count += 1
+    return count
+
+
+def open_log_softmax(graph: fx.Graph) -> int:
+    """Show the min-cut what a log-softmax and its gradient are made of, so that it keeps the logits and a number per
+    row for the backward pass instead of the whole result, which may be twice as wide. Returns how many there were."""
+    aten = torch.ops.aten
+    opened = {
+        aten._log_softmax.default: _log_softmax,
+        aten._log_softmax_backward_data.default: _log_softmax_backward,
+        aten.nll_loss_backward.default: _nll_loss_backward,
+    }
+    count = 0
+    for node in list(graph.nodes):
+        if node.target in opened and _is_static_and_full(node.meta["val"]):
+            with graph.inserting_before(node):
+                result = opened[node.target](_Maker(graph, node), *node.args)
+            node.replace_all_uses_with(result)
+            graph.erase_node(node)
+            count += 1
+    return count
+
+
+def _log_softmax(make: _Maker, x: fx.Node, dim: int, half_to_float: bool) -> fx.Node:
+    aten = torch.ops.aten
+    wide = make.cast(x, torch.promote_types(x.meta["val"].dtype, torch.float32))
+    shifted = make(aten.sub.Tensor, wide, make(aten.amax.default, wide, [dim], True))
+    total = make(aten.sum.dim_IntList, make(aten.exp.default, shifted), [dim], True)
+    return make.cast(make(aten.sub.Tensor, shifted, make(aten.log.default, total)), make.dtype)
+
+
+def _log_softmax_backward(make: _Maker, grad: fx.Node, out: fx.Node, dim: int, dtype: torch.dtype) -> fx.Node:
+    aten = torch.ops.aten
+    wide = torch.promote_types(grad.meta["val"].dtype, torch.float32)
+    grad, out = make.cast(grad, wide), make.cast(out, wide)
+    total = make(aten.sum.dim_IntList, grad, [dim], True)
+    share = make(aten.mul.Tensor, make(aten.exp.default, out), total)
+    return make.cast(make(aten.sub.Tensor, grad, share), make.dtype)
+
+
+def _nll_loss_backward(make: _Maker, grad: fx.Node, x: fx.Node, *rest: Any) -> fx.Node:
+    """Of the log-probabilities it wants nothing but their shape: anything of that shape will do."""
+    like = x.meta["val"]
+    blank = make(torch.ops.aten.full.default, list(like.shape), 0.0, dtype=like.dtype, device=like.device)
+    return make(torch.ops.aten.nll_loss_backward.default, grad, blank, *rest)
+
+
+def _is_static_and_full(value: torch.Tensor) -> bool:
+    return value.dim() > 0 and all(isinstance(size, int) and size > 0 for size in value.shape)
+
+
+class _Maker:
+    """Adds calls to a traced graph in place of one of its nodes, with the fake results every node carries."""
+
+    def __init__(self, graph: fx.Graph, replaced: fx.Node) -> None:
+        self.graph, self.meta = graph, replaced.meta
+        self.dtype: torch.dtype = replaced.meta["val"].dtype
+
+    def cast(self, node: fx.Node, dtype: torch.dtype) -> fx.Node:
+        same = node.meta["val"].dtype is dtype
+        return node if same else self(torch.ops.aten._to_copy.default, node, dtype=dtype)
+
+    def __call__(self, op: OpOverload, *args: Any, **kwargs: Any) -> fx.Node:
+        node = self.graph.call_function(op, args, kwargs)
+        node.meta = dict(self.meta)
+        values = [a.meta["val"] if isinstance(a, fx.Node) else a for a in args]
+        with self.meta["val"].fake_mode:
+            node.meta["val"] = op(*values, **kwargs)
+        return node
 
 
 def _in_forward(node: fx.Node) -> bool:

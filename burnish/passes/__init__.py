@@ -7,11 +7,13 @@ from collections.abc import Callable
 from burnish.ir.graph import Graph
 from burnish.passes.fold import drop_identities, fold_constants, gather_to_view
 from burnish.passes.rewrite import Fuel, Rule, rewrite
+from burnish.passes.sink import sink_gathers
 
 PASSES: tuple[tuple[str, Rule], ...] = (
     ("fold", fold_constants),  # arithmetic on constants and on positions whose bounds decide it
     ("identities", drop_identities),  # x * 1, where(True, ...), casts that change nothing
     ("gathers", gather_to_view),  # reads at positions known in advance need no index tensor
+    ("sink", sink_gathers),  # a few elements are looked up first and computed on then
 )
 
 

@@ -1,0 +1,58 @@
+"""Look a few elements up before computing on them, not after: the loss of a class is one element of a row of logits."""
+
+from __future__ import annotations
+
+from burnish.ir.expr import Dim, product, substitute, symbols
+from burnish.ir.graph import Full, Gather, Iota, Map, Node, TensorType, View
+from burnish.lower.builder import Builder
+
+_FEWER = 4  # so many times fewer elements than the source has, or computing them again would not pay
+
+
+def sink_gathers(b: Builder, node: Node, inputs: tuple[Node, ...]) -> Node | None:
+    """gather(f(x, y)) = f(gather(x), gather(y)), down to values that are in memory anyway."""
+    if not isinstance(node.op, Gather):
+        return None
+    source, *indices = inputs
+    some, all_of_it = product(node.shape), product(source.shape)
+    if (
+        not isinstance(source.op, Map)
+        or _narrows(source)
+        or not isinstance(some, int)
+        or not isinstance(all_of_it, int)
+    ):
+        return None
+    if _FEWER * some > all_of_it:
+        return None
+    return _looked_up(b, source, node.op, node.op.index, tuple(indices), node.shape)
+
+
+def _looked_up(
+    b: Builder, source: Node, op: Gather, index: tuple[Dim, ...], indices: tuple[Node, ...], shape: tuple[Dim, ...]
+) -> Node:
+    match source.op:
+        case Map() if not _narrows(source):
+            parts = [_looked_up(b, x, op, index, indices, shape) for x in source.inputs]
+            return b.add(source.op, parts, TensorType(source.type.dtype, shape))
+        case View(axes, inner, None):
+            at = {a.name: i for a, i in zip(axes, index, strict=True)}
+            composed = tuple(substitute(i, at) for i in inner)
+            return _looked_up(b, source.inputs[0], op, composed, indices, shape)
+        case Full(value):
+            return b.add(Full(value), (), TensorType(source.type.dtype, shape))
+        case Iota(axes, expr):
+            position = substitute(expr, {a.name: i for a, i in zip(axes, index, strict=True)})
+            if not _looks_up(position):
+                return b.add(Iota(op.axes, position), (), TensorType(source.type.dtype, shape))
+    if not any(_looks_up(i) for i in index):
+        return b.add(View(op.axes, index, None), (source,), TensorType(source.type.dtype, shape))
+    return b.add(Gather(op.axes, index), (source, *indices), TensorType(source.type.dtype, shape))
+
+
+def _narrows(node: Node) -> bool:
+    """Whether a value takes less memory than what it is made of: it is what will be in memory."""
+    return any(x.dtype.itemsize > node.dtype.itemsize for x in node.inputs)
+
+
+def _looks_up(index: Dim) -> bool:
+    return any(s.name.startswith("%") for s in symbols(index))
