@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from burnish.codegen.triton_attend import print_attend
 from burnish.codegen.triton_contract import print_contract, print_group
+from burnish.codegen.triton_convolve import print_convolve
 from burnish.codegen.triton_launch import Launch
 from burnish.codegen.triton_loop import AHEAD, NotPrintable, TritonKernel, print_loop
 from burnish.ir.expr import Dim
@@ -16,8 +17,10 @@ from burnish.schedule.kernels import (
     AttendKernel,
     ContractGroup,
     ContractKernel,
+    ConvolveKernel,
     ExternKernel,
     LoopKernel,
+    Product,
     Schedule,
 )
 
@@ -103,9 +106,7 @@ def _steady(schedule: Schedule) -> frozenset[str]:
     return frozenset(n for n, b in schedule.buffers.items() if b.role in ("input", "constant")) - written
 
 
-def _printed(
-    kernel: LoopKernel | ContractKernel | ContractGroup | AttendKernel, steady: frozenset[str]
-) -> TritonKernel:
+def _printed(kernel: LoopKernel | Product | ContractGroup | AttendKernel, steady: frozenset[str]) -> TritonKernel:
     match kernel:
         case LoopKernel(loop):
             return print_loop(loop, steady)
@@ -113,6 +114,8 @@ def _printed(
             return print_contract(kernel, steady)
         case ContractGroup():
             return print_group(kernel, steady)
+        case ConvolveKernel():
+            return print_convolve(kernel, steady)
         case AttendKernel():
             return print_attend(kernel)
 

@@ -17,20 +17,18 @@ against 52 for the library and a kernel behind it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from burnish.codegen.triton_launch import Lane, Launch, Plan, cdiv
-from burnish.codegen.triton_loop import AHEAD, LoopPrinter, TritonKernel
-from burnish.ir.body import Axis, Instr, Load
+from burnish.codegen.triton_loop import AHEAD, TritonKernel
+from burnish.codegen.triton_tile import ENOUGH, Tile, TilePrinter, static_size
+from burnish.ir.body import Axis
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, Expr, product
+from burnish.schedule.gpu import MOST_TILES, MULTIPROCESSORS
 from burnish.schedule.kernels import ContractGroup, ContractKernel, Operand
-from burnish.schedule.products import MOST_TILES, MULTIPROCESSORS, can_sweep
+from burnish.schedule.products import can_sweep
 
 _SWEEPERS = 2 * MULTIPROCESSORS
-_ENOUGH = MULTIPROCESSORS // 2  # programs with which a chip is busy, when each has several loads in flight
-_CACHE_LINE = 128  # bytes
-_ASSUMED = 4096  # rows, where their number is known only at launch
 
 
 def print_contract(kernel: ContractKernel, steady: frozenset[str] = frozenset()) -> TritonKernel:
@@ -44,7 +42,7 @@ def print_group(group: ContractGroup, steady: frozenset[str] = frozenset()) -> T
     tile = _tile(group)
     launch = Launch(
         sum_dims([_programs(k, tile.rows, tile.columns) for k in group.parts]),
-        (("YBLOCK", tile.rows), ("XBLOCK", tile.columns), ("KBLOCK", tile.depth), ("STAGES", tile.stages)),
+        tile.blocks,
         warps=tile.warps,
         stages=tile.stages,
     )
@@ -89,43 +87,30 @@ def _programs(k: ContractKernel, rows: int, columns: int) -> Dim:
     return product(batch) * cdiv(m, rows) * cdiv(n, columns)
 
 
-class Tile(NamedTuple):
-    """What one program computes, `depth` elements of k at a time with `stages` loads in flight."""
-
-    rows: int
-    columns: int
-    depth: int
-    stages: int
-    warps: int = 4
-
-
 def _tile(group: ContractGroup) -> Tile:
     first = group.parts[0]
-    m, k = (_static(first.a.shape[d]) for d in (-2, -1))
-    columns = sum(_static(part.b.shape[-1]) for part in group.parts)
-    batch = _static(product(first.a.shape[:-2]))
+    m, k = (static_size(first.a.shape[d]) for d in (-2, -1))
+    columns = sum(static_size(part.b.shape[-1]) for part in group.parts)
+    batch = static_size(product(first.a.shape[:-2]))
     rows = 16 if m <= 16 else 32 if m <= 32 else 64
     across = 64
-    while across > 16 and batch * -(-m // rows) * -(-columns // across) < _ENOUGH:
+    while across > 16 and batch * -(-m // rows) * -(-columns // across) < ENOUGH:
         across //= 2
-    narrowest = min(_static(part.b.shape[-1]) for part in group.parts)
+    narrowest = min(static_size(part.b.shape[-1]) for part in group.parts)
     across = max(16, min(across, 1 << max(narrowest - 1, 0).bit_length()))
     wide = first.a.dtype is DType.f32
     depth = max(16, min(64 if wide else 128, 1 << max(k - 1, 0).bit_length()))
     return Tile(rows, across, depth, 3 if wide else 4)
 
 
-def _static(d: Dim) -> int:
-    return d if isinstance(d, int) else _ASSUMED
-
-
-class _Tile(LoopPrinter):
+class _Tile(TilePrinter):
     """Prints the product and its epilogues. One object per epilogue, all writing to the first one's lines."""
 
     def __init__(self, kernel: ContractKernel, launch: Launch) -> None:
         self.kernel = kernel
         blocks = dict(launch.blocks)
-        super().__init__(kernel.loop, _plan(kernel, launch, blocks["YBLOCK"], blocks["XBLOCK"]))
+        planned = _plan(kernel, launch, blocks["YBLOCK"], blocks["XBLOCK"])
+        super().__init__(kernel, planned, (kernel.a, kernel.b))
 
     # --- the product --------------------------------------------------------------------------------------------
 
@@ -164,8 +149,8 @@ class _Tile(LoopPrinter):
         self.line("k = tl.arange(0, KBLOCK)")
         self.line(f"pa = {left} + y * {self._stride(a, -2)} + k[None, :] * {self._stride(a, -1)}")
         self.line(f"pb = {right} + k[:, None] * {self._stride(b, -2)} + x * {self._stride(b, -1)}")
-        if fetch:
-            self._fetch(right)
+        if fetch and b.strides[-2] == 1:
+            self.fetch(right, b, b.shape[-2], b.shape[-1], b.strides[-1])
         self.lines.append(AHEAD)
         self.line("acc = tl.zeros([YBLOCK, XBLOCK], tl.float32)")
         self.line(f"for start in tl.range(0, {self.index(k)}, KBLOCK, num_stages=STAGES):")
@@ -180,27 +165,6 @@ class _Tile(LoopPrinter):
         self.line(f"    acc = tl.dot(a, b, acc{exact})")
         self.line(f"    pa += KBLOCK * {self._stride(a, -1)}")
         self.line(f"    pb += KBLOCK * {self._stride(b, -2)}")
-
-    def _fetch(self, right: str) -> None:
-        """Bring the program's columns of `b`, which are parameters, on their way into the cache."""
-        b = self.kernel.b
-        k, n = b.shape[-2:]
-        assert b.dtype is not None
-        line = _CACHE_LINE // b.dtype.itemsize
-        if not isinstance(k, int) or not isinstance(n, int) or b.strides[-2] != 1 or k < line:
-            return
-        lines = -(-k // line)
-        self.line(f"ahead = tl.minimum(tl.arange(0, {1 << (lines - 1).bit_length()}) * {line}, {k - 1})[:, None]")
-        self.line(f"bn.fetch({right} + ahead + tl.minimum(x, {n - 1}) * {self._stride(b, -1)})")
-
-    def _block(self, name: str) -> int:
-        return dict(self.plan.launches[0].blocks)[name]
-
-    def _stride(self, operand: Operand, d: int) -> str:
-        return self.index(operand.strides[d])
-
-    def _bounded(self, lane: str, size: Dim, block: str) -> str:
-        return "" if isinstance(size, int) and size % self._block(block) == 0 else f"({lane} < {self.index(size)})"
 
     def _column_mask(self, group: ContractGroup) -> str:
         sizes = [part.b.shape[-1] for part in group.parts]
@@ -233,11 +197,6 @@ class _Tile(LoopPrinter):
             self.line(f"if part == {n}:")
             self.line(f"    right = {self._at(part.b, part.b.offset)}")
         return "right"
-
-    def _at(self, o: Operand, offset: Dim) -> str:
-        assert o.dtype is not None
-        base = self.buffer(o.buffer, o.dtype)
-        return base if offset == 0 else f"{base} + {self.index(offset)}"
 
     # --- the sweeping form --------------------------------------------------------------------------------------
 
@@ -288,30 +247,7 @@ class _Tile(LoopPrinter):
         body = self if part is self.kernel and not prefix else _Tile(part, launch)
         body.signature, body.kinds, body.lines, body.prefix = self.signature, self.kinds, self.lines, prefix
         body.indent = self.indent + (1 if prefix else 0)
-        for lane in body.plan.lanes:
-            body.define_mask(lane)
-        for n in body.body_values():
-            body.statement(n)
-
-    def expression(self, n: int) -> str:
-        i = self.body[n]
-        return "acc" if isinstance(i, Load) and i.buffer == self.kernel.acc else super().expression(n)
-
-    def _span(self, i: Instr, index: Dim) -> frozenset[str]:
-        if isinstance(i, Load) and i.buffer == self.kernel.acc:
-            return frozenset("yx")
-        return super()._span(i, index)
-
-    def _reached(self) -> list[Dim | None]:
-        """The last element of each operand."""
-        return [*super()._reached(), *(_last(o) for o in (self.kernel.a, self.kernel.b))]
-
-
-def _last(o: Operand) -> Dim:
-    total: Dim = o.offset
-    for d, s in zip(o.shape, o.strides, strict=True):
-        total = total + (d - 1) * s
-    return total
+        body.epilogue()
 
 
 def _plan(kernel: ContractKernel, launch: Launch, rows: int, columns: int) -> Plan:

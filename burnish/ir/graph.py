@@ -121,6 +121,16 @@ class Contract(Op):
 
 
 @dataclass(frozen=True)
+class Convolve(Op):
+    """out[b, o, h, w] = sum over c, r, s of x[b, c, h', w'] * k[o, c, r, s] with h' = h * stride + r * dilation -
+    padding and w' alike; outside itself x is 0. (x, k) -> out; pairs are for h and w."""
+
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+
+
+@dataclass(frozen=True)
 class Attend(Op):
     """Scaled dot-product attention: (q, k, v[, mask]) -> out, logsumexp."""
 

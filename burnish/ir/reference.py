@@ -14,6 +14,7 @@ from burnish.ir.graph import (
     Concat,
     Constant,
     Contract,
+    Convolve,
     Extern,
     Full,
     Gather,
@@ -106,6 +107,8 @@ def _computed(node: Node, args: Sequence[torch.Tensor], shape: list[int], sizes:
         case Contract():
             wide = node.dtype.torch
             return args[0].to(wide) @ args[1].to(wide)
+        case Convolve():
+            return convolution(node.op, args[0].to(node.dtype.torch), args[1].to(node.dtype.torch))
     raise AssertionError(f"{node.op} has no meaning")
 
 
@@ -152,6 +155,10 @@ def _scattered(op: Scatter, args: Sequence[torch.Tensor], sizes: Mapping[str, in
     return out
 
 
+def convolution(op: Convolve, x: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.conv2d(x, k, None, op.stride, op.padding, op.dilation)
+
+
 def attention(op: Attend, args: Sequence[torch.Tensor]) -> Tensors:
     """softmax(q k^T * scale + mask) v and the logarithm of the softmax's denominators."""
     q, k, v, *masks = args
@@ -182,4 +189,4 @@ def filled(template: Any, args: Sequence[torch.Tensor], sizes: Mapping[str, int]
     return template
 
 
-__all__ = ["attention", "evaluate_extern", "evaluate_graph", "evaluate_node", "filled"]
+__all__ = ["attention", "convolution", "evaluate_extern", "evaluate_graph", "evaluate_node", "filled"]

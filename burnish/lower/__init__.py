@@ -1,6 +1,17 @@
 """ATen operations in terms of the graph's own: one function an op, registered by name."""
 
-from burnish.lower import contractions, indexing, nn, pointwise, reductions, views
+from burnish.lower import contractions, convolutions, gradients, indexing, nn, pointwise, reductions, views
 from burnish.lower.registry import LOWERINGS, lowered_names
 
-__all__ = ["LOWERINGS", "contractions", "indexing", "lowered_names", "nn", "pointwise", "reductions", "views"]
+__all__ = [
+    "LOWERINGS",
+    "contractions",
+    "convolutions",
+    "gradients",
+    "indexing",
+    "lowered_names",
+    "nn",
+    "pointwise",
+    "reductions",
+    "views",
+]

@@ -8,12 +8,13 @@ import torch
 
 from burnish.ir.evaluate import evaluate_loop
 from burnish.ir.expr import Dim, evaluate
-from burnish.ir.reference import attention, evaluate_extern
+from burnish.ir.reference import attention, convolution, evaluate_extern
 from burnish.schedule.kernels import (
     AttendKernel,
     Buffer,
     ContractGroup,
     ContractKernel,
+    ConvolveKernel,
     ExternKernel,
     Kernel,
     LoopKernel,
@@ -71,6 +72,9 @@ class ScheduleEvaluation:
             case ContractKernel(a, b, acc, dtype, loop):
                 product = self.window(a).to(dtype.torch) @ self.window(b).to(dtype.torch)
                 evaluate_loop(loop, {**self.memory, acc: product.flatten()}, self.sizes)
+            case ConvolveKernel(acc=acc, loop=loop):
+                product = self._convolved(kernel).movedim(-3, -1)
+                evaluate_loop(loop, {**self.memory, acc: product.flatten()}, self.sizes)
             case ContractGroup(parts):
                 for part in parts:
                     self.run_kernel(part)
@@ -83,6 +87,17 @@ class ScheduleEvaluation:
                     outputs, evaluate_extern(op, [self.window(o) for o in operands], self.sizes), strict=True
                 ):
                     self._keep(name, value)
+
+    def _convolved(self, kernel: ConvolveKernel) -> torch.Tensor:
+        wide = kernel.dtype.torch
+        x, k = self.window(kernel.x).to(wide), self.window(kernel.k).to(wide)
+        if kernel.pieces == 1:
+            return convolution(kernel.op, x, k)
+        flat = k.permute(0, 2, 3, 1).flatten(1)
+        piece = torch.arange(flat.shape[1]) // (flat.shape[1] // kernel.pieces)
+        shape = [k.shape[d] for d in (0, 2, 3, 1)]
+        alone = [(flat * (piece == p)).reshape(shape).permute(0, 3, 1, 2) for p in range(kernel.pieces)]
+        return torch.stack([convolution(kernel.op, x, part) for part in alone])
 
     def _keep(self, name: str, value: torch.Tensor) -> None:
         b = self.schedule.buffers.get(name)

@@ -31,7 +31,7 @@ from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, Expr, coefficient, floordiv, mod, product, substitute, symbols
 from burnish.passes.rewrite import Fuel
 from burnish.schedule.fusion_report import FusionReport, Refusal
-from burnish.schedule.kernels import ContractKernel, ExternKernel, Kernel, LoopKernel, ResultBuffer, Schedule, with_loop
+from burnish.schedule.kernels import ExternKernel, Kernel, LoopKernel, Product, ResultBuffer, Schedule, with_loop
 from burnish.schedule.order import dependences, require_kept
 
 _MOST_INSTRS = 400
@@ -257,7 +257,7 @@ class _Fuser:
             reads = self.kernels[k].reads
             producers = {p for name in reads for p in self.writers[name] if p in self.before[k]}
             for p in sorted(producers, key=lambda p: -self.position[p]):
-                if contracts_only and not isinstance(self.kernels[p], ContractKernel):
+                if contracts_only and not isinstance(self.kernels[p], Product):
                     continue
                 if self._merge(p, k):
                     changed = True
@@ -292,7 +292,7 @@ class _Fuser:
                 shared = (first.reads | first.writes) & second.reads
                 self.report.refused.append(Refusal(place[p], place[k], tuple(sorted(shared)), reason))
 
-    def _worthwhile(self, first: Kernel, second: Kernel, merged: LoopKernel | ContractKernel) -> bool:
+    def _worthwhile(self, first: Kernel, second: Kernel, merged: LoopKernel | Product) -> bool:
         """Element-wise work over many elements must not end up in a reduction with hardly any rows to share out."""
         loop = merged.loop
         if not loop.reduction or (not loop.parallel and _static(product([a.size for a in loop.axes])) < _LARGE):
@@ -320,7 +320,7 @@ class _Fuser:
                 stack.extend(self.after[n])
         return False
 
-    def _replace(self, p: int, k: int, merged: LoopKernel | ContractKernel) -> None:
+    def _replace(self, p: int, k: int, merged: LoopKernel | Product) -> None:
         for n in self.before[p]:
             self.after[n].discard(p)
             if n != k:
@@ -345,7 +345,7 @@ class _Fuser:
             if k in self.readers[name] and name not in kept.reads:
                 self.readers[name].discard(k)
 
-    def _without_dead_stores(self, k: int, merged: LoopKernel | ContractKernel) -> LoopKernel | ContractKernel:
+    def _without_dead_stores(self, k: int, merged: LoopKernel | Product) -> LoopKernel | Product:
         def needed(s: Store) -> bool:
             buffer = self.schedule.buffers[s.buffer]
             elsewhere = (self.readers[s.buffer] | self.writers[s.buffer]) - {k}
@@ -357,7 +357,7 @@ class _Fuser:
         if not body:
             return merged
         kept = Loop(loop.axes, prune(_without(loop, dropped)), loop.sequential)
-        if isinstance(merged, ContractKernel) and not any(i.buffer == merged.acc for i in kept.loads):
+        if isinstance(merged, Product) and not any(i.buffer == merged.acc for i in kept.loads):
             return LoopKernel(kept)  # nobody wants the product
         return with_loop(merged, kept)
 
@@ -404,16 +404,16 @@ def _without(loop: Loop, dropped: set[str]) -> list[Instr]:
     return [hole if isinstance(i, Store) and i.buffer in dropped else i for i in loop.body]
 
 
-def _join_kernels(first: Kernel, second: Kernel, why: list[str]) -> LoopKernel | ContractKernel | None:
+def _join_kernels(first: Kernel, second: Kernel, why: list[str]) -> LoopKernel | Product | None:
     if isinstance(first, LoopKernel) and isinstance(second, LoopKernel):
         if first.loop.sequential or second.loop.sequential or _scans(first.loop) or _scans(second.loop):
             why.append("a scatter or a running sum keeps the order of its iterations")
             return None
         loop = join(first.loop, second.loop, why=why)
         return None if loop is None else LoopKernel(loop)
-    if isinstance(first, ContractKernel) and isinstance(second, LoopKernel):
+    if isinstance(first, Product) and isinstance(second, LoopKernel):
         return _join_contract(first, second.loop, True, why)
-    if isinstance(first, LoopKernel) and isinstance(second, ContractKernel):
+    if isinstance(first, LoopKernel) and isinstance(second, Product):
         if first.writes & second.operand_reads:
             why.append("a matrix product reads its operands from memory")
             return None
@@ -426,7 +426,7 @@ def _standing_alone(first: Kernel, second: Kernel) -> str:
     for kernel in (first, second):
         if isinstance(kernel, ExternKernel):
             return f"{kernel.op.name} is an ATen call"
-    if isinstance(first, ContractKernel) and isinstance(second, ContractKernel):
+    if isinstance(first, Product) and isinstance(second, Product):
         return "two matrix products are two library calls"
     return "attention is one library call"
 
@@ -436,7 +436,7 @@ def _named(members: tuple[int, ...]) -> str:
     return f"k{first}" if not others else f"k{first}(with {', '.join(f'k{n}' for n in others)})"
 
 
-def _join_contract(contract: ContractKernel, loop: Loop, contract_first: bool, why: list[str]) -> ContractKernel | None:
+def _join_contract(contract: Product, loop: Loop, contract_first: bool, why: list[str]) -> Product | None:
     why.append("the loop reduces, or writes what the product reads")
     if loop.sequential or loop.reduction or (frozenset(s.buffer for s in loop.stores) & contract.operand_reads):
         return None

@@ -1,7 +1,8 @@
 """Schedule: kernels in order over named buffers. The third form a model takes, and the last before source.
 
-Four kinds of kernel: Loop (maps and reductions), Contract (a matrix product whose results go through a loop body),
-Attend, Extern (an ATen call). Only buffers connect them, so what a kernel reads and writes is all there is to know.
+Five kinds of kernel: Loop (maps and reductions), Contract and Convolve (a matrix product, a convolution, whose results
+go through a loop body), Attend, Extern (an ATen call). Only buffers connect them, so what a kernel reads and writes is
+all there is to know.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from typing import Any
 
 from burnish.ir.body import Loop
 from burnish.ir.dtypes import DType
-from burnish.ir.expr import Dim, product
-from burnish.ir.graph import Attend, Extern
+from burnish.ir.expr import Dim, floordiv, product
+from burnish.ir.graph import Attend, Convolve, Extern
+from burnish.lower.builder import contiguous_strides
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,10 @@ class ContractKernel:
         return (*self.a.shape[:-1], self.b.shape[-1])
 
     @property
+    def acc_strides(self) -> tuple[Dim, ...]:
+        return contiguous_strides(self.product_shape)
+
+    @property
     def operand_reads(self) -> frozenset[str]:
         return frozenset({self.a.buffer, self.b.buffer})
 
@@ -107,6 +113,57 @@ class ContractKernel:
 
     def __str__(self) -> str:
         return f"{self.acc} = contract {self.a} x {self.b}{' by BLAS' if self.library else ''}\n{self.loop}"
+
+
+@dataclass(frozen=True)
+class ConvolveKernel:
+    """acc[b, o, h, w] as `op` says, from x [b, c, h, w] and k [o, c, r, s]; `loop`'s body loads `acc`, whose channels
+    lie next to one another, and stores results.
+
+    With several `pieces`, acc[p, b, o, h, w] is the p-th part of the sum: of k's taps and channels in the order
+    [r, s, c], equally many in a piece."""
+
+    op: Convolve
+    x: Operand
+    k: Operand
+    acc: str
+    dtype: DType
+    loop: Loop
+    pieces: int = 1
+
+    @property
+    def result_shape(self) -> tuple[Dim, Dim, Dim, Dim]:
+        op, (_, _, *size), (_, _, *taps) = self.op, self.x.shape, self.k.shape
+        h, w = (
+            floordiv(n + 2 * p - d * (t - 1) - 1, s) + 1
+            for n, p, d, t, s in zip(size, op.padding, op.dilation, taps, op.stride, strict=True)
+        )
+        return (self.x.shape[0], self.k.shape[0], h, w)
+
+    @property
+    def product_shape(self) -> tuple[Dim, ...]:
+        return self.result_shape if self.pieces == 1 else (self.pieces, *self.result_shape)
+
+    @property
+    def acc_strides(self) -> tuple[Dim, ...]:
+        last = channels_last_strides(self.result_shape)
+        return last if self.pieces == 1 else (product(self.result_shape), *last)
+
+    @property
+    def operand_reads(self) -> frozenset[str]:
+        return frozenset({self.x.buffer, self.k.buffer})
+
+    @property
+    def reads(self) -> frozenset[str]:
+        return self.operand_reads | (frozenset(i.buffer for i in self.loop.loads) - {self.acc})
+
+    @property
+    def writes(self) -> frozenset[str]:
+        return frozenset(i.buffer for i in self.loop.stores)
+
+    def __str__(self) -> str:
+        pieces = "" if self.pieces == 1 else f" in {self.pieces} pieces"
+        return f"{self.acc} = convolve {self.x} x {self.k} {self.op}{pieces}\n{self.loop}"
 
 
 @dataclass(frozen=True)
@@ -165,7 +222,8 @@ class ExternKernel:
         return f"{', '.join(self.outputs)} = {self.op.name}({', '.join(map(str, self.inputs))})"
 
 
-Kernel = LoopKernel | ContractKernel | ContractGroup | AttendKernel | ExternKernel
+Product = ContractKernel | ConvolveKernel
+Kernel = LoopKernel | Product | ContractGroup | AttendKernel | ExternKernel
 
 
 @dataclass(frozen=True)
@@ -200,7 +258,7 @@ class Schedule:
             for name in k.writes if not isinstance(k, ExternKernel) else ():
                 assert name in self.buffers, f"{name} is no buffer"
             for part in k.parts if isinstance(k, ContractGroup) else (k,):
-                if isinstance(part, LoopKernel | ContractKernel):
+                if isinstance(part, LoopKernel | Product):
                     part.loop.verify()
             written |= k.writes
         for r in self.results:
@@ -228,5 +286,11 @@ class Schedule:
         self.buffers = {n: b for n, b in self.buffers.items() if n in used or b.role == "input"}
 
 
-def with_loop(kernel: LoopKernel | ContractKernel, loop: Loop) -> LoopKernel | ContractKernel:
+def channels_last_strides(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
+    _, c, *size = shape
+    *spatial, step = (s * c for s in (product(size), *contiguous_strides(size)))
+    return (spatial[0], 1, *spatial[1:], step)
+
+
+def with_loop(kernel: LoopKernel | Product, loop: Loop) -> LoopKernel | Product:
     return replace(kernel, loop=loop)

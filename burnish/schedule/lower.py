@@ -29,6 +29,7 @@ from burnish.ir.graph import (
     Concat,
     Constant,
     Contract,
+    Convolve,
     Extern,
     Full,
     Gather,
@@ -49,15 +50,17 @@ from burnish.schedule.kernels import (
     AttendKernel,
     Buffer,
     ContractKernel,
+    ConvolveKernel,
     ExternKernel,
     Kernel,
     LoopKernel,
     Operand,
     ResultBuffer,
     Schedule,
+    channels_last_strides,
 )
 
-_ALWAYS_STORED = (Input, Constant, Pick, Reduce, Scan, Scatter, Concat, Contract, Attend, Extern)
+_ALWAYS_STORED = (Input, Constant, Pick, Reduce, Scan, Scatter, Concat, Contract, Convolve, Attend, Extern)
 _CHEAP = 4  # scalar work worth repeating in each reader instead of a trip through memory
 _DEEPEST = 60  # inlined chains are cut here, so bodies stay readable and recursion shallow
 _CHEAP_VECTOR = 2 * TRANSCENDENTAL  # the same for a vector on a GPU, where each tile computes it once for its columns
@@ -87,6 +90,7 @@ class _Lowerer:
         self.in_place: dict[int, Node] = {}  # scatter node -> the input it updates
         self.overwritten: set[str] = set()  # inputs that hold their new values already
         self.output_roles: dict[int, tuple[Dim, ...]] = {}
+        self.lent: dict[int, Node] = {}  # result -> the value in whose memory it is
         self._plan_outputs()
         self._plan_in_place()
         self.stored = self._choose_stored()
@@ -152,16 +156,20 @@ class _Lowerer:
         forced: set[int] = set()
         for node in self.graph.nodes:
             match node.op:
-                case Contract() | Attend() | Extern():
+                case Contract() | Convolve() | Attend() | Extern():
                     forced |= {self._window_source(x).id for x in node.inputs}
                 case Gather():
                     forced.add(node.inputs[0].id)
+                case Map("cast") if _ends_product(node):
+                    forced.add(node.id)
                 case View(_, _, fill) if fill is not None:
                     forced.add(node.inputs[0].id)
                 case Scatter():
                     pass
         for k, out in enumerate(self.graph.outputs):
-            if (
+            if k in self.lent:
+                forced.add(self.lent[k].id)
+            elif (
                 isinstance(out, Node)
                 and k not in self.captured.aliases
                 and k not in self.captured.windows
@@ -250,7 +258,26 @@ class _Lowerer:
                 continue
             if k in self.captured.aliases or k in self.captured.windows:
                 continue
-            self.output_roles.setdefault(out.id, self.graph.output_layouts[k])
+            source = self._lender(k, out)
+            if source is not None:
+                self.lent[k] = source
+            else:
+                self.output_roles.setdefault(out.id, self.graph.output_layouts[k])
+
+    def _lender(self, k: int, out: Node) -> Node | None:
+        """The value a result is a view of, if it can be handed out as a window of that value's memory: a transposed
+        activation that the backward pass wants is not copied, nor was it in eager."""
+        source = self._window_source(out)
+        if source is out or isinstance(source.op, Input | Constant) or source.type.dtype is None:
+            return None
+        if source in self.graph.outputs or source in self.lent.values() or isinstance(source.op, Full | Iota):
+            return None
+        assert isinstance(out.op, View)
+        offset = _dot(out.op.index, self._layout(source))
+        strides = [coefficient(offset, a.name) for a in out.op.axes]
+        wanted = self.graph.output_layouts[k]
+        same = all(d == 1 or s == t for d, s, t in zip(out.shape, strides, wanted, strict=True))
+        return source if same else None
 
     def _plan_in_place(self) -> None:
         """A cache update that ends as the input's new value writes the input itself, if nothing else reads the old."""
@@ -277,8 +304,8 @@ class _Lowerer:
                 self._store_extern(node)
             case Pick(position):
                 self._store_pick(node, position)
-            case Contract():
-                self._store_contract(node)
+            case Contract() | Convolve():
+                self._store_product(node)
             case Attend():
                 self._store_attend(node)
             case Concat(axis):
@@ -380,19 +407,20 @@ class _Lowerer:
         if node.id in self.in_place:
             self.overwritten.add(buffer.name)
 
-    def _store_contract(self, node: Node) -> None:
+    def _store_product(self, node: Node) -> None:
         x, y = (self._operand(i) for i in node.inputs)
         buffer = self._declare(node)
         axes, index = self._axes(node.shape)
         acc = f"acc{node.id}"
         emitter = _Emitter(self)
-        linear: Dim = 0
-        for i, s in zip(index, contiguous_strides(node.shape), strict=True):
-            linear = linear + i * s
-        value = emitter.body.emit(Load(acc, linear, node.dtype))
+        order = channels_last_strides if isinstance(node.op, Convolve) else contiguous_strides
+        value = emitter.body.emit(Load(acc, _dot(index, order(node.shape)), node.dtype))
         emitter.store(buffer, self._offset(buffer, index), value)
         loop = Loop(axes, tuple(emitter.body.instrs))
-        self.kernels.append(ContractKernel(x, y, acc, node.dtype, loop))
+        if isinstance(node.op, Convolve):
+            self.kernels.append(ConvolveKernel(node.op, x, y, acc, node.dtype, loop))
+        else:
+            self.kernels.append(ContractKernel(x, y, acc, node.dtype, loop))
 
     def _store_attend(self, node: Node) -> None:
         assert isinstance(node.op, Attend)
@@ -478,6 +506,8 @@ class _Lowerer:
                 results.append(ResultBuffer(Operand(f"in{position}", offset, shape, strides, out.type.dtype), position))
             elif k in self.captured.windows:
                 results.append(None)
+            elif k in self.lent:
+                results.append(self._lent_result(k, out))
             else:
                 results.append(self._fresh_result(k, out, taken))
         for k, (of, shape, strides, offset) in self.captured.windows.items():
@@ -485,6 +515,13 @@ class _Lowerer:
             assert isinstance(whole, ResultBuffer)
             results[k] = ResultBuffer(replace(whole.operand, offset=offset, shape=shape, strides=strides))
         return results[: self.captured.results]
+
+    def _lent_result(self, k: int, out: Node) -> ResultBuffer:
+        window = self._operand(out)
+        buffer = self.buffers[window.buffer]
+        if buffer.role == "temp":  # a result is never handed out from the arena
+            self.buffers[buffer.name] = replace(buffer, role="output")
+        return ResultBuffer(replace(window, strides=self.graph.output_layouts[k]))
 
     def _fresh_result(self, k: int, out: Node, taken: set[str]) -> ResultBuffer:
         layout = self.graph.output_layouts[k]
@@ -614,6 +651,13 @@ def _dot(index: tuple[Dim, ...], strides: tuple[Dim, ...]) -> Dim:
     for i, s in zip(index, strides, strict=True):
         total = total + i * s
     return total
+
+
+def _ends_product(cast: Node) -> bool:
+    """Whether a value is a product's result, rounded: what its readers find in memory, if it has to be there."""
+    (source,) = cast.inputs
+    biased = isinstance(source.op, Map) and source.op.fn == "add" and source.origin == cast.origin
+    return any(isinstance(x.op, Contract | Convolve) for x in (source, *(source.inputs if biased else ())))
 
 
 def _steps_forward(stride: Dim | None) -> bool:

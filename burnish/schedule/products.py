@@ -18,15 +18,28 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from burnish.ir.body import Apply, BodyBuilder, Instr, Load, Loop, Store, instr_args, make_axis, prune, rebuild
+from burnish.ir.body import Apply, BodyBuilder, Instr, Load
 from burnish.ir.dtypes import DType
-from burnish.ir.expr import Dim, Expr, coefficient, mentions, product, substitute
+from burnish.ir.expr import Dim, coefficient, mentions, product, substitute
 from burnish.ir.graph import Extern, Ref
 from burnish.lower.builder import contiguous_strides
+from burnish.schedule.convolutions import choose_convolution
+from burnish.schedule.epilogue import (
+    accumulator_loads,
+    is_cast,
+    looks_up,
+    parts_of,
+    reading,
+    sum_of_parts,
+    uses,
+    with_values,
+)
+from burnish.schedule.gpu import MOST_TILES, MULTIPROCESSORS
 from burnish.schedule.kernels import (
     Buffer,
     ContractGroup,
     ContractKernel,
+    ConvolveKernel,
     ExternKernel,
     Kernel,
     LoopKernel,
@@ -34,8 +47,6 @@ from burnish.schedule.kernels import (
     Schedule,
 )
 
-MULTIPROCESSORS = 132  # of an H100 or H200; what matters is the order of magnitude
-MOST_TILES = 4 * MULTIPROCESSORS  # of 64 x 64: with more, throughput decides and not latency
 _TILE = 64
 _PIECE = 1024  # k-elements a piece of a split product has at least
 _MOST_PIECES = 8
@@ -56,14 +67,21 @@ def _describable(o: Operand) -> bool:
     ):
         return False
     inner, outer = sorted(int(s) for s in o.strides)  # type: ignore[arg-type]
-    return inner == 1 and outer % 8 == 0 and o.offset % 8 == 0  # type: ignore[operator]
+    return inner == 1 and outer % 8 == 0 and o.offset % 8 == 0
 
 
 def choose_products(schedule: Schedule) -> Schedule:
-    """Every contraction becomes what will run it; buffers for partial sums and library results are added."""
+    """Every contraction and convolution becomes what will run it; buffers for partial sums and library results are
+    added."""
     chosen: list[Kernel] = []
     for kernel in schedule.kernels:
-        chosen += _Chooser(schedule, kernel).kernels() if isinstance(kernel, ContractKernel) else [kernel]
+        match kernel:
+            case ContractKernel():
+                chosen += _Chooser(schedule, kernel).kernels()
+            case ConvolveKernel():
+                chosen += choose_convolution(schedule, kernel)
+            case _:
+                chosen.append(kernel)
     schedule.kernels = chosen
     schedule.drop_unused_buffers()
     return schedule
@@ -95,7 +113,7 @@ class _Chooser:
 
     def _is_ours(self) -> bool:
         tiles, work = self._tiles(), product(list(self._sizes()))
-        if tiles is None or not isinstance(work, int) or self._checks():
+        if tiles is None or not isinstance(work, int) or looks_up(self.kernel.loop):
             return False
         if self.kernel.a.dtype is DType.f32:
             return work <= _TINY
@@ -109,10 +127,6 @@ class _Chooser:
             return False  # it computes the epilogue on its way
         return sum(isinstance(i, Apply) and i.fn != "cast" for i in self.kernel.loop.body) > 1
 
-    def _checks(self) -> bool:
-        """Whether the epilogue looks values up: such loads are better placed in a loop of their own."""
-        return any(not isinstance(i, Load | Store | Apply) and instr_args(i) for i in self.kernel.loop.body)
-
     def _pieces(self) -> int:
         tiles, (_, _, _, k) = self._tiles(), self._sizes()
         assert tiles is not None
@@ -125,38 +139,12 @@ class _Chooser:
 
     def _split(self, pieces: int) -> list[Kernel]:
         kernel = self.kernel
-        shape = (pieces, *kernel.product_shape)
-        parts = Buffer(f"{kernel.acc}_parts", kernel.dtype, shape, contiguous_strides(shape), "temp")
+        parts, loop = parts_of(kernel, pieces)
         self.schedule.buffers[parts.name] = parts
-        axes = tuple(make_axis(f"i{d}", size) for d, size in enumerate(shape) if size != 1)
-        place: Dim = 0
-        for axis in axes:
-            place = place + parts.strides[int(axis.name[1:])] * Expr({(axis.sym,): 1})
-        body = BodyBuilder()
-        body.emit(
-            Store(parts.name, place, body.emit(Load(f"{kernel.acc}_part", place, kernel.dtype)), "set", kernel.dtype)
-        )
         product_of_piece = ContractKernel(
-            _piece(kernel.a, -1, pieces), _piece(kernel.b, -2, pieces), f"{kernel.acc}_part", kernel.dtype,
-            Loop(axes, tuple(body.instrs)),
-        )  # fmt: skip
-        whole = product(kernel.product_shape)
-        return [product_of_piece, LoopKernel(self._after(lambda b, i: _sum_of_parts(b, i, parts, pieces, whole)))]
-
-    def _after(self, read: object) -> Loop:
-        """The epilogue as a loop, with `read(body, load)` in place of each load of the accumulator."""
-        assert callable(read)
-        loop, body = self.kernel.loop, BodyBuilder()
-        values: dict[int, int] = {}
-        for n, i in enumerate(loop.body):
-            if isinstance(i, Load) and i.buffer == self.kernel.acc:
-                values[n] = read(body, i)
-        return replace(loop, body=self._rebuilt(loop.body, values, body))
-
-    @staticmethod
-    def _rebuilt(instrs: tuple[Instr, ...], values: dict[int, int], body: BodyBuilder) -> tuple[Instr, ...]:
-        rebuild(instrs, {}, body, values)
-        return prune(body.instrs)
+            _piece(kernel.a, -1, pieces), _piece(kernel.b, -2, pieces), f"{kernel.acc}_part", kernel.dtype, loop
+        )
+        return [product_of_piece, LoopKernel(reading(kernel, lambda body, load: sum_of_parts(body, load, parts)))]
 
     # --- the library --------------------------------------------------------------------------------------------
 
@@ -167,14 +155,14 @@ class _Chooser:
         assert half is not None
         if bias is not None:
             add, operand = bias
-            values = _uses(kernel.loop, add)
+            values = uses(kernel.loop, add)
             return self._called("addmm", (operand, kernel.a, kernel.b), half, values)
-        acc = [n for n, i in enumerate(kernel.loop.body) if isinstance(i, Load) and i.buffer == kernel.acc]
-        casts = [u for n in acc for u in _uses(kernel.loop, n)]
+        acc = accumulator_loads(kernel)
+        casts = [u for n in acc for u in uses(kernel.loop, n)]
         name = "mm" if len(kernel.a.shape) == 2 else "bmm"
         if half.compute is half:
             return self._called(name, (kernel.a, kernel.b), half, acc)
-        if all(_is_cast(kernel.loop.body[u], half) for u in casts):
+        if all(is_cast(kernel.loop.body[u], half) for u in casts):
             return self._called(name, (kernel.a, kernel.b), half, casts)
         return self._called(name, (kernel.a, kernel.b), half.compute, acc)  # the sum itself is wanted, not rounded
 
@@ -183,13 +171,13 @@ class _Chooser:
         rounded at once: the library does both."""
         kernel, body = self.kernel, self.kernel.loop.body
         half = kernel.a.dtype
-        loads = [n for n, i in enumerate(body) if isinstance(i, Load) and i.buffer == kernel.acc]
+        loads = accumulator_loads(kernel)
         if len(kernel.a.shape) != 2 or len(loads) != 1 or half is None or half.compute is half:
             return None
-        uses = _uses(kernel.loop, loads[0])
-        if len(uses) != 1 or not _is_add(body[uses[0]]):
+        readers = uses(kernel.loop, loads[0])
+        if len(readers) != 1 or not _is_add(body[readers[0]]):
             return None
-        add = body[uses[0]]
+        add = body[readers[0]]
         assert isinstance(add, Apply)
         other = body[next(a for a in add.args if a != loads[0])] if len(set(add.args)) == 2 else None
         rank, n = len(kernel.a.shape), kernel.b.shape[-1]
@@ -199,9 +187,9 @@ class _Chooser:
         rows = {a.name for a in kernel.loop.axes} - {column}
         if coefficient(other.index, column) != 1 or mentions(other.index, rows):
             return None
-        if not all(_is_cast(body[u], half) for u in _uses(kernel.loop, uses[0])):
+        if not all(is_cast(body[u], half) for u in uses(kernel.loop, readers[0])):
             return None
-        return uses[0], Operand(other.buffer, substitute(other.index, {column: 0}), (n,), (1,), half)
+        return readers[0], Operand(other.buffer, substitute(other.index, {column: 0}), (n,), (1,), half)
 
     def _called(self, name: str, inputs: tuple[Operand, ...], dtype: DType, values: list[int]) -> list[Kernel]:
         """The call, and the epilogue as a loop that reads its result where `values` stood."""
@@ -224,8 +212,8 @@ class _Chooser:
         body = BodyBuilder()
         read = body.emit(Load(result.name, place, dtype))
         replaced = dict.fromkeys(values, read)
-        hidden = {n: read for n, i in enumerate(kernel.loop.body) if isinstance(i, Load) and i.buffer == kernel.acc}
-        loop = replace(kernel.loop, body=self._rebuilt(kernel.loop.body, {**hidden, **replaced}, body))
+        hidden = dict.fromkeys(accumulator_loads(kernel), read)
+        loop = with_values(kernel.loop, {**hidden, **replaced}, body)
         return [ExternKernel(op, inputs, (result.name,)), LoopKernel(loop)]
 
     def _is_copy(self, values: list[int]) -> str | None:
@@ -251,24 +239,8 @@ def _piece(o: Operand, d: int, pieces: int) -> Operand:
     return replace(o, shape=(pieces, *shape), strides=(o.strides[d] * (size // pieces), *o.strides))
 
 
-def _sum_of_parts(body: BodyBuilder, load: Load, parts: Buffer, pieces: int, whole: Dim) -> int:
-    total = body.emit(Load(parts.name, load.index, load.dtype))
-    for p in range(1, pieces):
-        part = body.emit(Load(parts.name, load.index + whole * p, load.dtype))
-        total = body.emit(Apply("add", (total, part), load.dtype))
-    return total
-
-
-def _uses(loop: Loop, value: int) -> list[int]:
-    return [n for n, i in enumerate(loop.body) if value in instr_args(i)]
-
-
 def _is_add(i: Instr) -> bool:
     return isinstance(i, Apply) and i.fn == "add"
-
-
-def _is_cast(i: Instr, dtype: DType) -> bool:
-    return isinstance(i, Apply) and i.fn == "cast" and i.dtype is dtype
 
 
 # --- siblings ---------------------------------------------------------------------------------------------------

@@ -1,0 +1,102 @@
+"""What products and convolutions share as Triton kernels: a tile of sums in registers, the epilogue over that tile.
+
+The epilogue is printed by the loop printer: rows are its lane `y`, columns its lane `x`, and a load of the accumulator
+is the tile.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from burnish.codegen.triton_launch import Plan
+from burnish.codegen.triton_loop import LoopPrinter
+from burnish.ir.body import Instr, Load
+from burnish.ir.expr import Dim
+from burnish.schedule.gpu import MULTIPROCESSORS
+from burnish.schedule.kernels import Operand, Product
+
+ENOUGH = MULTIPROCESSORS // 2  # programs with which a chip is busy, when each has several loads in flight
+ASSUMED = 4096  # rows, where their number is known only at launch
+_CACHE_LINE = 128  # bytes
+
+
+class Tile(NamedTuple):
+    """What one program computes, `depth` elements of the sum at a time with `stages` loads in flight."""
+
+    rows: int
+    columns: int
+    depth: int
+    stages: int
+    warps: int = 4
+
+    @property
+    def blocks(self) -> tuple[tuple[str, int], ...]:
+        return (("YBLOCK", self.rows), ("XBLOCK", self.columns), ("KBLOCK", self.depth), ("STAGES", self.stages))
+
+
+class TilePrinter(LoopPrinter):
+    """Prints one tile's epilogue, and what its product needs to find operands."""
+
+    def __init__(self, kernel: Product, planned: Plan, operands: tuple[Operand, Operand]) -> None:
+        self.acc = kernel.acc
+        self.operands = operands
+        super().__init__(kernel.loop, planned)
+
+    def epilogue(self) -> None:
+        for lane in self.plan.lanes:
+            self.define_mask(lane)
+            self.define_axes(lane, self.body_values())
+        for n in self.body_values():
+            self.statement(n)
+
+    def expression(self, n: int) -> str:
+        return "acc" if self._is_tile(self.body[n]) else super().expression(n)
+
+    def _is_tile(self, i: Instr) -> bool:
+        return isinstance(i, Load) and i.buffer == self.acc
+
+    def _span(self, i: Instr, index: Dim) -> frozenset[str]:
+        return frozenset("yx") if self._is_tile(i) else super()._span(i, index)
+
+    def _mentioned(self, n: int) -> list[Dim]:
+        return [] if self._is_tile(self.body[n]) else super()._mentioned(n)
+
+    def _reached(self) -> list[Dim | None]:
+        """The last element of each operand, too."""
+        return [*super()._reached(), *map(_last, self.operands)]
+
+    def _block(self, name: str) -> int:
+        return dict(self.plan.launches[0].blocks)[name]
+
+    def _stride(self, operand: Operand, d: int) -> str:
+        return self.index(operand.strides[d])
+
+    def _bounded(self, lane: str, size: Dim, block: str) -> str:
+        return "" if isinstance(size, int) and size % self._block(block) == 0 else f"({lane} < {self.index(size)})"
+
+    def _at(self, o: Operand, offset: Dim) -> str:
+        assert o.dtype is not None
+        base = self.buffer(o.buffer, o.dtype)
+        return base if offset == 0 else f"{base} + {self.index(offset)}"
+
+    def fetch(self, base: str, o: Operand, length: Dim, columns: Dim, step: Dim) -> None:
+        """Bring the program's columns of an operand, which are parameters, on their way into the cache: `length`
+        elements next to one another in each column, and `step` from column to column."""
+        assert o.dtype is not None
+        line = _CACHE_LINE // o.dtype.itemsize
+        if not isinstance(length, int) or not isinstance(columns, int) or length < line:
+            return
+        lines = 1 << (-(-length // line) - 1).bit_length()
+        self.line(f"ahead = tl.minimum(tl.arange(0, {lines}) * {line}, {length - 1})[:, None]")
+        self.line(f"bn.fetch({base} + ahead + tl.minimum(x, {columns - 1}) * {self.index(step)})")
+
+
+def static_size(d: Dim) -> int:
+    return d if isinstance(d, int) else ASSUMED
+
+
+def _last(o: Operand) -> Dim:
+    total: Dim = o.offset
+    for d, s in zip(o.shape, o.strides, strict=True):
+        total = total + (d - 1) * s
+    return total

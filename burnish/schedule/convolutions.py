@@ -1,0 +1,167 @@
+"""Who convolves on a GPU: our kernel, our kernel in pieces, or the vendor's library. Decided per convolution.
+
+Our kernel is a matrix product whose rows are the places of the result and whose columns are its channels, so that what
+holds for products (products.py) holds here, too. It runs where
+- channels lie next to one another in memory, in x and in the weights, and their number is a multiple of 16; and
+- 64 x 64 tiles are few, so that latency decides; or the sum at each place is short (up to 256 elements: a 1 x 1
+  convolution of a few channels), so that memory decides and the element-wise work after it saves a pass over it.
+Where there are few tiles and the sum is long, it is cut in pieces whose parts the next kernel adds.
+Everything else is the library's: large convolutions are bound by the tensor cores, and other layouts by its copies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from burnish.ir.body import BodyBuilder, Load
+from burnish.ir.expr import Dim, Expr, product
+from burnish.ir.graph import Extern, Ref
+from burnish.lower.builder import contiguous_strides
+from burnish.schedule.epilogue import (
+    accumulator_loads,
+    is_cast,
+    looks_up,
+    parts_of,
+    reading,
+    sum_of_parts,
+    uses,
+    with_values,
+)
+from burnish.schedule.gpu import MOST_TILES, MULTIPROCESSORS
+from burnish.schedule.kernels import (
+    Buffer,
+    ConvolveKernel,
+    ExternKernel,
+    Kernel,
+    LoopKernel,
+    Schedule,
+    channels_last_strides,
+)
+
+_TILE = 64
+_SHORT = 256  # elements of a sum below which memory decides
+_PIECE = 1024  # elements of a sum that a piece of it has at least
+_MOST_PIECES = 8
+_DEEPEST = 128
+
+
+def choose_convolution(schedule: Schedule, kernel: ConvolveKernel) -> list[Kernel]:
+    """What will run it; buffers for partial sums and the library's results are added to the schedule."""
+    if not is_ours(kernel):
+        return _Library(schedule, kernel).kernels()
+    pieces = pieces_of(kernel)
+    if pieces == 1:
+        return [kernel]
+    parts, loop = parts_of(kernel, pieces)
+    schedule.buffers[parts.name] = parts
+    part = replace(kernel, acc=f"{kernel.acc}_part", loop=loop, pieces=pieces)
+    return [part, LoopKernel(reading(kernel, lambda body, load: sum_of_parts(body, load, parts)))]
+
+
+# --- the rule ---------------------------------------------------------------------------------------------------
+
+
+def is_ours(kernel: ConvolveKernel) -> bool:
+    if not has_channels_last(kernel) or looks_up(kernel.loop):
+        return False
+    tiles = _tiles(kernel)
+    return length(kernel) <= _SHORT or (tiles is not None and tiles <= MOST_TILES)
+
+
+def has_channels_last(kernel: ConvolveKernel) -> bool:
+    """Whether both operands can be read along their channels, the weights along all of a sum at once."""
+    (_, c, *taps), (_, channel, *steps) = kernel.k.shape, kernel.k.strides
+    dense = all(size == 1 or step == want for size, step, want in zip(taps, steps, _tap_steps(kernel), strict=True))
+    static = all(isinstance(s, int) for s in (*kernel.x.strides[1:], *kernel.k.strides, kernel.k.offset))
+    return isinstance(c, int) and c % 16 == 0 and kernel.x.strides[1] == channel == 1 and dense and static
+
+
+def _tap_steps(kernel: ConvolveKernel) -> tuple[Dim, Dim]:
+    _, c, _, across = kernel.k.shape
+    return (across * c, c)
+
+
+def length(kernel: ConvolveKernel) -> int:
+    """Elements of the sum at each place."""
+    total = product(kernel.k.shape[1:])
+    assert isinstance(total, int)
+    return total
+
+
+def depth(kernel: ConvolveKernel) -> int:
+    """Elements of the sum taken at a time: a power of two of one tap's channels."""
+    channels = kernel.k.shape[1]
+    assert isinstance(channels, int)
+    return min(channels & -channels, _DEEPEST)
+
+
+def _tiles(kernel: ConvolveKernel) -> int | None:
+    b, o, h, w = kernel.result_shape
+    rows = product((b, h, w))
+    return -(-rows // _TILE) * -(-o // _TILE) if isinstance(rows, int) and isinstance(o, int) else None
+
+
+def pieces_of(kernel: ConvolveKernel) -> int:
+    tiles, whole = _tiles(kernel), length(kernel)
+    if tiles is None or 2 * tiles > MULTIPROCESSORS:
+        return 1
+    wanted, step = min(-(-MULTIPROCESSORS // tiles), _MOST_PIECES), depth(kernel)
+    return max((s for s in range(1, wanted + 1) if whole % (s * step) == 0 and whole // s >= _PIECE), default=1)
+
+
+# --- the library ------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Library:
+    schedule: Schedule
+    kernel: ConvolveKernel
+
+    def kernels(self) -> list[Kernel]:
+        """The call, whose result is rounded, and the epilogue as a loop that reads it."""
+        kernel, half = self.kernel, self.kernel.x.dtype
+        assert half is not None
+        values = accumulator_loads(kernel)
+        after = [u for n in values for u in uses(kernel.loop, n)]
+        if all(is_cast(kernel.loop.body[u], half) for u in after):
+            values = after
+        strides = self._strides()
+        pairs = [list(v) for v in (kernel.op.stride, kernel.op.padding, kernel.op.dilation)]
+        args = (Ref(0), Ref(1), None, *pairs, False, [0, 0], 1)
+        op = Extern(torch.ops.aten.convolution.default, args, (), (strides,), "aten::convolution.default")
+        inputs = (kernel.x, kernel.k)
+        place = self._place(strides)
+        stored = self._copy(values, place)
+        if stored is not None:
+            self.schedule.buffers[stored] = replace(self.schedule.buffers[stored], role="extern")
+            return [ExternKernel(op, inputs, (stored,))]
+        result = Buffer(f"{kernel.acc}_product", half, kernel.result_shape, strides, "extern")
+        self.schedule.buffers[result.name] = result
+        body = BodyBuilder()
+        read = body.emit(Load(result.name, place, half))
+        replaced = dict.fromkeys([*accumulator_loads(kernel), *values], read)
+        return [ExternKernel(op, inputs, (result.name,)), LoopKernel(with_values(kernel.loop, replaced, body))]
+
+    def _strides(self) -> tuple[Dim, ...]:
+        """As the library lays its result out: like its operands."""
+        kernel = self.kernel
+        last = any(o.strides[1] == 1 and o.shape[1] != 1 for o in (kernel.x, kernel.k))
+        return channels_last_strides(kernel.result_shape) if last else contiguous_strides(kernel.result_shape)
+
+    def _place(self, strides: tuple[Dim, ...]) -> Dim:
+        place: Dim = 0
+        for axis in self.kernel.loop.axes:
+            place = place + strides[int(axis.name[1:])] * Expr({(axis.sym,): 1})
+        return place
+
+    def _copy(self, values: list[int], place: Dim) -> str | None:
+        """The buffer that only receives the result, in the order the library writes it."""
+        stores = self.kernel.loop.stores
+        if len(stores) != 1 or stores[0].value not in values or stores[0].mode != "set":
+            return None
+        store, buffer = stores[0], self.schedule.buffers[stores[0].buffer]
+        fits = store.index == place and buffer.role in ("temp", "output") and store.dtype is self.kernel.x.dtype
+        written = sum(buffer.name in k.writes for k in self.schedule.kernels)
+        return buffer.name if fits and buffer.shape == self.kernel.result_shape and written == 1 else None

@@ -1,0 +1,205 @@
+"""Convolutions on a GPU: who convolves, and what our kernel leaves against the reference."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.func import functional_call
+
+from burnish.codegen.triton import generate
+from burnish.ir.reference import evaluate_graph
+from burnish.schedule.evaluate import evaluate_schedule
+from burnish.schedule.kernels import ContractKernel, ConvolveKernel, ExternKernel, LoopKernel, Schedule
+from burnish.workloads.resnet import ResNet
+from tests.programs import capture, copies
+from tests.triton.compiler import Compiler
+from tests.triton.interpreter import Interpreter
+from tests.triton.test_products import check, kinds, on_cuda
+
+
+def half(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    x = (torch.randn(*shape) * 0.3).to(dtype)
+    return x.to(memory_format=torch.channels_last) if x.dim() == 4 else x
+
+
+def convolution(schedule: Schedule, number: int = 0) -> ConvolveKernel:
+    kernel = schedule.kernels[number]
+    assert isinstance(kernel, ConvolveKernel)
+    return kernel
+
+
+# --- the kernel -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("x", "k", "settings"),
+    [
+        ((1, 16, 8, 8), (32, 16, 1, 1), {}),  # a matrix product
+        ((2, 32, 9, 7), (24, 32, 1, 1), {}),
+        ((2, 48, 5, 6), (16, 48, 3, 3), {"padding": 1}),
+        ((1, 16, 12, 11), (40, 16, 3, 3), {"stride": 2, "padding": 1}),
+        ((1, 32, 9, 9), (16, 32, 3, 3), {"padding": 2, "dilation": 2}),
+        ((2, 16, 10, 9), (16, 16, 1, 1), {"stride": 2}),
+        ((1, 16, 7, 9), (16, 16, 3, 1), {"padding": (1, 0)}),
+        ((1, 16, 4, 5), (16, 16, 1, 1), {"padding": 1}),
+        ((3, 32, 1, 1), (16, 32, 1, 1), {}),
+        ((1, 64, 6, 6), (100, 64, 2, 3), {"stride": (1, 2)}),
+        ((2, 16, 6, 5), (17, 16, 3, 3), {"stride": (2, 1), "padding": (0, 1), "dilation": (1, 2)}),
+    ],
+)
+def test_convolution(
+    interpreter: Interpreter, x: tuple[int, ...], k: tuple[int, ...], settings: dict[str, Any], dtype: torch.dtype
+) -> None:
+    found = on_cuda(lambda x, k: F.conv2d(x, k, **settings), half(*x, dtype=dtype), half(*k, dtype=dtype))
+    assert kinds(found[0]) == [ConvolveKernel]
+    check(interpreter, found)
+
+
+def block(
+    x: torch.Tensor, k: torch.Tensor, residual: torch.Tensor, mean: torch.Tensor, var: torch.Tensor,
+    weight: torch.Tensor, bias: torch.Tensor,
+) -> torch.Tensor:  # fmt: skip
+    y = F.conv2d(x, k, padding=k.shape[-1] // 2)
+    return torch.relu(F.batch_norm(y, mean, var, weight, bias) + residual)
+
+
+def block_inputs(batch: int, c: int, o: int, size: int, taps: int) -> list[torch.Tensor]:
+    mean, var, weight, bias = half(o), half(o).abs() + 0.5, half(o), half(o)
+    k = half(o, c, taps, taps) / (taps * c**0.5)  # sums below 1: one rounded the other way stays within the tolerance
+    return [half(batch, c, size, size), k, half(batch, o, size, size), mean, var, weight, bias]
+
+
+@pytest.mark.parametrize("taps", [1, 3])
+def test_norm_residual_and_activation_are_its_epilogue(interpreter: Interpreter, taps: int) -> None:
+    found = on_cuda(block, *block_inputs(2, 32, 48, 6, taps))
+    assert kinds(found[0]) == [ConvolveKernel]
+    check(interpreter, found)
+
+
+def test_bias_is_added_before_rounding(interpreter: Interpreter) -> None:
+    found = on_cuda(lambda x, k, b: F.conv2d(x, k, b, padding=1), half(1, 16, 6, 6), half(32, 16, 3, 3), half(32))
+    assert kinds(found[0]) == [ConvolveKernel]
+    check(interpreter, found)
+
+
+def test_result_in_another_layout(interpreter: Interpreter) -> None:
+    found = on_cuda(lambda x, k: F.conv2d(x, k).contiguous() * 2, half(2, 16, 6, 6), half(32, 16, 1, 1))
+    check(interpreter, found)
+
+
+def test_long_sum_is_cut_in_pieces_and_its_reader_adds_them(interpreter: Interpreter) -> None:
+    found = on_cuda(block, *block_inputs(1, 256, 32, 5, 3))
+    assert kinds(found[0]) == [ConvolveKernel, LoopKernel]
+    assert convolution(found[0]).pieces == 2
+    check(interpreter, found)
+
+
+def test_graph_and_schedule_mean_what_torch_does() -> None:
+    inputs = block_inputs(2, 32, 16, 5, 3)
+    entry, *_ = capture(block, *inputs, device="cuda")
+    want = block(*(t.double() for t in inputs))
+    (graph,) = evaluate_graph(entry.captured.graph, copies(entry.inputs))
+    (schedule,) = evaluate_schedule(on_cuda(block, *inputs)[0], copies(entry.inputs))
+    for got in (graph, schedule):
+        assert isinstance(got, torch.Tensor)
+        torch.testing.assert_close(got.double(), want, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_compiles_for_every_architecture(compiler: Compiler, capability: int) -> None:
+    for inputs in (block_inputs(1, 64, 64, 14, 3), block_inputs(1, 256, 64, 14, 1), block_inputs(1, 256, 32, 7, 3)):
+        unit = generate(on_cuda(block, *inputs)[0])
+        assert not unit.refused
+        assembly = compiler.compile(unit, 0, capability)
+        assert "cp.async.cg.shared.global" in assembly  # the whole of a step in 16 bytes at a time,
+        assert "ld.global.b16" not in assembly  # and nothing by the element
+
+
+# --- who convolves ----------------------------------------------------------------------------------------------
+
+
+def call(schedule: Schedule, number: int = 0) -> ExternKernel:
+    kernel = schedule.kernels[number]
+    assert isinstance(kernel, ExternKernel)
+    return kernel
+
+
+def fuses(x: torch.Tensor, k: torch.Tensor) -> Schedule:
+    return on_cuda(lambda x, k: torch.relu(F.conv2d(x, k, padding=k.shape[-1] // 2)), x, k)[0]
+
+
+def test_few_tiles_are_ours_and_many_the_librarys() -> None:
+    k = half(64, 64, 3, 3)
+    assert kinds(fuses(half(1, 64, 56, 56), k)) == [ConvolveKernel]
+    assert kinds(fuses(half(16, 64, 56, 56), k)) == [ExternKernel, LoopKernel]
+
+
+def test_short_sums_are_ours_whatever_their_number() -> None:
+    assert kinds(fuses(half(16, 64, 56, 56), half(64, 64, 1, 1))) == [ConvolveKernel]
+    assert kinds(fuses(half(16, 512, 56, 56), half(64, 512, 1, 1))) == [ExternKernel, LoopKernel]
+
+
+def test_other_layouts_and_odd_channels_are_the_librarys() -> None:
+    x, k = half(1, 16, 8, 8), half(16, 16, 3, 3)
+    assert kinds(fuses(x.contiguous(), k.contiguous())) == [ExternKernel, LoopKernel]
+    assert kinds(fuses(x.contiguous(), k)) == [ExternKernel, LoopKernel]
+    assert kinds(fuses(half(1, 3, 8, 8), half(16, 3, 3, 3))) == [ExternKernel, LoopKernel]
+
+
+def test_library_writes_the_result_itself(interpreter: Interpreter) -> None:
+    found = on_cuda(lambda x, k: F.conv2d(x, k), half(1, 3, 8, 8), half(16, 3, 3, 3))
+    assert kinds(found[0]) == [ExternKernel]
+    assert call(found[0]).op.name == "aten::convolution.default"
+    (got,) = evaluate_schedule(found[0], found[1])
+    assert isinstance(got, torch.Tensor)
+    assert torch.equal(got, F.conv2d(*found[1]))
+    assert got.stride() == F.conv2d(*found[1]).stride()
+
+
+def test_librarys_result_is_rounded_before_the_bias(interpreter: Interpreter) -> None:
+    found = on_cuda(lambda x, k, b: F.conv2d(x, k, b), half(1, 3, 8, 8), half(16, 3, 3, 3), half(16))
+    assert kinds(found[0]) == [ExternKernel, LoopKernel]
+    check(interpreter, found)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, k: F.conv2d(x.float(), k.float()),
+        lambda x, k: F.conv2d(x, k[:, :8], groups=2),
+        lambda x, k: F.conv_transpose2d(x, k),
+        lambda x, k: F.conv1d(x.flatten(2), k.flatten(2)),
+    ],
+)
+def test_other_convolutions_stay_calls(fn: Any) -> None:
+    schedule, *_ = on_cuda(fn, half(1, 16, 6, 6), half(16, 16, 3, 3))
+    assert ConvolveKernel not in kinds(schedule) and ExternKernel in kinds(schedule)
+
+
+def test_on_a_cpu_they_stay_calls() -> None:
+    entry, *_ = capture(lambda x, k: F.conv2d(x, k), half(1, 16, 6, 6), half(16, 16, 3, 3))
+    assert [name for name, _ in entry.captured.externs] == ["aten::convolution.default"]
+
+
+# --- a network --------------------------------------------------------------------------------------------------
+
+
+def test_a_network_has_a_kernel_for_each_convolution_and_few_more(interpreter: Interpreter) -> None:
+    torch.manual_seed(0)
+    model = ResNet((1, 1), width=16, classes=10).eval().to(torch.bfloat16).to(memory_format=torch.channels_last)
+    held = {name: t.detach() for name, t in (*model.named_parameters(), *model.named_buffers())}
+
+    def call(x: torch.Tensor, *tensors: torch.Tensor) -> Any:
+        return functional_call(model, dict(zip(held, tensors, strict=True)), (x,))
+
+    with torch.no_grad():
+        found = on_cuda(call, half(2, 3, 32, 32), *held.values())
+    count = Counter(kinds(found[0]))
+    # The stem is the library's, followed by its norm and by pooling; at the end are the mean and the classifier.
+    assert count == {ConvolveKernel: 8, ExternKernel: 1, LoopKernel: 3, ContractKernel: 1}
+    check(interpreter, found)
