@@ -32,6 +32,7 @@ from burnish.observe.log import CompileLog, failure_reason
 from burnish.runtime.cuda_program import CudaRun, is_capturing
 from burnish.runtime.graph_plan import GraphPlan
 
+current_raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0)
 _PATIENCE = 4  # times that one set of sizes is captured again, before it is left alone
 
 
@@ -44,7 +45,8 @@ class GraphPool:
         self.lock = threading.RLock()
         self.handle: Any = None
         self.capture_stream: Any = None
-        self._last: Any = None  # the stream of the latest replay
+        self._last: Any = None  # the stream of the latest replay, and what the driver calls it
+        self._last_raw = -1
         self._captured: OrderedDict[Captured, None] = OrderedDict()  # least recently used first
         self._lenders: list[Captured] = []
 
@@ -56,10 +58,13 @@ class GraphPool:
     def take_turn(self, captured: Captured) -> None:
         """What is launched on the current stream from now on comes after everything replayed before."""
         self._captured.move_to_end(captured)
+        raw = current_raw_stream(self.device.index or 0)
+        if raw == self._last_raw:
+            return
         current = torch.cuda.current_stream(self.device)
-        if self._last is not None and self._last != current:
+        if self._last is not None:
             current.wait_stream(self._last)
-        self._last = current
+        self._last, self._last_raw = current, raw
 
     def add(self, captured: Captured) -> None:
         self._captured[captured] = None
@@ -92,6 +97,7 @@ class GraphPool:
             if self.capture_stream is not None:
                 _idle_streams.setdefault(self.device, []).append(self.capture_stream)
             self.handle = self.capture_stream = self._last = None
+            self._last_raw = -1
 
 
 # Streams to capture on, of pools that were closed. cuBLAS keeps a workspace for each stream, which graphs captured on
@@ -147,6 +153,7 @@ class Captured:
         own = [n for n, x in enumerate(self.results) if isinstance(x, torch.Tensor) and n not in aliases]
         lent = [n for n in own if self.plan.reuse_outputs or (first is not None and n >= first)]
         self.copies_out = _by_type({n: self.results[n] for n in own if n not in lent})
+        self.dense = all(x.clone().stride() == x.stride() for group, _ in self.copies_out for x in group[:1])
         self.lent_positions = lent
         self.lent = [self.results[n] for n in lent] if first is not None else []
         self._storages = [x.untyped_storage() for x in self.lent]
@@ -175,6 +182,9 @@ class Captured:
             _copy([args[k] for k in positions], twins)
         out = list(self.results)
         for results, positions in self.copies_out:
+            if len(results) == 1 and self.dense:
+                out[positions[0]] = results[0].clone()
+                continue
             fresh = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for x in results]
             _copy(fresh, results)
             for n, x in zip(positions, fresh, strict=True):

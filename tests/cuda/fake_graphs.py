@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from burnish.runtime import cudagraph
+
 
 class FakeGraph:
     def __init__(self) -> None:
@@ -61,6 +63,7 @@ class FakeCuda:
         put("graph_pool_handle", lambda: object())
         put("memory_reserved", lambda device=None: 100 * len(self.graphs))
         put("device", lambda device: contextlib.nullcontext())
+        monkeypatch.setattr(cudagraph, "current_raw_stream", lambda device: id(self.stream))
 
     @contextlib.contextmanager
     def graph(self, graph: FakeGraph, **settings: Any) -> Iterator[None]:
