@@ -8,13 +8,16 @@ from typing import Any
 from burnish.explain.profile import kernel_seconds
 from burnish.explain.result import GraphFacts, KernelFacts, RefusedFusion
 from burnish.explain.traffic import eager_bytes, kernel_bytes, kernel_flops, schedule_bytes
-from burnish.ir.graph import Full, Graph, Input, Map, Node, Pick, View
+from burnish.ir.graph import Attend, Extern, Full, Graph, Input, Map, Node, Pick, View
 from burnish.record import GraphRecord
 from burnish.schedule.kernels import AttendKernel, ExternKernel, Kernel, LoopKernel, Schedule
 from burnish.verify.isolate import size_values
 
 
-def graph_facts(number: int, record: GraphRecord, arguments: Sequence[Any], seconds: float) -> GraphFacts:
+def graph_facts(
+    number: int, record: GraphRecord, arguments: Sequence[Any], call_seconds: float, seconds: float
+) -> GraphFacts:
+    """`call_seconds` is what a run of the graph takes; `seconds` may be spent on timing its kernels."""
     sizes = size_values(record.captured.symbols.sources, arguments)
     times: Sequence[float | None]
     try:
@@ -33,6 +36,7 @@ def graph_facts(number: int, record: GraphRecord, arguments: Sequence[Any], seco
         kind=record.kind,
         unfused_kernels=len(record.unfused.kernels),
         kernels=kernels,
+        call_seconds=call_seconds,
         fusions=len(record.unfused.kernels) - len(record.schedule.kernels),
         refused=tuple(RefusedFusion(r.first, r.second, r.buffers, r.reason) for r in record.fusion.refused),
         eager_bytes=eager_bytes(record.calls, record.captured.symbols, sizes),
@@ -65,12 +69,14 @@ def kernel_ops(record: GraphRecord) -> list[tuple[str, ...]]:
 def _ops(kernel: Kernel, stored: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
     if isinstance(kernel, ExternKernel):
         return (short_name(kernel.op.name),)
+    if isinstance(kernel, AttendKernel):
+        return ("scaled_dot_product_attention",)
     return tuple(dict.fromkeys(op for name in sorted(kernel.writes) for op in stored.get(name, ("copy",))))
 
 
 def _computed_by_buffer(graph: Graph, schedule: Schedule) -> dict[str, tuple[str, ...]]:
     ids = {int(name[1:]) for name in schedule.buffers if name[0] == "b" and name[1:].isdigit()}
-    stored = ids | {node.id for node in graph.nodes if isinstance(node.op, Input)}
+    stored = ids | {node.id for node in graph.nodes if isinstance(node.op, Input | Attend | Extern)}
     roots: dict[str, Node] = {f"b{node.id}": node for node in graph.nodes if node.id in ids}
     roots |= {f"out{k}": node for k, node in enumerate(graph.outputs) if isinstance(node, Node)}
     roots |= {f"in{to.op.position}": value for to, value in graph.mutations if isinstance(to.op, Input)}

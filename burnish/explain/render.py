@@ -122,6 +122,8 @@ def _graph(graph: GraphFacts, ceiling: float, full: bool) -> list[RenderableType
     saved = 1 - graph.fused_bytes / graph.eager_bytes if graph.eager_bytes else 0.0
     lines = [
         f"  fused         {graph.unfused_kernels} kernels became {len(graph.kernels)}",
+        f"  time a call   {duration(graph.call_seconds)}, its kernels {duration(graph.seconds)}: the rest is the "
+        "program around them, and threads that wait where the machine is busy",
         f"  bytes a call  {_bytes(graph.eager_bytes)} op by op in eager, {_bytes(graph.unfused_bytes)} before fusion, "
         f"{_bytes(graph.fused_bytes)} after ({saved:.0%} less than eager)",
     ]

@@ -77,6 +77,7 @@ class GraphFacts:
     kernels: tuple[KernelFacts, ...]
     fusions: int
     refused: tuple[RefusedFusion, ...]
+    call_seconds: float  # a run of the whole graph, the program around its kernels included
     eager_bytes: int
     unfused_bytes: int
     fused_bytes: int

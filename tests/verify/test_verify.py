@@ -70,6 +70,24 @@ def test_written_arguments_are_compared() -> None:
     assert torch.equal(cache, torch.zeros(3, 4)), "the caller's own argument"
 
 
+def test_a_cache_written_in_grad_mode_lets_go_of_the_graph() -> None:
+    class Cached(nn.Module):
+        cache: torch.Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.register_buffer("cache", torch.zeros(2, 4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.cache[1] = self.linear(x)
+            return self.cache.sum(0) * 2
+
+    result = verified(Cached(), torch.randn(4))
+    assert result.ok and result.skipped == () and result.notes == ()
+    assert {"state.cache", "grad.linear.weight"} <= {check.name for check in result.checks}
+
+
 def test_wrong_state_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     FAULTS["wrong_state"](monkeypatch.setattr)
     result = verified(nn.BatchNorm1d(4).train(), torch.randn(8, 4), gradients=False, bisect=False)
