@@ -33,7 +33,9 @@ def duration(seconds: float) -> str:
     """Seconds as a person reads them."""
     if seconds < 1e-3:
         return f"{seconds * 1e6:.1f} µs"
-    return f"{seconds * 1e3:.2f} ms" if seconds < 0.1 else f"{seconds * 1e3:.0f} ms"
+    if seconds < 2.0:
+        return f"{seconds * 1e3:.2f} ms" if seconds < 0.1 else f"{seconds * 1e3:.0f} ms"
+    return f"{seconds:.2f} s"
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from burnish.bench.result import BenchResult, CandidateResult
 from burnish.bench.statistics import Estimate
 from burnish.bench.verdict import is_wrong
+from burnish.bench.warmup import LEAST
 from burnish.bench.words import count
 from burnish.measure import duration
 
@@ -34,7 +35,9 @@ def _unit(seconds: float) -> tuple[float, int, str]:
     """As `duration` chooses it: scale, digits, name."""
     if seconds < 1e-3:
         return 1e6, 1, "µs"
-    return (1e3, 2, "ms") if seconds < 0.1 else (1e3, 0, "ms")
+    if seconds < 2.0:
+        return (1e3, 2, "ms") if seconds < 0.1 else (1e3, 0, "ms")
+    return 1.0, 2, "s"
 
 
 def calls_per_second(row: CandidateResult) -> str:
@@ -105,19 +108,20 @@ def size(count_of_bytes: int | None) -> str:
 
 
 def warm_up(row: CandidateResult) -> str:
-    if row.warm_up is None:
-        return NONE
-    calls = row.warm_up.calls
-    words = f"{count(calls) if calls else 0} call{'' if calls == 1 else 's'}"
-    return words if row.warm_up.settled else f"over {words}"
+    """Calls until it was steady."""
+    if row.warm_up is None or len(row.warm_up.samples) < LEAST:
+        return NONE  # too slow for its time to tell
+    if not row.warm_up.settled:
+        return "drifts"
+    return count(row.warm_up.calls) if row.warm_up.calls else "0"
 
 
 def operations(row: CandidateResult) -> str:
-    """What a call runs: a GPU's kernels; on a CPU burnish's kernels and ATen calls, or the operators called."""
+    """What a call runs: a GPU's kernels. On a CPU: the operators it calls, or the distinct kernels burnish made."""
     if row.profile is not None and row.profile.device_kernels is not None:
         return f"{row.profile.device_kernels:.0f}"
     if row.kernels is not None:
-        return f"{row.kernels}"
+        return f"{row.kernels} kinds"
     if row.candidate.compiles or row.profile is None or row.profile.aten_calls is None:
         return NONE  # an engine that generates kernels without saying how many
     return f"{row.profile.aten_calls:.0f}"

@@ -86,17 +86,27 @@ class Sampler:
 
 def tree_resident_bytes(pid: int) -> int | None:
     """The resident sets of a process and all its descendants; pages they share count once for each."""
-    own = _resident_bytes(pid)
-    if own is None:
-        return None
-    return own + sum(tree_resident_bytes(child) or 0 for child in _children(pid))
+    own = _statm(pid)
+    return None if own is None else own[1] + sum(_descendants(child, own[0]) for child in _children(pid))
 
 
-def _resident_bytes(pid: int) -> int | None:
+def _descendants(pid: int, size_of_parent: int) -> int:
+    found = _statm(pid)
+    if found is None:
+        return 0
+    size, resident = found
+    # A child that is about to run another program has its parent's memory until then: that is no memory of its own.
+    own = 0 if size == size_of_parent else resident
+    return own + sum(_descendants(child, size) for child in _children(pid))
+
+
+def _statm(pid: int) -> tuple[int, int] | None:
+    """The address space and what of it is resident, in bytes."""
     try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
-    except (OSError, IndexError, ValueError):
+        size, resident = Path(f"/proc/{pid}/statm").read_text().split()[:2]
+    except (OSError, ValueError):
         return None
+    return int(size) * _PAGE, int(resident) * _PAGE
 
 
 def _children(pid: int) -> list[int]:
@@ -117,7 +127,8 @@ def _children(pid: int) -> list[int]:
 
 
 def resident_bytes() -> int | None:
-    return _resident_bytes(os.getpid())
+    found = _statm(os.getpid())
+    return found[1] if found else None
 
 
 def forget_peak() -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,7 @@ class Operator:
 class CallProfile:
     """One call. On a CPU: the ATen operators in it, and the rest (generated kernels, Python). On a GPU: its kernels."""
 
+    seconds: float  # per call, while it was profiled
     top: tuple[Operator, ...] = ()
     operator_seconds: float = 0.0
     aten_calls: float | None = None  # operators called, without those that operators call
@@ -41,14 +43,19 @@ def profile_call(call: Callable[[], object], *, on_cuda: bool) -> CallProfile:
     call()
     if not on_cuda:
         with _quiet(), cpu_profile(use_kineto=False) as on_host:
-            for _ in range(CALLS):
-                call()
-        return _of_cpu(on_host)
+            seconds = _seconds_of(call)
+        return _of_cpu(on_host, seconds)
     with _quiet(), profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as recorded:
-        for _ in range(CALLS):
-            call()
-        torch.cuda.synchronize()
-    return _of_device(list(recorded.key_averages()))
+        seconds = _seconds_of(call, torch.cuda.synchronize)
+    return _of_device(list(recorded.key_averages()), seconds)
+
+
+def _seconds_of(call: Callable[[], object], wait: Callable[[], object] = lambda: None) -> float:
+    begin = time.perf_counter()
+    for _ in range(CALLS):
+        call()
+    wait()
+    return (time.perf_counter() - begin) / CALLS
 
 
 @contextlib.contextmanager
@@ -65,7 +72,7 @@ def _quiet() -> Iterator[None]:
         os.close(nowhere)
 
 
-def _of_cpu(recorded: Any) -> CallProfile:
+def _of_cpu(recorded: Any, seconds: float) -> CallProfile:
     operators = [
         Operator(event.key, event.self_cpu_time_total / 1e6 / CALLS, event.count / CALLS)
         for event in recorded.key_averages()
@@ -73,13 +80,14 @@ def _of_cpu(recorded: Any) -> CallProfile:
     ]
     dispatched = [event for event in recorded.function_events if event.cpu_parent is None]
     return CallProfile(
+        seconds=seconds,
         top=_top(operators),
         operator_seconds=sum(operator.seconds for operator in operators),
         aten_calls=sum(event.name.startswith(_ATEN) for event in dispatched) / CALLS,
     )
 
 
-def _of_device(averages: list[Any]) -> CallProfile:
+def _of_device(averages: list[Any], seconds: float) -> CallProfile:
     kernels = [
         Operator(event.key, event.self_device_time_total / 1e6 / CALLS, event.count / CALLS)
         for event in averages
@@ -89,6 +97,7 @@ def _of_device(averages: list[Any]) -> CallProfile:
     dispatched = [event.count / CALLS for event in averages if event.key.startswith("aten::")]
     busy = sum(kernel.seconds for kernel in kernels)
     return CallProfile(
+        seconds=seconds,
         top=_top(kernels),
         operator_seconds=busy,
         aten_calls=sum(dispatched),

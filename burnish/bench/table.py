@@ -80,7 +80,7 @@ def _work_columns(result: BenchResult) -> list[Column]:
 
 def _cost_columns(result: BenchResult) -> list[Column]:
     return [
-        ("cold compile", cells.cold),
+        ("compile", cells.cold),
         ("warm", cells.warm),
         ("pays after", cells.pays_after),
         ("peak", lambda row: cells.compile_peak(row, result)),
@@ -91,7 +91,8 @@ def _cost_columns(result: BenchResult) -> list[Column]:
 
 def _table(result: BenchResult, columns: Sequence[Column]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    table.add_column("", overflow="fold")
+    longest_word = max(len(word) for row in result.candidates for word in row.title.split())
+    table.add_column("", overflow="fold", min_width=min(longest_word, 16))
     for heading, _ in columns:
         table.add_column(heading, justify="right", no_wrap=True)
     for row in result.candidates:
@@ -116,8 +117,8 @@ def _notes(result: BenchResult) -> list[str]:
     where = machine.gpu if result.device == "cuda" else f"{machine.cpu}, {machine.threads} threads"
     found = [
         f"{where}, torch {machine.torch}, {result.seconds:.0f} s in all. Calls were taken in turns in one process. "
-        "Cold: a fresh process with empty caches; warm: a second one. Peak: memory while compiling, with its workers. "
-        "Per call: memory a call adds. Error: against float64, relative."
+        "Compile: a fresh process with empty caches; warm: a second one. Peak: memory while compiling, with its "
+        "workers. Per call: memory a call adds. Warm-up: calls until it was steady. Error: against float64, relative."
     ]
     if any(row.latency and row.latency.noisy for row in result.candidates):
         cause = f" Likely cause: {result.causes[0]}." if result.causes else ""

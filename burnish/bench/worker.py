@@ -205,7 +205,7 @@ def _told_by(compiled: Model, candidate: Candidate) -> dict[str, Any]:
     stats = burnish.stats(compiled)
     return {
         "stages": {stage: seconds for stage, seconds in stats.seconds.items() if seconds > 0},
-        "kernels": stats.kernels + sum(stats.aten_calls.values()),
+        "kernels": stats.kernels,
         "breaks": tuple(
             Break(entry.file, entry.line, entry.reason, linecache.getline(entry.file, entry.line).strip())
             for entry in stats.graph_breaks

@@ -105,6 +105,13 @@ def tail_card(result: BenchResult) -> Markup | None:
     return card("Calls done within a time", legend(shown, colour), plot, hint=hint)
 
 
+def _steady_after(row: CandidateResult) -> str:
+    calls = cells.warm_up(row)
+    if calls == "drifts":
+        return "still drifts when its time is up"
+    return "is steady from the start" if calls in ("0", cells.NONE) else f"is steady after {calls} calls"
+
+
 def warm_up_card(result: BenchResult) -> Markup | None:
     shown = [row for row in result.candidates if row.warm_up and len(row.warm_up.samples) > 3]
     if not shown:
@@ -128,6 +135,6 @@ def warm_up_card(result: BenchResult) -> Markup | None:
         log_y=spread > 5,
         height=200.0,
     )
-    words = "; ".join(f"{row.title}: {cells.warm_up(row)}" for row in shown)
-    hint = f"Time of the first calls after compiling, against the steady ones. Warm-up found: {words}."
+    words = "; ".join(f"{row.title} {_steady_after(row)}" for row in shown)
+    hint = f"Time of the first calls after compiling, against the steady ones: {words}."
     return card("Warm-up", legend(shown, colour), plot, hint=hint)

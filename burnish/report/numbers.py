@@ -63,7 +63,7 @@ def _cost_columns(result: BenchResult) -> list[Column]:
         ("pays after", cells.pays_after),
         ("compile peak", lambda row: cells.compile_peak(row, result)),
         ("memory per call", lambda row: cells.call_memory(row, result)),
-        ("warm-up", cells.warm_up),
+        ("warm-up calls", cells.warm_up),
         ("kernels", cells.operations),
         ("error", lambda row: cells.error(row, result)),
     ]

@@ -54,15 +54,16 @@ def work_card(result: BenchResult) -> Markup | None:
     hint = (
         "The kernels of one call, by their time on the GPU."
         if result.device == "cuda"
-        else "The ATen operators in one call, by their own time. The rest of the call is generated kernels and Python, "
-        "which torch's profiler does not see."
+        else "The ATen operators in one call under torch's profiler, by their own time. It does not see generated "
+        "kernels and Python: they are the rest of the call."
     )
     return card("Where the time goes", tag("div", parts, class_="grid"), hint=hint, wide=True)
 
 
 def _operators(row: CandidateResult, colour: int, on_gpu: bool) -> list[Markup]:
     assert row.profile and row.latency
-    whole = max(row.latency.p50.value, row.profile.operator_seconds)
+    # Parts of the very calls that were profiled; on a GPU the profiler slows the host, not the kernels.
+    whole = max(row.latency.p50.value if on_gpu else row.profile.seconds, row.profile.operator_seconds)
     items = [
         bar(
             join(operator.name, " ", tag("small", f"{operator.calls:.0f} ×")),
@@ -78,7 +79,8 @@ def _operators(row: CandidateResult, colour: int, on_gpu: bool) -> list[Markup]:
         )
     rest = whole - row.profile.operator_seconds
     if rest > 0.01 * whole:
-        name = "the GPU waits" if on_gpu else "generated kernels and Python"
+        ours = "generated kernels and Python" if row.candidate.compiles else "Python"
+        name = "the GPU waits" if on_gpu else ours
         items.append(bar(name, duration(rest), [Piece(rest / whole, colour, light=True)]))
     return [tag("h3", swatch(colour), f"{row.title}, {duration(row.latency.p50.value)} per call"), bars(items)]
 

@@ -84,8 +84,8 @@ def full_result() -> BenchResult:
     """One of everything that a report can show."""
     timeline = Timeline(tuple((i / 10, (200 + 10 * i) << 20) for i in range(20)), ((0.0, "load"), (0.8, "compile")))
     memory = MemoryUse(200 << 20, 400 << 20, 300 << 20, 5 << 20)
-    profile = CallProfile((Operator("aten::addmm", 0.03, 12.0), Operator("aten::<b>", 0.01, 2.0)), 0.05, 14.0)
-    warm_up = WarmUp((0.4, 0.2, 0.1, 0.1, 0.1, 0.1), 2, True)
+    profile = CallProfile(0.1, (Operator("aten::addmm", 0.03, 12.0), Operator("aten::<b>", 0.01, 2.0)), 0.05, 14.0)
+    warm_up = WarmUp((0.4, 0.2, *[0.1] * 10), 2, True)
     extras: dict[str, Any] = {
         "timeline": timeline,
         "memory": memory,

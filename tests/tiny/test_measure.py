@@ -65,4 +65,4 @@ def test_short_calls_run_in_blocks() -> None:
 
 
 def test_durations_read_well() -> None:
-    assert [duration(s) for s in (2.5e-5, 3.21e-3, 0.25)] == ["25.0 µs", "3.21 ms", "250 ms"]
+    assert [duration(s) for s in (2.5e-5, 3.21e-3, 0.25, 6.8)] == ["25.0 µs", "3.21 ms", "250 ms", "6.80 s"]
