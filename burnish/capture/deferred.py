@@ -43,6 +43,7 @@ _MOST_PENDING = 8  # frames of one object in the queue; further ones ask again a
 _MOST_TRIES = 3  # for the same inputs, when what was made does not fit the calls that follow
 _MOST_OVERRUNS = 2  # of the budget, by one function
 _MOST_REMEMBERED = 256
+_BACKWARD_TOO = {name: True for name in ("force_non_lazy_backward_lowering",) if hasattr(functorch_config, name)}
 _SERIAL = re.compile(r"__\d+$")  # which makes the name of an entrance's own frame unique
 
 
@@ -194,7 +195,7 @@ class DeferredFrames:
     def _compiling(self, state: ThreadState, job: Job) -> Iterator[None]:
         """In the state of the thread that asked, alone with Dynamo, and out of the way of others."""
         # A backward compiled when it is first wanted would be compiled by the call that wants it.
-        backward_too = functorch_config.patch(force_non_lazy_backward_lowering=True)
+        backward_too = functorch_config.patch(_BACKWARD_TOO)
         with state.entered(), convert_frame.compile_lock, backward_too, beside_calls(job.deadline.check):
             job.deadline.check("dynamo")
             yield

@@ -43,7 +43,8 @@ def beside_calls(checkpoint: Callable[[], None]) -> Iterator[None]:
             )
         )
         for tracer, method in ((InstructionTranslatorBase, "step"), (FakeTensorMode, "dispatch")):
-            stack.enter_context(_patched(tracer, method, _after(checkpoint, is_ours)))
+            if hasattr(tracer, method):  # private names: without them a compile pauses at stages only
+                stack.enter_context(_patched(tracer, method, _after(checkpoint, is_ours)))
         yield
 
 

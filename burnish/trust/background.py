@@ -23,7 +23,9 @@ from burnish.trust.jobs import JobState, JobStats
 from burnish.trust.process import at_exit
 
 SLICE_SECONDS = 0.001  # processor time that a compile takes in one go while calls are in flight ...
-REST_SECONDS = 0.005  # ... and then it rests for so long, unless they end sooner
+REST_SECONDS = 0.005  # ... and then it rests for at least so long, unless they end sooner, ...
+TURN_SECONDS = 0.004  # ... until the other threads have had so much processor time, ...
+LONGEST_REST_SECONDS = 0.02  # ... but on a busy machine, or if they wait for something, not forever
 NAP_SECONDS = 0.001
 FIRST_REST_SECONDS = 2.0  # before a job begins: the call that asked for it should be over
 EXIT_SECONDS = 2.0  # how long the end of the process waits for the current compile to notice
@@ -39,25 +41,29 @@ class Pace:
         self,
         clock: Callable[[], float] = time.monotonic,
         worked: Callable[[], float] = time.thread_time,
+        others_worked: Callable[[], float] = lambda: time.process_time() - time.thread_time(),
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.calls: list[None] = []  # one element per call in flight: append and pop need no lock
         self._clock = clock
         self._worked = worked  # processor time of the compiling thread
+        self._others_worked = others_worked
         self._sleep = sleep
         self._since = 0.0
 
     def begin(self) -> None:
-        self._rest(FIRST_REST_SECONDS)
+        self._rest(FIRST_REST_SECONDS, FIRST_REST_SECONDS)
 
     def check(self) -> None:
         """Called by the compiling thread, often."""
         if self.calls and self._worked() - self._since >= SLICE_SECONDS:
-            self._rest(REST_SECONDS)
+            self._rest(REST_SECONDS, LONGEST_REST_SECONDS)
 
-    def _rest(self, seconds: float) -> None:
-        end = self._clock() + seconds
-        while self.calls and self._clock() < end:
+    def _rest(self, shortest: float, longest: float) -> None:
+        start, turn_ends = self._clock(), self._others_worked() + TURN_SECONDS
+        while self.calls and (rested := self._clock() - start) < longest:
+            if rested >= shortest and self._others_worked() >= turn_ends:
+                break
             self._sleep(NAP_SECONDS)
         self._since = self._worked()
 

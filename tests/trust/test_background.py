@@ -22,7 +22,7 @@ from torch.nn import functional as F
 import burnish
 from burnish.capture.snapshot import CannotSnapshot, FrameSnapshot, signature
 from burnish.errors import BadOptionValue, GraphBreakError
-from burnish.trust.background import Pace
+from burnish.trust.background import LONGEST_REST_SECONDS, REST_SECONDS, TURN_SECONDS, Pace
 from burnish.trust.faults import WrongBy
 from burnish.trust.gate import GraphFacts
 from burnish.trust.rehearsal import rehearse
@@ -486,7 +486,7 @@ def test_pace_rests_only_while_calls_are_in_flight() -> None:
         slept.append(seconds)
         now[0] += seconds
 
-    pace = Pace(clock=lambda: now[0], worked=lambda: now[0], sleep=sleep)
+    pace = Pace(clock=lambda: now[0], worked=lambda: now[0], others_worked=lambda: now[0], sleep=sleep)
     now[0] += 10
     pace.check()
     assert slept == []
@@ -500,6 +500,24 @@ def test_pace_rests_only_while_calls_are_in_flight() -> None:
     pace.calls.pop()
     pace.check()
     assert sum(slept) == rested
+
+
+def test_pace_gives_others_their_turn_on_a_busy_machine() -> None:
+    now, share = [10.0], 0.25  # of a processor, for the calls
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    def rest(share: float) -> float:
+        pace = Pace(clock=lambda: now[0], worked=lambda: now[0], others_worked=lambda: now[0] * share, sleep=sleep)
+        pace.calls.append(None)
+        start = now[0]
+        pace.check()
+        return now[0] - start
+
+    assert rest(1.0) == pytest.approx(REST_SECONDS, rel=0.3)
+    assert rest(share) == pytest.approx(TURN_SECONDS / share, rel=0.1)
+    assert rest(0.0) == pytest.approx(LONGEST_REST_SECONDS, rel=0.1)
 
 
 class _Frame:
