@@ -116,20 +116,25 @@ def _finish_for_cuda(
 ) -> Run:
     from burnish.runtime.cuda_program import generate_cuda, load_cuda_program, overlaps  # a CPU never imports Triton
     from burnish.runtime.cudagraph import GraphedProgram, pool_for
-    from burnish.runtime.graph_plan import graph_plan
+    from burnish.runtime.graph_plan import graph_plan, obstacles
+    from burnish.runtime.pieced import load_pieces
 
     with _stage("codegen", log):
         unit = generate_cuda(schedule, overlaps(captured.device))  # one module of Triton kernels
         program = build_program(schedule, unit, captured.symbols.sources, len(captured.graph.inputs), captured.device)
     log.dump(f"{kind}.kernels.py", unit.triton.text)
     log.dump(f"{kind}.program.py", str(program))
+    pool = pool_for(log, program.device, options.graph_limit)
+    reasons = obstacles(program) if options.captures_graphs and kind == "inference" else {}
     with _stage("build", log):
+        if reasons:
+            return load_pieces(program, reasons, static, options, log, pool, unit.triton.overlapped)
         run = load_cuda_program(program, options, log, static)
     log.kernels(unit.kernels)
     if not options.captures_graphs:
         return run
     plan = graph_plan(program, static, returned if kind == "forward" else None, options.reuse_outputs)
-    return GraphedProgram(run, plan, pool_for(log, program.device, options.graph_limit), log)
+    return GraphedProgram(run, plan, pool, log)
 
 
 @contextlib.contextmanager

@@ -153,10 +153,11 @@ class CudaRenderer(Renderer):
             self.line("if not same_addresses(args, workspace.addresses, held): take_addresses(workspace, args)")
         self.line("args.clear()")
         for k, slot in self.asked.items():
+            name = self.arguments[k]
             if k in self.given_back:
-                self.line(f"given{k} = in{k}")
-            self.line(f"t[{slot}] = address = in{k}.data_ptr()")
-            self.line(f"if address & {_ALIGNMENT - 1}: in{k} = aligned(in{k}); t[{slot}] = in{k}.data_ptr()")
+                self.line(f"given{k} = {name}")
+            self.line(f"t[{slot}] = address = {name}.data_ptr()")
+            self.line(f"if address & {_ALIGNMENT - 1}: {name} = aligned({name}); t[{slot}] = {name}.data_ptr()")
 
     def _raise_if_out_of_range(self) -> None:
         """Not now, which would wait for the device: the next call looks."""
@@ -167,9 +168,10 @@ class CudaRenderer(Renderer):
 
     def _finish(self) -> None:
         for k in sorted(self.written):
-            self.line(f"if given{k} is not in{k}: given{k}.copy_(in{k})")
+            name = self.arguments[k]
+            self.line(f"if given{k} is not {name}: given{k}.copy_({name})")
         for k in sorted(self.given_back):
-            self.line(f"in{k} = given{k}")
+            self.line(f"{self.arguments[k]} = given{k}")
 
 
 def load_cuda_program(

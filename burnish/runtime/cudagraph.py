@@ -139,7 +139,7 @@ class Captured:
         self.graph = graph
         self.plan = plan
         self.borrowed = borrowed  # arguments that are saved tensors of a captured forward
-        self.by_address = [k for k, x in enumerate(args) if isinstance(x, torch.Tensor) and k not in twins]
+        self.by_address = [k for k in _tensors(args, plan) if k not in twins]
         self.addresses = _addresses(args)
         overlapping = {k for k, twin in twins.items() if _overlaps(twin)}
         self.flat_in = {k: _flat(twins[k]) for k in overlapping}
@@ -151,7 +151,8 @@ class Captured:
         self.results = tuple(results)
         first, aliases = self.plan.lent_from, self.plan.aliases
         own = [n for n, x in enumerate(self.results) if isinstance(x, torch.Tensor) and n not in aliases]
-        lent = [n for n in own if self.plan.reuse_outputs or (first is not None and n >= first)]
+        reused = set(own) if self.plan.reuse_outputs else self.plan.internal
+        lent = [n for n in own if n in reused or (first is not None and n >= first)]
         self.copies_out = _by_type({n: self.results[n] for n in own if n not in lent})
         self.dense = all(x.clone().stride() == x.stride() for group, _ in self.copies_out for x in group[:1])
         self.lent_positions = lent
@@ -278,7 +279,7 @@ class GraphedProgram:
         key = self._key(args)
         case = self._cases.get(key)
         if case is None:
-            self._cases[key] = _Case(_addresses(args), plain=not _on_device(args, self.pool.device))
+            self._cases[key] = _Case(_addresses(args), plain=not self._are_on_device(args))
             while len(self._cases) > 4 * self.pool.limit:  # sizes that come once each
                 self._forget(next(iter(self._cases)))
             if self._cases[key].plain:
@@ -290,6 +291,9 @@ class GraphedProgram:
         if case.captured is None and not case.plain:
             self._capture(case, args)
         return case
+
+    def _are_on_device(self, args: Sequence[Any]) -> bool:
+        return all(args[k].device == self.pool.device for k in _tensors(args, self.plan))
 
     def _forget(self, key: tuple[int, ...]) -> None:
         case = self._cases.pop(key)
@@ -336,7 +340,7 @@ class GraphedProgram:
     def _captured(self, case: _Case, args: list[Any]) -> Captured:
         self.pool.open()
         here, lent = _addresses(args), self.pool.lent_addresses()
-        tensors = {k for k, x in enumerate(args) if isinstance(x, torch.Tensor)}
+        tensors = set(_tensors(args, self.plan))
         borrowed = {k for k in tensors if here[k] in lent}
         stays = {k for k in tensors if here[k] == case.addresses[k]} - case.copied
         aliased = set(self.plan.aliases.values())
@@ -378,12 +382,13 @@ def _key_function(sources: Mapping[str, tuple[int, str, int]]) -> Callable[[list
     return function
 
 
+def _tensors(args: Sequence[Any], plan: GraphPlan) -> list[int]:
+    """Positions of the tensors that matter."""
+    return [k for k, x in enumerate(args) if isinstance(x, torch.Tensor) and (plan.used is None or k in plan.used)]
+
+
 def _addresses(args: Sequence[Any]) -> list[int]:
     return [x.data_ptr() if isinstance(x, torch.Tensor) else 0 for x in args]
-
-
-def _on_device(args: Sequence[Any], device: torch.device) -> bool:
-    return all(x.device == device for x in args if isinstance(x, torch.Tensor))
 
 
 def _twin(x: torch.Tensor, keep_offset: bool) -> torch.Tensor:

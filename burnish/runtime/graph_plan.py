@@ -23,10 +23,16 @@ class GraphPlan:
     sources: Mapping[str, tuple[int, str, int]] = field(default_factory=dict)  # sizes that may differ between calls
     obstacle: str = ""  # why it cannot be captured
     reuse_outputs: bool = False
+    internal: frozenset[int] = frozenset()  # results that go no further than to the next piece of a program
+    used: frozenset[int] | None = None  # arguments that matter; None: all
 
 
 def graph_plan(
-    program: Program, static: frozenset[int], lent_from: int | None = None, reuse_outputs: bool = False
+    program: Program,
+    static: frozenset[int],
+    lent_from: int | None = None,
+    reuse_outputs: bool = False,
+    internal: frozenset[int] = frozenset(),
 ) -> GraphPlan:
     """`lent_from` is the first result of a forward that is saved for its backward."""
     buffers = program.schedule.buffers
@@ -37,8 +43,10 @@ def graph_plan(
         _aliases(program),
         lent_from,
         program.sources,
-        _obstacle(program),
+        next(iter(obstacles(program).values()), ""),
         reuse_outputs,
+        internal,
+        _used(program),
     )
 
 
@@ -64,10 +72,20 @@ def _aliases(program: Program) -> dict[int, int]:
     return out
 
 
-def _obstacle(program: Program) -> str:
+def _used(program: Program) -> frozenset[int]:
+    schedule = program.schedule
+    named = {name for k in schedule.kernels for name in (*k.reads, *k.writes)}
+    named |= {r.operand.buffer for r in schedule.results if isinstance(r, ResultBuffer)}
+    used = {b.position for b in schedule.buffers.values() if b.role == "input" and b.name in named}
+    return frozenset(used) | frozenset(_aliases(program).values())
+
+
+def obstacles(program: Program) -> dict[int, str]:
+    """Kernels that no graph can have, by number, and why."""
+    out: dict[int, str] = {}
     for step in program.steps:
         if isinstance(step, ReferenceStep):
-            return "a kernel runs in torch"
-        if isinstance(step, ExternStep) and any(tag in step.kernel.op.target.tags for tag in _WAITS):
-            return f"{step.kernel.op.name} waits for the device"
-    return ""
+            out[step.number] = "a kernel runs in torch"
+        elif isinstance(step, ExternStep) and any(tag in step.kernel.op.target.tags for tag in _WAITS):
+            out[step.number] = f"{step.kernel.op.name} waits for the device"
+    return out

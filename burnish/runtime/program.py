@@ -208,6 +208,8 @@ class Renderer:
         self.made: set[str] = set()  # outputs that exist by now
         on_cpu = program.device.type == "cpu"
         self.placed = "" if on_cpu else f", device={str(program.device)!r}"  # where allocations go
+        held = {b.position: b.name for b in self.schedule.buffers.values() if b.role == "input"}
+        self.arguments = [held.get(k, f"in{k}") for k in range(program.arguments)]  # what the text calls them
         self.sizes = self._size_names()
         self.keys: tuple[str, ...] = tuple(sorted(self.sizes))  # what a workspace is made for
 
@@ -286,18 +288,18 @@ class Renderer:
         return Operand(name, 0, (b.extent,), (1,), b.dtype)
 
     def _arguments(self) -> None:
-        count = self.program.arguments
-        if count:
-            self.line(f"{''.join(f'in{k}, ' for k in range(count))}= args")
+        if self.arguments:
+            self.line(f"{''.join(name + ', ' for name in self.arguments)}= args")
         if self.clears_at_once:
             self.line("args.clear()")
         for name in sorted(self.sizes):
             position, kind, d = self.program.sources[name]
+            held = self.arguments[position]
             text = {
-                "value": f"int(in{position})",
-                "size": f"in{position}.shape[{d}]",
-                "stride": f"in{position}.stride({d})",
-                "offset": f"in{position}.storage_offset()",
+                "value": f"int({held})",
+                "size": f"{held}.shape[{d}]",
+                "stride": f"{held}.stride({d})",
+                "offset": f"{held}.storage_offset()",
             }[kind]
             self.line(f"{name} = {text}")
 
@@ -383,7 +385,8 @@ class Renderer:
             return "None" if r is None else render(r)
         o = r.operand
         if r.alias_of is not None:
-            return f"in{r.alias_of}.as_strided({self._dims(o.shape)}, {self._dims(o.strides)}, {render(o.offset)})"
+            base = self.arguments[r.alias_of]
+            return f"{base}.as_strided({self._dims(o.shape)}, {self._dims(o.strides)}, {render(o.offset)})"
         return self._tensor(o)
 
     def _last_uses(self) -> dict[int, list[str]]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +16,8 @@ from burnish.runtime.cuda_launch import Kernel, Launch
 from burnish.runtime.cuda_program import CudaRun, CudaUnit, LoadedUnit, assemble, generate_cuda
 from burnish.runtime.program import Program, build_program
 from burnish.schedule.evaluate import ScheduleEvaluation
-from burnish.schedule.kernels import Schedule
+from burnish.schedule.kernels import ExternKernel, Schedule
+from burnish.schedule.pieces import cut
 from tests.programs import capture, schedules
 
 
@@ -91,21 +91,36 @@ def cuda_program(
     """`refuse`: as if no kernel could be printed."""
     (entry,) = capture(fn, *inputs, dynamic=dynamic, device="cuda")
     _, schedule = schedules(entry.captured)
+    return assembled(schedule, entry.captured.symbols.sources, entry.inputs, static, refuse)
+
+
+def pieces_on_cpu(fn: Callable[..., Any], *inputs: torch.Tensor) -> list[CudaRun]:
+    """The function's one graph, cut around its ATen calls."""
+    (entry,) = capture(fn, *inputs, device="cuda")
+    _, schedule = schedules(entry.captured)
+    sources = entry.captured.symbols.sources
+    pieces = cut(schedule, len(entry.inputs), lambda k: "ATen" if isinstance(k, ExternKernel) else "")
+    return [assembled(p.schedule, sources, [*entry.inputs, *p.carried_in]).run for p in pieces]
+
+
+def assembled(
+    schedule: Schedule,
+    sources: Mapping[str, tuple[int, str, int]],
+    inputs: list[Any],
+    static: frozenset[int] = frozenset(),
+    refuse: bool = False,
+) -> OnCpu:
     unit = generate_cuda(schedule)
     if refuse:
         unit.triton.refused.update(dict.fromkeys(unit.triton.calls, "told to"))
         unit.segments.clear()
-    count = len(entry.captured.graph.inputs)
-    program = build_program(schedule, unit, entry.captured.symbols.sources, count)
+    program = build_program(schedule, unit, sources, len(inputs))
     launcher, log = CpuLauncher(program), CompileLog()
     kernels = {n: Kernel(f"k{n}", n, 4, 0) for n in unit.triton.calls}
     flag = torch.zeros(1, dtype=torch.int64) if unit.checks else None
     stream = [1]
     run = assemble(LoadedUnit(program, launcher, kernels, flag), lambda device: stream[0], log, static)
-    return OnCpu(run, launcher, program, entry.inputs, log, stream)
-
-
-_serial = itertools.count()
+    return OnCpu(run, launcher, program, inputs, log, stream)
 
 
 def unaligned(x: torch.Tensor) -> torch.Tensor:

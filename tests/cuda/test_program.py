@@ -6,7 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.cuda.on_cpu import cuda_program, unaligned
+from burnish.runtime.cudagraph import GraphPool
+from burnish.runtime.pieced import PiecedProgram
+from tests.cuda.on_cpu import cuda_program, pieces_on_cpu, unaligned
 
 
 def norm(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -111,3 +113,21 @@ def test_memory_kept_between_calls_is_given_back() -> None:
     on.run.release()
     assert pool.held_bytes() == 0
     torch.testing.assert_close(on.run([x])[0], f(x))
+
+
+def test_a_program_in_pieces() -> None:
+    """Each piece is a program; what one leaves for another goes through its results and arguments."""
+
+    def f(cache: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        cache.add_(x)
+        y = torch.sort(cache * 2).values
+        return torch.softmax(y, -1) + x, torch.sort(y * x).values.sum(-1)
+
+    cache, x = torch.randn(6, 8), torch.randn(6, 8)
+    parts = pieces_on_cpu(f, cache, x)
+    assert len(parts) == 5  # two sorts, and what is around them
+    program = PiecedProgram(parts, GraphPool(torch.device("cpu"), 4))
+    for _ in range(3):
+        ours, theirs, x = cache.clone(), cache.clone(), torch.randn(6, 8)
+        torch.testing.assert_close(program([ours, x]), f(theirs, x))
+        torch.testing.assert_close(ours, theirs)
