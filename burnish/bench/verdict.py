@@ -175,10 +175,7 @@ def _about_the_winner(
     ]
     cost = winner.compile
     if cost and cost.cold_seconds is not None and cost.warm_seconds is not None and cost.isolated:
-        found.append(
-            f"Its first start compiles for {seconds_words(cost.cold_seconds)}; later ones, with a filled cache, for "
-            f"{seconds_words(cost.warm_seconds)}."
-        )
+        found.append(_starts(cost.cold_seconds, cost.warm_seconds))
     if winner.error is not None and eager.error is not None:
         found.append(_accuracy(winner, eager))
     if winner.breaks:
@@ -186,6 +183,13 @@ def _about_the_winner(
         found.append(f"Its graph is broken in {times(len(winner.breaks), 'place')}; {mending} may gain more.")
     found += [f"{winner.title}: {note}." for note in winner.notes]
     return found
+
+
+def _starts(cold: float, warm: float) -> str:
+    first, later = seconds_words(cold), seconds_words(warm)
+    if warm > 0.9 * cold:
+        return f"A filled cache made no difference: it compiled for {first} without and for {later} with one."
+    return f"Its first start compiles for {first}; later ones, with a filled cache, for {later}."
 
 
 def _accuracy(result: CandidateResult, eager: CandidateResult) -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from burnish.bench.around import StepShare
+from burnish.bench.result import CompileCost
 from burnish.bench.words import count, seconds_words
 from tests.bench.results import result, row
 
@@ -86,6 +89,14 @@ def test_failures_and_incompleteness_are_reasons() -> None:
     ).verdict
     assert verdict.reasons[0] == "Incomplete: Ctrl-C"
     assert "Inductor failed: InvalidCxxCompiler: none" in verdict.reasons
+
+
+def test_a_cache_that_does_not_help_is_not_praised() -> None:
+    helped = result(row("eager"), row("burnish", 0.05, cold=9.0)).verdict
+    assert "Its first start compiles for 9.0 s; later ones, with a filled cache, for 3.0 s." in helped.reasons
+    same = CompileCost(9.0, 9.5)
+    did_not = result(row("eager"), dataclasses.replace(row("burnish", 0.05), compile=same)).verdict
+    assert any(reason.startswith("A filled cache made no difference") for reason in did_not.reasons)
 
 
 def test_nothing_compiled_at_all() -> None:
