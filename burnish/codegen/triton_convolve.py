@@ -29,7 +29,7 @@ def print_convolve(
     launch = Launch(programs, tile.blocks, warps=tile.warps, stages=tile.stages)
     printer = _Convolution(kernel, launch)
     printer.place()
-    printer.convolve(fetch=kernel.k.buffer in steady and static_size(programs) <= MOST_TILES)
+    printer.convolve(steady, fetch=kernel.k.buffer in steady and static_size(programs) <= MOST_TILES)
     printer.epilogue()
     return TritonKernel(printer.text(), printer.signature, printer.types(), (launch,), printer.reach)
 
@@ -73,7 +73,7 @@ class _Convolution(TilePrinter):
     def _sides(self) -> tuple[tuple[Dim, str], tuple[Dim, str]]:
         return (_places(self.kernel), "YBLOCK"), (self.kernel.k.shape[0], "XBLOCK")
 
-    def convolve(self, fetch: bool) -> None:
+    def convolve(self, steady: frozenset[str], fetch: bool) -> None:
         k = self.kernel.k
         piece = length(self.kernel) // self.kernel.pieces
         right = self._at(k, k.offset)
@@ -85,6 +85,7 @@ class _Convolution(TilePrinter):
         if fetch:
             base = right if first == 0 else f"{right} + {self.index(first)}"
             self.fetch(base, k, piece, k.shape[0], k.strides[0])
+        self.vectors(steady)
         self.lines.append(AHEAD)
         self.line("acc = tl.zeros([YBLOCK, XBLOCK], tl.float32)")
         steps = piece // self._block("KBLOCK")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from burnish.codegen.triton_launch import Plan
 from burnish.codegen.triton_loop import LoopPrinter
-from burnish.ir.body import Instr, Load
+from burnish.ir.body import Instr, Load, value_refs
 from burnish.ir.expr import Dim
 from burnish.schedule.gpu import MULTIPROCESSORS
 from burnish.schedule.kernels import Operand, Product
@@ -40,14 +40,25 @@ class TilePrinter(LoopPrinter):
     def __init__(self, kernel: Product, planned: Plan, operands: tuple[Operand, Operand]) -> None:
         self.acc = kernel.acc
         self.operands = operands
+        self.printed: set[int] = set()
         super().__init__(kernel.loop, planned)
+
+    def vectors(self, steady: frozenset[str]) -> None:
+        """What the epilogue loads along the columns from `steady` buffers, ahead of the product, to be there in time."""
+        self.define_mask(self.lane("x"))
+        for n, i in enumerate(self.body):
+            plain = isinstance(i, Load) and i.buffer in steady and i.guard is None and not value_refs(i.index)
+            if plain and self.spans[n] <= {"x"}:
+                self.statement(n)
+                self.printed.add(n)
 
     def epilogue(self) -> None:
         for lane in self.plan.lanes:
             self.define_mask(lane)
             self.define_axes(lane, self.body_values())
         for n in self.body_values():
-            self.statement(n)
+            if n not in self.printed:
+                self.statement(n)
 
     def expression(self, n: int) -> str:
         return "acc" if self._is_tile(self.body[n]) else super().expression(n)

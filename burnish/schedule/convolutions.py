@@ -3,8 +3,9 @@
 Our kernel is a matrix product whose rows are the places of the result and whose columns are its channels, so that what
 holds for products (products.py) holds here, too. It runs where
 - channels lie next to one another in memory, in x and in the weights, and their number is a multiple of 16; and
-- 64 x 64 tiles are few, so that latency decides; or the sum at each place is short (up to 256 elements: a 1 x 1
-  convolution of a few channels), so that memory decides and the element-wise work after it saves a pass over it.
+- 64 x 64 tiles are few, and so are the steps that each multiprocessor would take through them, so that latency
+  decides; or the sum at each place is short (up to 256 elements: a 1 x 1 convolution of a few channels), so that memory
+  decides and the element-wise work after it saves a pass over it.
 Where there are few tiles and the sum is long, it is cut in pieces whose parts the next kernel adds.
 Everything else is the library's: large convolutions are bound by the tensor cores, and other layouts by its copies.
 """
@@ -41,7 +42,8 @@ from burnish.schedule.kernels import (
 )
 
 _TILE = 64
-_SHORT = 256  # elements of a sum below which memory decides
+_SHORT = 256  # elements of a sum up to which memory decides
+_MOST_WORK = 2048 * MULTIPROCESSORS  # tiles times elements of their sums: a few microseconds, latency included
 _PIECE = 1024  # elements of a sum that a piece of it has at least
 _MOST_PIECES = 8
 _DEEPEST = 128
@@ -66,8 +68,10 @@ def choose_convolution(schedule: Schedule, kernel: ConvolveKernel) -> list[Kerne
 def is_ours(kernel: ConvolveKernel) -> bool:
     if not has_channels_last(kernel) or looks_up(kernel.loop):
         return False
-    tiles = _tiles(kernel)
-    return length(kernel) <= _SHORT or (tiles is not None and tiles <= MOST_TILES)
+    tiles, each = _tiles(kernel), length(kernel)
+    if each <= _SHORT:
+        return True
+    return tiles is not None and tiles <= MOST_TILES and tiles * each <= _MOST_WORK
 
 
 def has_channels_last(kernel: ConvolveKernel) -> bool:

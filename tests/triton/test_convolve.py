@@ -137,6 +137,7 @@ def test_few_tiles_are_ours_and_many_the_librarys() -> None:
     k = half(64, 64, 3, 3)
     assert kinds(fuses(half(1, 64, 56, 56), k)) == [ConvolveKernel]
     assert kinds(fuses(half(16, 64, 56, 56), k)) == [ExternKernel, LoopKernel]
+    assert kinds(fuses(half(8, 512, 14, 14), half(512, 512, 3, 3))) == [ExternKernel, LoopKernel]  # few, but long
 
 
 def test_short_sums_are_ours_whatever_their_number() -> None:
@@ -203,3 +204,11 @@ def test_a_network_has_a_kernel_for_each_convolution_and_few_more(interpreter: I
     # The stem is the library's, followed by its norm and by pooling; at the end are the mean and the classifier.
     assert count == {ConvolveKernel: 8, ExternKernel: 1, LoopKernel: 3, ContractKernel: 1}
     check(interpreter, found)
+
+
+def test_overlapped_kernels_load_vectors_and_fetch_weights_before_they_wait(compiler: Compiler) -> None:
+    unit = generate(on_cuda(block, *block_inputs(1, 128, 64, 8, 1))[0], overlapped=True)
+    assembly = compiler.compile(unit, 0, 90)
+    ahead, behind = assembly.split("griddepcontrol.wait")
+    assert "prefetch" in ahead and ahead.count("ld.global") >= 4  # the norm's four vectors
+    assert "prefetch" not in behind
