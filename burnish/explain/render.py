@@ -49,7 +49,7 @@ def _summary(e: Explanation) -> RenderableType:
     lines = [
         f"burnish explain: {e.name}",
         f"  compiles      {e.stats.compiles}" + (f" ({kinds})" if kinds else "") + f", {e.stats.kernels} kernels, "
-        f"{len(e.breaks)} graph breaks, {len(e.recompiles)} recompiles",
+        f"{_count(len(e.breaks), 'graph break')}, {_count(len(e.recompiles), 'recompile')}",
         f"  compile time  {e.stats.compile_seconds:.3f} s (first call {e.first_call_seconds:.3f} s)",
         f"  a call        {duration(e.call_seconds)}: {duration(inside)} in compiled graphs, "
         f"{duration(e.outside_seconds)} outside (guards, Python, eager)",
@@ -58,6 +58,10 @@ def _summary(e: Explanation) -> RenderableType:
         lines.append(f"  error         {e.error:.1e} against float64 (eager's: {e.eager_error:.1e})")
     lines += [f"  fallback      {entry}" for entry in e.stats.fallbacks]
     return Text("\n".join(lines))
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 # --- what the user's code costs ----------------------------------------------------------------------------------

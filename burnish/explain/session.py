@@ -79,7 +79,7 @@ class _Session:
             stats=stats,
             breaks=tuple(costs),
             recompiles=tuple(self._recompiles(call)),
-            aten_calls=tuple(self._aten_calls()),
+            aten_calls=tuple(self._aten_calls(steady)),
             graphs=tuple(graphs),
             ceiling=self.plan.ceiling or bandwidth_ceiling(self._device(), self.options),
             first_call_seconds=self.watcher.calls[0].seconds,
@@ -176,8 +176,9 @@ class _Session:
 
     # --- graphs -------------------------------------------------------------------------------------------------
 
-    def _aten_calls(self) -> list[AtenCall]:
-        counted = Counter(extern for record in self.watcher.records for extern in record.captured.externs)
+    def _aten_calls(self, steady: Sequence[Call]) -> list[AtenCall]:
+        used = {span.graph for call in steady for span in call.spans}
+        counted = Counter(extern for number in used for extern in self.watcher.records[number].captured.externs)
         return [AtenCall(op, count, reason) for (op, reason), count in counted.most_common()]
 
     def _graphs(self, steady: Sequence[Call]) -> list[GraphFacts]:

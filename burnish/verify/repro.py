@@ -68,7 +68,7 @@ def write_repro(calls: Calls, culprit: Culprit, name: str, path: Path) -> Path:
         parameters=", ".join(n.name for n in calls.module.graph.nodes if n.op == "placeholder"),
         body=textwrap.indent("\n".join(_lines(calls.module)), "    "),
         fuel=culprit.fuel,
-        culprit=f"{culprit.stage}: {culprit.step}",
+        culprit=culprit.step if culprit.step.startswith(f"{culprit.stage}: ") else f"{culprit.stage}: {culprit.step}",
     )
     text = (
         text.replace("import torch\n", "from pathlib import Path\n\nimport torch\n", 1) if "Path(" in inputs else text
