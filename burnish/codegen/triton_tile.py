@@ -44,7 +44,7 @@ class TilePrinter(LoopPrinter):
         super().__init__(kernel.loop, planned)
 
     def vectors(self, steady: frozenset[str]) -> None:
-        """What the epilogue loads along the columns from `steady` buffers, ahead of the product, to be there in time."""
+        """What the epilogue loads along the columns from `steady` buffers, ahead of the product: there in time."""
         self.define_mask(self.lane("x"))
         for n, i in enumerate(self.body):
             plain = isinstance(i, Load) and i.buffer in steady and i.guard is None and not value_refs(i.index)
