@@ -135,6 +135,27 @@ class Handle:
         for frames in self._deferred():
             frames.cancel()
 
+    def rollback(self, reason: str | None = None) -> None:
+        """Eager serves from the next call on, and nothing compiles, until `retry`. Other objects are left alone."""
+        from burnish.trust.gate import Failure
+
+        failure = Failure(reason or "rolled back by request", asked=True)
+        for each in self._entrances():
+            each.stand_aside()
+        for variant in self.log.variants():
+            variant.roll_back(failure)
+
+    def retry(self) -> None:
+        """Give every graph that eager serves another trial, at its next call."""
+        for variant in self.log.variants():
+            if variant.engine == "eager":
+                variant.retry()
+        for each in self._entrances():
+            each.come_back()
+
+    def _entrances(self) -> list[Entrance]:
+        return [each for each in (self.entrance, self._forward) if each is not None]
+
     def seal(self) -> None:
         """From now on nothing compiles, and a call costs a few microseconds on the host: of all that decides which
         compiled program fits, only the signature of the call is looked at. Call it after warming up (a training step

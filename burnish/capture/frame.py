@@ -14,7 +14,9 @@ import contextlib
 import inspect
 import itertools
 import threading
+import time
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -26,10 +28,12 @@ from torch._dynamo import exc as dynamo_errors
 from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 
+from burnish.capture.bypass import bypass
 from burnish.capture.deferred import ONCE_IN_EAGER, DeferredFrames
 from burnish.capture.diagnosis import GRAPH_BREAKS, Place, Watch, graph_break_error, serve_eager
 from burnish.capture.dynamo import make_backend
 from burnish.capture.hooks import Hooks
+from burnish.capture.overhead import guards_us, module_call_us, way_in_us
 from burnish.capture.seal import Seal
 from burnish.capture.unguarded import remember_sources
 from burnish.errors import CompileError
@@ -41,6 +45,8 @@ _serial = itertools.count(1)
 # What torch.compiler.set_stance replaces, and puts back. (None, which no stance is, if it had been replaced already.)
 _ORDINARY_STANCE = eval_frame._stance if eval_frame._stance == eval_frame.DynamoStance() else None
 _CHANGED_MEANWHILE = "state changed while dynamo tracing"
+_EXCUSES = 64  # calls; as many threads may wait for one compile
+_EXCUSES_SECONDS = 600.0
 _BAD_INPUT_LIMIT = 8  # attempts at a frame that fails in the same way, before giving up on more
 
 
@@ -64,6 +70,7 @@ class Entrance:
         self.call: Callable[..., Any] = target
         self.deferred: DeferredFrames | None = None  # with background=True or a budget
         self._compiled: tuple[types.FunctionType, FrameCompiler] | None = None  # what a seal goes to, if we compile
+        self._around: Callable[..., Any] | None = None
         self._lock = threading.RLock()
         self.restart()
 
@@ -75,6 +82,31 @@ class Entrance:
                 native.reset_code(self._compiled[0].__code__)
                 self._compiled = None
             self._open_call = self.call = self._open()
+            self._aside: Callable[..., Any] | None = None
+
+    def stand_aside(self) -> None:
+        """Calls run in eager, and nothing compiles, until `come_back`."""
+        with self._lock:
+            self.stop_compiling()
+            if self._aside is None:
+                self._aside, self.call = self.call, self.target
+
+    def come_back(self) -> None:
+        with self._lock:
+            if self._aside is not None:
+                self.call, self._aside = self._aside, None
+            self.reconsider()
+
+    def reconsider(self) -> None:
+        """A verdict on one of the graphs has changed: go around Dynamo if eager serves them all."""
+        with self._lock:
+            if self._aside is not None or self._compiled is None:
+                return
+            lost = self._compiled[1].all_lost()
+            if lost and self.call is self._open_call:
+                self.call = self._around = bypass(self.target, self._open_call)
+            elif not lost and self.call is self._around:
+                self.call, self._around = self._open_call, None
 
     def stop_compiling(self) -> None:
         """Cancel what the compiling thread still has to do, or does, for this entrance."""
@@ -118,6 +150,7 @@ class Entrance:
             inner, self.options, self.log, self.place, needs_runtime=_has_large_weights(self.target)
         )
         self.deferred = callback.deferred
+        callback.on_verdict = _called_weakly(self.reconsider)  # Dynamo keeps graphs, which must not keep the module
         self._compiled = frame, callback
         call = self._direct(frame, callback, context(frame), hooks)
         return _counted(call, self.deferred.pace.calls) if self.deferred and self.options.background else call
@@ -166,6 +199,17 @@ class Entrance:
         return self.call(*args, **kwargs)
 
 
+def _called_weakly(method: Callable[[], None]) -> Callable[[], None]:
+    """A bound method, as long as its object lives."""
+    reference = weakref.WeakMethod(method)
+
+    def call() -> None:
+        if (alive := reference()) is not None:
+            alive()
+
+    return call
+
+
 def _counted(call: Callable[..., Any], in_flight: list[None]) -> Callable[..., Any]:
     """`call`, noting while it runs that the compiling thread should keep out of its way."""
     enter, leave = in_flight.append, in_flight.pop
@@ -202,6 +246,11 @@ class FrameCompiler:
         self._failures: dict[str, int] = {}
         self._options = options
         self._needs_runtime = needs_runtime
+        self.on_verdict: Callable[[], None] = lambda: None
+        self._variants: weakref.WeakSet[Any] = weakref.WeakSet()
+        # The guards of what was compiled last. They know the module: whoever keeps them keeps it.
+        self._newest: weakref.WeakValueDictionary[types.CodeType, Any] = weakref.WeakValueDictionary()
+        self._excused: dict[types.CodeType, tuple[float, int]] = {}  # since when, and how many calls were
         defers = options.background or options.budget is not None
         self.deferred = DeferredFrames(self.compile, self.entries, options, log) if defers else None
 
@@ -215,10 +264,10 @@ class FrameCompiler:
         if self._needs_runtime:
             self._needs_runtime = False
             prepare_native(self._options)  # the C compiler works while Dynamo traces
-        known = len(self.entries(frame.f_code))
         with convert_frame.compile_lock, self._settings(frame.f_code):
-            if self._fits_one_more_than(known, frame):
+            if self._was_made_meanwhile(frame):
                 return ONCE_IN_EAGER  # another thread compiled it while this one waited for the lock
+            graphs = self._log.compiles
             mutation_guard.install_generation_tagging_init()
             watch = Watch()
             try:
@@ -234,6 +283,7 @@ class FrameCompiler:
                 return self._give_up(error)
             finally:
                 watch.report(self._log, self._place)
+            self._made(frame, result.guarded_code, graphs)
         if result.frame_exec_strategy.cur_action == FrameAction.RUN_ONLY:
             serve_eager(self._log, "recompile limit", _limit_reached(frame.f_code.co_name))
         return result
@@ -241,9 +291,41 @@ class FrameCompiler:
     def entries(self, code: types.CodeType) -> list[Any]:
         return [entry for entry in native._debug_get_cache_entry_list(code) if entry.backend is self._backend]
 
-    def _fits_one_more_than(self, known: int, frame: Any) -> bool:
-        entries = self.entries(frame.f_code)
-        return len(entries) > known and any(entry.guard_manager.check(frame.f_locals) for entry in entries)
+    def _was_made_meanwhile(self, frame: Any) -> bool:
+        """Asked with the compile lock held. Dynamo files what was compiled only after it has been let go: so what was
+        made last is looked at, too. And a thread that searches Dynamo's list while another moves what it found to the
+        front may miss what is there. Should a frame that fits come back all the time, it is compiled after all."""
+        code, now = frame.f_code, time.monotonic()
+        managers = [entry.guard_manager for entry in self.entries(code)]
+        newest = self._newest.get(code)
+        managers += [newest] if newest is not None else []
+        since, count = self._excused.get(code, (now, 0))
+        if now - since > _EXCUSES_SECONDS:
+            since, count = now, 0
+        if count >= _EXCUSES or not any(each.check(frame.f_locals) for each in managers):
+            return False
+        self._excused[code] = since, count + 1
+        return True
+
+    def _made(self, frame: Any, guarded: Any, graphs_before: int) -> None:
+        if guarded is None:
+            return
+        self._excused.pop(frame.f_code, None)
+        self._newest[frame.f_code] = guarded.guard_manager
+        for variant in self._log.variants():
+            if variant.number > graphs_before:
+                self._variants.add(variant)
+                variant.on_verdict = self.on_verdict
+                if self._options.gate:
+                    variant.capture_us = way_in_us() + guards_us(guarded.guard_manager, frame.f_locals)
+                    variant.modules_us = module_call_us() * variant.facts.modules
+
+    def all_lost(self) -> bool:
+        """Whether each graph has been judged, and eager serves it better than going through Dynamo to do so."""
+        variants = list(self._variants)
+        return bool(variants) and all(
+            v.engine == "eager" and v.state != "on trial" and v.capture_us >= v.modules_us for v in variants
+        )
 
     @contextlib.contextmanager
     def _settings(self, code: types.CodeType) -> Iterator[None]:

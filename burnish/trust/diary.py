@@ -28,6 +28,9 @@ class Diary:
         self._log.emit("gate", variant=self._name, seconds=gate.seconds, reason=_reason(variant), **detail)
 
     def rolled_back(self, variant: Variant, failure: Failure) -> None:
+        if failure.asked:
+            self._log.emit("rollback", variant=self._name, reason=failure.reason, cause="asked")
+            return
         first = self._log.fallback("run", CompileError("run", failure.reason))
         cause = "exception" if failure.stack else "numbers"
         self._log.emit("rollback", variant=self._name, reason=failure.reason, cause=cause)

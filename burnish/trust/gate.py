@@ -53,6 +53,7 @@ class Failure:
 
     reason: str
     stack: str = ""
+    asked: bool = False  # by the user: nothing failed
 
     @staticmethod
     def of(error: BaseException) -> Failure:

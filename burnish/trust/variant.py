@@ -77,8 +77,9 @@ class Variant:
         self.eager = eager
         self.policy = policy
         self.compile_seconds = compile_seconds
-        self.capture_us = 0.0
-        self.modules_us = 0.0
+        self.capture_us = 0.0  # what the way through Dynamo costs each call; the capture layer knows
+        self.modules_us = 0.0  # what eager pays beside the graph
+        self.on_verdict: Callable[[], None] = lambda: None
         self.gate: GateStats | None = None
         self.failure: Failure | None = None
         self.rollbacks = 0
@@ -179,6 +180,7 @@ class Variant:
             self._listener.judged(self)
             if failed is not None:
                 self._listener.rolled_back(self, failed)
+        self.on_verdict()
 
     # -- serving -------------------------------------------------------------------------------------------------
 
@@ -246,6 +248,7 @@ class Variant:
             self._settle("rolled back", "eager", failure)
         if self._listener is not None:
             self._listener.rolled_back(self, failure)
+        self.on_verdict()
 
     def retry(self) -> None:
         """On trial again, whatever serves now."""
@@ -255,6 +258,7 @@ class Variant:
             self._begin()
         if self._listener is not None:
             self._listener.retried(self)
+        self.on_verdict()
 
     def stats(self) -> VariantStats:
         with self._lock:

@@ -1,0 +1,39 @@
+"""The way around Dynamo for an object all of whose graphs eager serves better: its guards would cost for nothing.
+
+Eager is always right, so that a look now and then is enough to notice inputs that are worth compiling for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+
+_LOOKS_EVERY = 16  # calls
+_MOST_KNOWN = 64
+
+
+def bypass(target: Callable[..., Any], through: Callable[..., Any]) -> Callable[..., Any]:
+    """`target`, until inputs come along of a kind not seen before: `through` is shown those once."""
+    known: set[Hashable] = set()
+    left = 1
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left > 0:
+            return target(*args, **kwargs)
+        left = _LOOKS_EVERY
+        kind = _kind(args, kwargs)
+        if kind in known or len(known) > _MOST_KNOWN:
+            return target(*args, **kwargs)
+        known.add(kind)
+        return through(*args, **kwargs)
+
+    return call
+
+
+def _kind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
+    values = (*args, *kwargs.values())
+    return torch.is_grad_enabled(), tuple(x.shape if isinstance(x, torch.Tensor) else type(x) for x in values)
