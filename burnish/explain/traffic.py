@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from burnish.capture.calls import is_aten_call, memory_of
 from burnish.capture.symbols import Symbols
 from burnish.ir.body import Load, Loop, Store
 from burnish.ir.expr import Dim, evaluate, symbols
@@ -108,10 +109,9 @@ def eager_bytes(calls: fx.GraphModule, known: Symbols, sizes: Sizes) -> int:
             continue
         results = _tensors(node.meta.get("val"))
         operands = [t for x in node.all_input_nodes for t in _tensors(x.meta.get("val"))]
-        memory = {t.untyped_storage()._cdata for t in operands}
-        is_view = results and all(t.untyped_storage()._cdata in memory for t in results)
-        is_pick = not isinstance(node.target, torch._ops.OpOverload)
-        if not is_view and not is_pick:
+        memory = {memory_of(t) for t in operands}
+        is_view = results and all(memory_of(t) in memory for t in results)
+        if not is_view and is_aten_call(node.target):
             total += sum(_tensor_bytes(t, known, sizes) for t in (*operands, *results))
     return total
 

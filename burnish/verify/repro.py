@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from burnish.capture.calls import is_aten_call, spelling
 from burnish.verify.calls import Argument, Calls
 from burnish.verify.culprit import Culprit
 from burnish.verify.reduce import NotReducible, with_seeded_inputs
@@ -146,10 +147,9 @@ def _call(node: fx.Node) -> str:
     kwargs = [f"{k}={_value(v)}" for k, v in node.kwargs.items()]
     if node.target is operator.getitem:
         return f"{args[0]}[{args[1]}]"
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not is_aten_call(node.target):
         raise NotReducible(str(node.target))
-    name = node.target._schema.name.replace("::", ".")
-    return f"torch.ops.{name}.{node.target._overloadname}({', '.join([*args, *kwargs])})"
+    return f"{spelling(node.target)}({', '.join([*args, *kwargs])})"
 
 
 def _value(value: Any) -> str:

@@ -152,8 +152,9 @@ class State:
                     table[name] = value
         with torch.no_grad():
             for tensor, value in self._tensors.values():
-                if tensor.grad_fn is not None and not tensor._is_view():
-                    tensor.detach_()  # a cache that was written in grad mode holds on to that run's graph
+                if tensor.grad_fn is not None:  # a cache that was written in grad mode holds on to that run's graph
+                    with contextlib.suppress(RuntimeError):  # a view cannot be let go
+                        tensor.detach_()
                 if not _same(tensor, value):
                     tensor.detach().copy_(value)
 

@@ -31,7 +31,7 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["demo"], ["bench"], ["explain"], ["cache"], ["cache", "ls"], ["cache", "why"]]
+    "command", [[], ["demo"], ["bench"], ["verify"], ["explain"], ["cache"], ["cache", "ls"], ["cache", "why"]]
 )
 def test_every_command_explains_itself(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
