@@ -241,7 +241,10 @@ class Renderer:
         self.line("t = workspace.table")
         self._addresses()
         dead = self._last_uses()
+        safe: int | None = None  # lines until the first step that writes an input
         for n, step in enumerate(self.program.steps):
+            if safe is None and self._writes_inputs(step):
+                safe = len(self.lines)
             if isinstance(step, NativeStep):
                 self._allocate(step)
                 self._run_segment(step.segment)
@@ -257,7 +260,19 @@ class Renderer:
         results = [self._result(r) for r in self.schedule.results]
         self.line(f"pool.release(workspace{', ' + names if names else ''})")
         self.line(f"return ({''.join(r + ', ' for r in results)})")
-        return "\n".join(["def run(args):", *self.lines, ""])
+        lines = self.lines if safe is None else [*self.lines[:safe], *_marking_failures(self.lines[safe:])]
+        return "\n".join(["def run(args):", *lines, ""])
+
+    def _writes_inputs(self, step: Step) -> bool:
+        kernels = (
+            [self.schedule.kernels[k] for k in self.unit.segments[step.segment]]
+            if isinstance(step, NativeStep)
+            else [step.kernel]
+        )
+        if isinstance(step, ExternStep) and step.kernel.op.target._schema.is_mutable:
+            return True
+        buffers = self.schedule.buffers
+        return any(name in buffers and buffers[name].role == "input" for k in kernels for name in k.writes)
 
     # --- pieces -------------------------------------------------------------------------------------------------
 
@@ -411,6 +426,12 @@ class Renderer:
 
     def _dims(self, dims: Sequence[Dim]) -> str:
         return f"({''.join(render(d) + ', ' for d in dims)})"
+
+
+def _marking_failures(lines: Sequence[str]) -> list[str]:
+    """What fails once inputs have been written says so: such a call cannot be repeated."""
+    marked = ["except Exception as error:", "    error.inputs_changed = True", "    raise"]
+    return ["    try:", *(f"    {line}" for line in lines), *(f"    {line}" for line in marked)]
 
 
 def _exprs_in(value: Any) -> list[Expr]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 
@@ -228,13 +228,13 @@ class Variant:
         self.roll_back(Failure.of(error))
         return result
 
-    def _refuse_half_done(self, error: Exception) -> None:
+    def _refuse_half_done(self, error: Exception) -> NoReturn:
         if not isinstance(error, IndexError):  # which our own checks raise, for a mistake in the caller's indices
             self.roll_back(Failure.of(error))
-        error.add_note(
-            "burnish: this failed in a compiled program that had begun to write its inputs in place, so that this one "
-            "call cannot be repeated in eager. Their values are not reliable. Further calls run in eager."
-        )
+            error.add_note(
+                "burnish: this failed in a compiled program that had begun to write its inputs in place, so that this "
+                "call cannot be repeated in eager. Their values are not reliable. Further calls run in eager."
+            )
         raise error
 
     # -- rolling back --------------------------------------------------------------------------------------------

@@ -154,6 +154,33 @@ def test_a_failure_after_inputs_were_written_is_told_and_not_repeated():
     torch.testing.assert_close(x, torch.ones(3))
 
 
+def test_programs_say_whether_they_had_begun_to_write():
+    """An op that fails before the first write can be done over in eager; one that fails after it cannot."""
+
+    def early(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        y = torch.linalg.cholesky(at)
+        x.add_(1)
+        return x * 2 + y
+
+    compiled = burnish.compile(early)
+    x, good, bad = torch.zeros(3, 3), torch.eye(3), -torch.eye(3)
+    compiled(x, good)
+    with pytest.raises(torch.linalg.LinAlgError):
+        compiled(x, bad)
+    torch.testing.assert_close(x, torch.ones(3, 3))
+    assert states(compiled) == ["compiled"], "eager raises the same: the caller's mistake"
+
+    def late(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        x.index_add_(0, i, torch.ones(2, 3))
+        return x * 2
+
+    compiled = burnish.compile(late)
+    compiled(x, torch.tensor([0, 1]))
+    with pytest.raises((IndexError, RuntimeError)):
+        compiled(x, torch.tensor([0, 9]))
+    assert states(compiled) == ["compiled"] and burnish.stats(compiled).fallbacks == ()
+
+
 def test_what_eager_serves_better_goes_around_dynamo():
     fault = Slower()
     compiled = burnish.compile(lambda x: x * 2 + 1, options={"fault": fault}, gate=True, dynamic=False)
