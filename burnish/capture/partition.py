@@ -6,7 +6,7 @@ pass imports all of Inductor (most of a second) for one helper.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -68,7 +68,7 @@ def open_log_softmax(graph: fx.Graph) -> int:
     """Show the min-cut what a log-softmax and its gradient are made of, so that it keeps the logits and a number per
     row for the backward pass instead of the whole result, which may be twice as wide. Returns how many there were."""
     aten = torch.ops.aten
-    opened = {
+    opened: dict[Any, Callable[..., fx.Node]] = {
         aten._log_softmax.default: _log_softmax,
         aten._log_softmax_backward_data.default: _log_softmax_backward,
         aten.nll_loss_backward.default: _nll_loss_backward,

@@ -10,7 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class RandomRounding(TorchDispatchMode):
-    """Multiplies what each operation newly computes by 1 plus or minus at most `unit`."""
+    """Multiplies what each operation newly computes by 1 plus or minus at most `unit`; or, where the operation's own
+    type is less exact (a cast, autocast), by a last unit of that type."""
 
     def __init__(self, unit: float, seed: int) -> None:
         super().__init__()
@@ -33,5 +34,6 @@ class RandomRounding(TorchDispatchMode):
         generator = self._generators.get(value.device)
         if generator is None:
             generator = self._generators[value.device] = torch.Generator(value.device).manual_seed(self._seed)
-        factor = torch.rand(value.shape, dtype=value.dtype, device=value.device, generator=generator)
-        value.mul_(factor.mul_(2 * self._unit).add_(1 - self._unit))
+        unit = max(self._unit, torch.finfo(value.dtype).eps / 2)
+        factor = torch.rand(value.shape, dtype=torch.float32, device=value.device, generator=generator)
+        value.mul_(factor.mul_(2 * unit).add_(1 - unit))

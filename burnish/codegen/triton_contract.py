@@ -20,15 +20,12 @@ from collections.abc import Sequence
 
 from burnish.codegen.triton_launch import Lane, Launch, Plan, cdiv
 from burnish.codegen.triton_loop import AHEAD, TritonKernel
-from burnish.codegen.triton_tile import ENOUGH, Tile, TilePrinter, static_size
+from burnish.codegen.triton_tile import ENOUGH, Tile, TilePrinter, static_size, sweep_launch
 from burnish.ir.body import Axis
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, Expr, product
-from burnish.schedule.gpu import MOST_TILES, MULTIPROCESSORS
 from burnish.schedule.kernels import ContractGroup, ContractKernel, Operand
-from burnish.schedule.products import can_sweep
-
-_SWEEPERS = 2 * MULTIPROCESSORS
+from burnish.schedule.products import can_sweep, is_large
 
 
 def print_contract(kernel: ContractKernel, steady: frozenset[str] = frozenset()) -> TritonKernel:
@@ -59,20 +56,16 @@ def print_group(group: ContractGroup, steady: frozenset[str] = frozenset()) -> T
 
 
 def _print_sweep(kernel: ContractKernel) -> TritonKernel:
-    tiles = _programs(kernel, 128, 128)
-    assert isinstance(tiles, int)
-    blocks = (("YBLOCK", 128), ("XBLOCK", 128), ("KBLOCK", 64), ("STAGES", 3), ("PROGRAMS", min(tiles, _SWEEPERS)))
-    launch = Launch(min(tiles, _SWEEPERS), blocks, warps=4, stages=3)
+    launch = sweep_launch(kernel.a, kernel.b)
     printer = _Tile(kernel, launch)
-    printer.sweep(tiles)
+    printer.sweep()
     return TritonKernel(printer.text(), printer.signature, printer.types(), (launch,), printer.reach)
 
 
 def sweeps(group: ContractGroup) -> bool:
     """Whether a product is large, and its operands are ones a tensor descriptor can describe."""
     kernel = group.parts[0]
-    tiles = _programs(kernel, 64, 64)
-    return len(group.parts) == 1 and isinstance(tiles, int) and tiles > MOST_TILES and can_sweep(kernel)
+    return len(group.parts) == 1 and is_large(kernel) and can_sweep(kernel)
 
 
 def sum_dims(dims: Sequence[Dim]) -> Dim:
@@ -197,48 +190,6 @@ class _Tile(TilePrinter):
             self.line(f"if part == {n}:")
             self.line(f"    right = {self._at(part.b, part.b.offset)}")
         return "right"
-
-    # --- the sweeping form --------------------------------------------------------------------------------------
-
-    def sweep(self, tiles: int) -> None:
-        m, n = self.kernel.product_shape
-        k = self.kernel.a.shape[-1]
-        self._describe("left", self.kernel.a, -2, "YBLOCK")
-        self._describe("right", self.kernel.b, -1, "XBLOCK")
-        across, down = cdiv(n, 128), cdiv(m, 128)
-        self.lines.append(AHEAD)
-        self.line(f"for program in tl.range(tl.program_id(0), {tiles}, PROGRAMS, flatten=True):")
-        self.indent += 1
-        # Neighbours share rows or columns: eight rows of tiles at a time.
-        self.line(f"first = program // {self.index(8 * across)} * 8")
-        self.line(f"rows = tl.minimum({self.index(down)} - first, 8)")
-        self.line(f"top = (first + program % {self.index(8 * across)} % rows) * YBLOCK")
-        self.line(f"side = program % {self.index(8 * across)} // rows * XBLOCK")
-        self.line("acc = tl.zeros([YBLOCK, XBLOCK], tl.float32)")
-        self.line(f"for start in tl.range(0, {self.index(k)}, KBLOCK, num_stages=STAGES):")
-        a, b = self._tile_of("left", self.kernel.a, "top"), self._tile_of("right", self.kernel.b, "side", flipped=True)
-        self.line(f"    acc = tl.dot({a}, {b}, acc)")
-        self.line(f"y = {self.widened('(top + tl.arange(0, YBLOCK)[:, None])')}")
-        self.line("x = side + tl.arange(0, XBLOCK)[None, :]")
-        self.finish(self.kernel, self.plan.launches[0], "")
-        self.indent -= 1
-
-    def _describe(self, name: str, o: Operand, d: int, block: str) -> None:
-        """The operand as a matrix whose inner dimension is contiguous. `d` is the one that is not k."""
-        k = -3 - d  # the other of the last two
-        order = (d, k) if o.strides[k] == 1 else (k, d)
-        shape = ", ".join(self.index(o.shape[j]) for j in order)
-        stride = self.index(o.strides[order[0]])
-        blocks = ", ".join(block if j == d else "KBLOCK" for j in order)
-        base = self._at(o, o.offset)
-        self.line(f"{name} = tl.make_tensor_descriptor({base}, [{shape}], [{stride}, 1], [{blocks}])")
-
-    @staticmethod
-    def _tile_of(name: str, o: Operand, at: str, flipped: bool = False) -> str:
-        """A tile as the product wants it: rows by k of the left operand, k by columns of the right one."""
-        contiguous_k = o.strides[-2 if flipped else -1] == 1
-        load = f"{name}.load([{at}, start])" if contiguous_k else f"{name}.load([start, {at}])"
-        return f"{load}.T" if contiguous_k == flipped else load
 
     # --- the epilogue -------------------------------------------------------------------------------------------
 

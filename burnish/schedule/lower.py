@@ -62,6 +62,8 @@ from burnish.schedule.kernels import (
 
 _ALWAYS_STORED = (Input, Constant, Pick, Reduce, Scan, Scatter, Concat, Contract, Convolve, Attend, Extern)
 _CHEAP = 4  # scalar work worth repeating in each reader instead of a trip through memory
+_LONG_ROW = 64  # elements to which rows of operands are padded on a GPU, if they are that long
+_LARGE_MATRIX = 1 << 20
 _DEEPEST = 60  # inlined chains are cut here, so bodies stay readable and recursion shallow
 _CHEAP_VECTOR = 2 * TRANSCENDENTAL  # the same for a vector on a GPU, where each tile computes it once for its columns
 
@@ -90,6 +92,7 @@ class _Lowerer:
         self.in_place: dict[int, Node] = {}  # scatter node -> the input it updates
         self.overwritten: set[str] = set()  # inputs that hold their new values already
         self.output_roles: dict[int, tuple[Dim, ...]] = {}
+        self.multiplied = _multiplied(self.graph) if captured.target == "cuda" else frozenset()
         self.lent: dict[int, Node] = {}  # result -> the value in whose memory it is
         self._plan_outputs()
         self._plan_in_place()
@@ -199,6 +202,8 @@ class _Lowerer:
                 return maker.strides[position] if isinstance(maker, Extern) else _attend_layout(node.shape, position)
         if node.id in self.output_roles:
             return self.output_roles[node.id]
+        if node.id in self.multiplied and _has_odd_rows(node):
+            return _padded(node.shape)
         return _dense(node.layout, node.shape) or contiguous_strides(node.shape)
 
     # --- buffers ------------------------------------------------------------------------------------------------
@@ -651,6 +656,28 @@ def _dot(index: tuple[Dim, ...], strides: tuple[Dim, ...]) -> Dim:
     for i, s in zip(index, strides, strict=True):
         total = total + i * s
     return total
+
+
+def _multiplied(graph: Graph) -> frozenset[int]:
+    """Values that are operands of products, as they are or through a view."""
+    operands = [x for node in graph.nodes if isinstance(node.op, Contract) for x in node.inputs]
+    return frozenset((x.inputs[0] if isinstance(x.op, View) else x).id for x in operands)
+
+
+def _has_odd_rows(node: Node) -> bool:
+    """Whether rows of a large matrix would start anywhere: tensor cores are fed from multiples of 16 bytes."""
+    last = node.shape[-1] if node.shape else 1
+    size = product(node.shape)
+    if not isinstance(last, int) or not isinstance(size, int):
+        return False
+    return last * node.dtype.itemsize % 16 != 0 and last >= _LONG_ROW and size >= _LARGE_MATRIX
+
+
+def _padded(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
+    """Strides with room at the end of each row."""
+    last = shape[-1]
+    assert isinstance(last, int)
+    return (*(s for s in contiguous_strides((*shape[:-1], -(-last // _LONG_ROW) * _LONG_ROW))[:-1]), 1)
 
 
 def _ends_product(cast: Node) -> bool:

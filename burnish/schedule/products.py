@@ -1,8 +1,9 @@
 """Who multiplies on a GPU: our kernel, our kernel split along k, or the vendor's library. Decided per contraction.
 
 The rule, from measurements on an H200 (bf16, in a chain of dependent kernels; benchmarks/products.py repeats them):
-- A product whose 64 x 64 tiles are too many to be in flight at once is bound by the tensor cores: the library, but
-  for one whose epilogue no later loop can take over: ours, which hides it behind the products.
+- A product whose 64 x 64 tiles are too many to be in flight at once, or that has 2**30 multiplications and more, is
+  bound by the tensor cores: the library, but for one whose epilogue no later loop can take over (ours hides it behind
+  the products) and one whose rows are of odd length (which the library only has slow kernels for).
 - A smaller one is bound by latency: our kernel, which does the element-wise work after it for nothing.
 - Where there are few tiles and k is long, a program per tile would walk alone: k is split, each piece stores its part
   of the sum, and whoever reads the product adds the parts (a normalisation after it does so in its first pass).
@@ -18,9 +19,9 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from burnish.ir.body import Apply, BodyBuilder, Instr, Load
+from burnish.ir.body import Apply, BodyBuilder, Instr, Load, Loop, Store
 from burnish.ir.dtypes import DType
-from burnish.ir.expr import Dim, coefficient, mentions, product, substitute
+from burnish.ir.expr import Dim, Expr, coefficient, mentions, product, substitute
 from burnish.ir.graph import Extern, Ref
 from burnish.lower.builder import contiguous_strides
 from burnish.schedule.convolutions import choose_convolution
@@ -34,7 +35,7 @@ from burnish.schedule.epilogue import (
     uses,
     with_values,
 )
-from burnish.schedule.gpu import MOST_TILES, MULTIPROCESSORS
+from burnish.schedule.gpu import MOST_TILES, MULTIPROCESSORS, describable
 from burnish.schedule.kernels import (
     Buffer,
     ContractGroup,
@@ -50,24 +51,23 @@ from burnish.schedule.kernels import (
 _TILE = 64
 _PIECE = 1024  # k-elements a piece of a split product has at least
 _MOST_PIECES = 8
+_QUICK = 1 << 30  # multiplications that take the tensor cores about as long as a kernel takes to start
 _TINY = 1 << 22  # multiplications of a full-precision product that is over before a library call would be
 
 
 def can_sweep(kernel: ContractKernel) -> bool:
     """Whether the operands are ones a tensor descriptor can describe, as the form for large products needs them."""
-    return len(kernel.a.shape) == 2 and all(_describable(o) for o in (kernel.a, kernel.b))
+    return len(kernel.a.shape) == 2 and all(describable(o) for o in (kernel.a, kernel.b))
 
 
-def _describable(o: Operand) -> bool:
-    """One dimension contiguous, the other at multiples of 16 bytes, as is the start."""
-    if (
-        o.dtype is None
-        or o.dtype.itemsize != 2
-        or not all(isinstance(d, int) for d in (*o.shape, *o.strides, o.offset))
-    ):
-        return False
-    inner, outer = sorted(int(s) for s in o.strides)  # type: ignore[arg-type]
-    return inner == 1 and outer % 8 == 0 and o.offset % 8 == 0
+def is_large(kernel: ContractKernel) -> bool:
+    """Whether throughput decides how long a product takes, and not latency."""
+    *batch, m, n = kernel.product_shape
+    work = product((*batch, m, n, kernel.a.shape[-1]))
+    rows, columns, times = m, n, product(batch)
+    if not (isinstance(work, int) and isinstance(rows, int) and isinstance(columns, int) and isinstance(times, int)):
+        return True
+    return times * -(-rows // _TILE) * -(-columns // _TILE) > MOST_TILES or work > _QUICK
 
 
 def choose_products(schedule: Schedule) -> Schedule:
@@ -117,7 +117,14 @@ class _Chooser:
             return False
         if self.kernel.a.dtype is DType.f32:
             return work <= _TINY
-        return tiles <= MOST_TILES or (self._works_after() and can_sweep(self.kernel))
+        if not is_large(self.kernel):
+            return True
+        return can_sweep(self.kernel) and (self._works_after() or self._is_ragged())
+
+    def _is_ragged(self) -> bool:
+        """Whether rows of the result start at addresses the library has no quick kernels for."""
+        columns = self.kernel.product_shape[-1]
+        return len(self.kernel.product_shape) == 2 and isinstance(columns, int) and columns % 8 != 0
 
     def _works_after(self) -> bool:
         """Whether the epilogue is more than a bias, and what it stores is next read by a library or a product."""
@@ -154,9 +161,9 @@ class _Chooser:
         half = kernel.a.dtype
         assert half is not None
         if bias is not None:
-            add, operand = bias
+            add, operand, made = bias
             values = uses(kernel.loop, add)
-            return self._called("addmm", (operand, kernel.a, kernel.b), half, values)
+            return [*made, *self._called("addmm", (operand, kernel.a, kernel.b), half, values)]
         acc = accumulator_loads(kernel)
         casts = [u for n in acc for u in uses(kernel.loop, n)]
         name = "mm" if len(kernel.a.shape) == 2 else "bmm"
@@ -166,9 +173,9 @@ class _Chooser:
             return self._called(name, (kernel.a, kernel.b), half, casts)
         return self._called(name, (kernel.a, kernel.b), half.compute, acc)  # the sum itself is wanted, not rounded
 
-    def _bias(self) -> tuple[int, Operand] | None:
+    def _bias(self) -> tuple[int, Operand, list[Kernel]] | None:
         """The addition of a vector along the columns, if the accumulator is read by nothing else and the sum is
-        rounded at once: the library does both."""
+        rounded at once: the library does both. A vector that is itself a rounded one is made first."""
         kernel, body = self.kernel, self.kernel.loop.body
         half = kernel.a.dtype
         loads = accumulator_loads(kernel)
@@ -179,17 +186,34 @@ class _Chooser:
             return None
         add = body[readers[0]]
         assert isinstance(add, Apply)
-        other = body[next(a for a in add.args if a != loads[0])] if len(set(add.args)) == 2 else None
-        rank, n = len(kernel.a.shape), kernel.b.shape[-1]
-        column = f"i{rank - 1}"
-        if not isinstance(other, Load) or other.guard is not None or other.dtype is not half:
+        if len(set(add.args)) != 2 or not all(is_cast(body[u], half) for u in uses(kernel.loop, readers[0])):
             return None
-        rows = {a.name for a in kernel.loop.axes} - {column}
-        if coefficient(other.index, column) != 1 or mentions(other.index, rows):
+        vector = self._vector(next(a for a in add.args if a != loads[0]), half)
+        return None if vector is None else (readers[0], *vector)
+
+    def _vector(self, value: int, half: DType) -> tuple[Operand, list[Kernel]] | None:
+        """A value per column in memory, and the kernel that puts it there if it is not yet."""
+        loop, n = self.kernel.loop, self.kernel.b.shape[-1]
+        column = f"i{len(self.kernel.a.shape) - 1}"
+        held = loop.body[value]
+        rounded = isinstance(held, Apply) and held.fn == "cast" and held.dtype is half
+        source = loop.body[held.args[0]] if isinstance(held, Apply) and rounded else held
+        if not isinstance(source, Load) or source.guard is not None:
             return None
-        if not all(is_cast(body[u], half) for u in uses(kernel.loop, readers[0])):
+        rows = {a.name for a in loop.axes} - {column}
+        if coefficient(source.index, column) != 1 or mentions(source.index, rows):
             return None
-        return readers[0], Operand(other.buffer, substitute(other.index, {column: 0}), (n,), (1,), half)
+        if source.dtype is half:
+            return Operand(source.buffer, substitute(source.index, {column: 0}), (n,), (1,), half), []
+        if not rounded:
+            return None
+        made = Buffer(f"{self.kernel.acc}_bias", half, (n,), (1,), "temp")
+        self.schedule.buffers[made.name] = made
+        body = BodyBuilder()
+        at = body.emit(source)
+        axis = next(a for a in loop.axes if a.name == column)
+        body.emit(Store(made.name, Expr({(axis.sym,): 1}), body.emit(Apply("cast", (at,), half)), "set", half))
+        return Operand(made.name, 0, (n,), (1,), half), [LoopKernel(Loop((axis,), tuple(body.instrs)))]
 
     def _called(self, name: str, inputs: tuple[Operand, ...], dtype: DType, values: list[int]) -> list[Kernel]:
         """The call, and the epilogue as a loop that reads its result where `values` stood."""

@@ -1,0 +1,88 @@
+"""Gradients with formulas of our own: the loss of a class, and a slice's place among zeros."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from burnish.ir.dtypes import DType
+from burnish.schedule.kernels import LoopKernel, ResultBuffer
+from tests.programs import capture, compiled, schedules
+
+
+def check(fn: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> None:
+    mine, theirs = ([x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs] for _ in range(2))
+    compiled(fn)(*mine).sum().backward()
+    fn(*theirs).sum().backward()
+    for a, b in zip(mine, theirs, strict=True):
+        assert (a.grad is None) == (not a.is_floating_point())
+        torch.testing.assert_close(a.grad, b.grad)
+
+
+TARGET = torch.tensor([1, 0, -100, 3, 3])
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_loss_of_a_class(reduction: str, weighted: bool) -> None:
+    def loss(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        weight = torch.arange(1.0, 8.0) if weighted else None
+        return F.nll_loss(x.log_softmax(-1), target, weight, reduction=reduction)
+
+    check(loss, torch.randn(5, 7), TARGET)
+
+
+def test_loss_of_one_sample() -> None:
+    check(lambda x, target: F.nll_loss(x.log_softmax(-1), target), torch.randn(7), torch.tensor(2))
+
+
+def test_smoothed_cross_entropy_of_shifted_tokens() -> None:
+    def loss(x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(x[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), label_smoothing=0.1)
+
+    check(loss, torch.randn(3, 6, 11), torch.randint(0, 11, (3, 6)))
+
+
+@pytest.mark.parametrize("part", [slice(0, 2), slice(-3, None), slice(1, 9), slice(2, 8, 2), slice(0, 10), slice(4, 4)])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_slice(part: slice, dim: int) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return ((x * 2)[part] if dim == 0 else (x * 2)[:, part]).exp()
+
+    check(fn, torch.randn(10, 10))
+
+
+def test_slices_that_meet() -> None:
+    check(lambda x: torch.cat([x[:, 4:] * 2, x[:, :4].sin()], 1) * x[:, 1:9].mean(), torch.randn(5, 10))
+
+
+def shifted_loss(x: torch.Tensor, w: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    logits = (x @ w).to(torch.bfloat16)
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten())
+
+
+def test_a_loss_keeps_narrow_logits_and_numbers_per_row() -> None:
+    forward, backward = capture(
+        shifted_loss, torch.randn(3, 6, 8, requires_grad=True), torch.randn(8, 50, requires_grad=True),
+        torch.randint(0, 50, (3, 6)),
+    )  # fmt: skip
+    _, schedule = schedules(forward.captured)
+    kept = [r.operand for r in schedule.results if isinstance(r, ResultBuffer)]
+    assert not [o for o in kept if o.dtype is DType.f32 and o.shape == (15, 50)], "log-probabilities"
+    assert [o for o in kept if o.dtype is DType.bf16]
+    written = {s.buffer for k in schedule.kernels if isinstance(k, LoopKernel) for s in k.loop.stores}
+    wide = [n for n in written if schedule.buffers[n].dtype is DType.f32 and schedule.buffers[n].elements == 15 * 50]
+    assert not wide, "the loss looks its few elements up among the logits"
+    assert backward.kind == "backward"
+
+
+def test_what_the_backward_wants_transposed_is_not_copied() -> None:
+    def fn(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x @ w) @ v
+
+    forward, _ = capture(fn, *(torch.randn(6, 6, requires_grad=True) for _ in range(3)))
+    _, schedule = schedules(forward.captured)
+    assert not [k for k in schedule.kernels if isinstance(k, LoopKernel)]
