@@ -95,7 +95,6 @@ class Job:
         try:
             self.pace.begin()
             self.deadline.start()
-            self.deadline.check()
             with self.deadline.governing():
                 work(self)
             self.seconds = time.perf_counter() - start

@@ -176,3 +176,17 @@ def test_a_deadline_governs_its_own_thread_only() -> None:
         thread.join()
     assert seen == [UNLIMITED]
     assert current_deadline() is UNLIMITED
+
+
+def test_a_budget_that_is_over_before_its_turn_is_told_as_well(held: Held) -> None:
+    first, second = within(LONG), within(0.01)
+    x = torch.randn(4, 8)
+    waiting = threading.Thread(target=lambda: first(x))
+    waiting.start()
+    assert held.reached.wait(LONG)
+    _, warned = fallback_warnings(lambda: second(x))  # while the only compiling thread stands still
+    assert len(warned) == 1 and "waiting for other compiles" in warned[0]
+    held.go.set()
+    waiting.join()
+    assert states(first) == ["ready"]
+    assert [entry.stage for entry in burnish.stats(second).fallbacks] == ["budget"]
