@@ -14,6 +14,7 @@ import itertools
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -86,16 +87,25 @@ def layers() -> Iterator[Layer]:
     return iter(found)
 
 
-def build(layer: Layer, batch: int, ours: bool, tile: Tile | None, pieces: int | None) -> Run:
+class Variant(NamedTuple):
+    """What is not as the rule has it."""
+
+    tile: Tile | None = None
+    pieces: int | None = None
+    sweeps: bool | None = None
+
+
+def build(layer: Layer, batch: int, ours: bool, variant: Variant) -> Run:
     with torch.no_grad():
         entry, *_ = capture(layer, *layer.inputs(batch))
     schedule = fuse(lower_graph(entry.captured), only_products=True)
-    chosen_pieces = convolutions.pieces_of if pieces is None else lambda _: pieces
-    chosen_tile = triton_convolve.tile_of if tile is None else lambda _: tile
+    rules = triton_convolve.tile_of, convolutions.pieces_of, convolutions.sweeps
+    chosen = [r if v is None else (lambda _, v=v: v) for r, v in zip(rules, variant, strict=True)]
     with (
         patch.object(convolutions, "is_ours", lambda kernel: ours and convolutions.has_channels_last(kernel)),
-        patch.object(convolutions, "pieces_of", chosen_pieces),
-        patch.object(triton_convolve, "tile_of", chosen_tile),
+        patch.object(triton_convolve, "tile_of", chosen[0]),
+        patch.object(convolutions, "pieces_of", chosen[1]),
+        patch.object(triton_convolve, "sweeps", chosen[2]),
     ):
         schedule = split_reductions(fuse(choose_products(schedule)))
         if ours and not any(isinstance(k, ConvolveKernel) for k in schedule.kernels):
@@ -129,9 +139,11 @@ def measure(layer: Layer, batch: int, tiles: bool) -> None:
         want = layer(*(t.double() for t in sets[0]))
     results: list[tuple[float, str]] = []
 
-    def attempt(name: str, ours: bool, tile: Tile | None = None, pieces: int | None = None) -> None:
+    def attempt(
+        name: str, ours: bool, tile: Tile | None = None, pieces: int | None = None, sweeps: bool | None = None
+    ) -> None:
         try:
-            run = build(layer, batch, ours, tile, pieces)
+            run = build(layer, batch, ours, Variant(tile, pieces, sweeps))
             (got,) = run(list(sets[0]))
             wrong = (got.double() - want).abs().max().item() > 0.1
             results.append((microseconds(run, sets), f"{name}{' WRONG' if wrong else ''}"))
@@ -140,6 +152,9 @@ def measure(layer: Layer, batch: int, tiles: bool) -> None:
 
     attempt("library", False)
     attempt("ours", True)
+    if layer.taps == layer.stride == 1 and layer.outputs % 128 == 0:
+        attempt("sweeping", True, pieces=1, sweeps=True)
+        attempt("not sweeping", True, sweeps=False)
     print(f"{layer!s:28s} " + "   ".join(f"{name} {time:.1f}" for time, name in results), flush=True)
     if tiles:
         whole = layer.channels * layer.taps**2
@@ -147,7 +162,7 @@ def measure(layer: Layer, batch: int, tiles: bool) -> None:
             if layer.channels % tile.depth == 0 and tile.columns <= max(layer.outputs, 16):
                 for pieces in (1, 2, 4, 8):
                     if pieces == 1 or (whole % (pieces * tile.depth) == 0 and whole // pieces >= 256 and batch < 8):
-                        attempt(f"{tuple(tile)} in {pieces}", True, tile, pieces)
+                        attempt(f"{tuple(tile)} in {pieces}", True, tile, pieces, sweeps=False)
         best = sorted(r for r in results if r[0] != float("inf"))[:5]
         print("    " + "   ".join(f"{name}: {time:.1f}" for time, name in best), flush=True)
 

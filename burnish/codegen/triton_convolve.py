@@ -6,31 +6,41 @@ once, a tap is a distance from there that all rows share. Only where padding let
 for it; a 1 x 1 convolution of stride 1 reads x as the matrix it is.
 
 Which tile: as for products (triton_contract.py) where latency decides; where memory does, tiles as wide as the
-channels, so that x is read once or twice, and neighbouring programs share rows.
+channels, so that x is read once or twice, and neighbouring programs share rows. What is a large matrix product has the
+sweeping form of one.
 """
 
 from __future__ import annotations
 
 from burnish.codegen.triton_launch import Lane, Launch, Plan, cdiv
 from burnish.codegen.triton_loop import AHEAD, TritonKernel
-from burnish.codegen.triton_tile import ENOUGH, Tile, TilePrinter, static_size
+from burnish.codegen.triton_tile import ENOUGH, Tile, TilePrinter, static_size, sweep_launch
 from burnish.ir.expr import Dim, Expr, product
-from burnish.schedule.convolutions import depth, length
+from burnish.schedule.convolutions import depth, length, matrices, sweeps
 from burnish.schedule.gpu import MOST_TILES
-from burnish.schedule.kernels import ConvolveKernel
+from burnish.schedule.kernels import ConvolveKernel, Operand
 
 
-def print_convolve(
-    kernel: ConvolveKernel, steady: frozenset[str] = frozenset(), tile: Tile | None = None
-) -> TritonKernel:
-    """`steady` are buffers that no kernel of the program writes; `tile` replaces the one the rule gives."""
-    tile = tile or tile_of(kernel)
+def print_convolve(kernel: ConvolveKernel, steady: frozenset[str] = frozenset()) -> TritonKernel:
+    """`steady` are buffers that no kernel of the program writes."""
+    if sweeps(kernel):
+        return _print_sweep(kernel)
+    tile = tile_of(kernel)
     programs = kernel.pieces * cdiv(_places(kernel), tile.rows) * cdiv(kernel.k.shape[0], tile.columns)
     launch = Launch(programs, tile.blocks, warps=tile.warps, stages=tile.stages)
     printer = _Convolution(kernel, launch)
     printer.place()
     printer.convolve(steady, fetch=kernel.k.buffer in steady and static_size(programs) <= MOST_TILES)
     printer.epilogue()
+    return TritonKernel(printer.text(), printer.signature, printer.types(), (launch,), printer.reach)
+
+
+def _print_sweep(kernel: ConvolveKernel) -> TritonKernel:
+    operands = matrices(kernel)
+    assert operands is not None
+    launch = sweep_launch(*operands)
+    printer = _Convolution(kernel, launch, operands)
+    printer.sweep()
     return TritonKernel(printer.text(), printer.signature, printer.types(), (launch,), printer.reach)
 
 
@@ -53,10 +63,10 @@ def tile_of(kernel: ConvolveKernel) -> Tile:
 
 
 class _Convolution(TilePrinter):
-    def __init__(self, kernel: ConvolveKernel, launch: Launch) -> None:
+    def __init__(self, kernel: ConvolveKernel, launch: Launch, operands: tuple[Operand, Operand] | None = None) -> None:
         self.kernel = kernel
         self.taps = kernel.k.shape[2] * kernel.k.shape[3]
-        super().__init__(kernel, _plan(kernel, launch), (kernel.x, kernel.k))
+        super().__init__(kernel, _plan(kernel, launch), operands or (kernel.x, kernel.k))
 
     def place(self) -> None:
         """Which tile this program has. Programs next to one another share rows, the larger operand's."""
@@ -106,7 +116,7 @@ class _Convolution(TilePrinter):
         """Each row's pointer to its first tap, which padding may put outside of x."""
         x, op = self.kernel.x, self.kernel.op
         base, along = self._at(x, x.offset), "tl.arange(0, KBLOCK)[None, :]"
-        if self._is_matrix():
+        if matrices(self.kernel) is not None:
             self.line(f"pa = {base} + y * {self._stride(x, 3)} + {along}")
             return
         _, _, h, w = self.kernel.result_shape
@@ -114,14 +124,6 @@ class _Convolution(TilePrinter):
         self.line(f"side = y % {w} * {op.stride[1]} - {op.padding[1]}")
         steps = " + ".join(f"{name} * {self._stride(x, d)}" for name, d in (("top", 2), ("side", 3)))
         self.line(f"pa = {base} + y // {product((h, w))} * {self._stride(x, 0)} + {steps} + {along}")
-
-    def _is_matrix(self) -> bool:
-        """Whether the row y of the left operand is simply at y times a stride."""
-        x, op = self.kernel.x, self.kernel.op
-        _, _, h, w = x.shape
-        b_step, _, h_step, w_step = x.strides
-        flat = (h == 1 or h_step == w * w_step) and (x.shape[0] == 1 or b_step == h * w * w_step) and w != 1
-        return self.taps == 1 and op.stride == (1, 1) and op.padding == (0, 0) and flat
 
     def _tap(self) -> tuple[str, list[str]]:
         """The distance from a row's first tap to the channels of this step, and what holds if they are inside x."""

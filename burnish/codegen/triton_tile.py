@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from burnish.codegen.triton_launch import Plan
-from burnish.codegen.triton_loop import LoopPrinter
+from burnish.codegen.triton_launch import Launch, Plan, cdiv
+from burnish.codegen.triton_loop import AHEAD, LoopPrinter
 from burnish.ir.body import Instr, Load, value_refs
 from burnish.ir.expr import Dim
 from burnish.schedule.gpu import MULTIPROCESSORS
@@ -100,6 +100,58 @@ class TilePrinter(LoopPrinter):
         lines = 1 << (-(-length // line) - 1).bit_length()
         self.line(f"ahead = tl.minimum(tl.arange(0, {lines}) * {line}, {length - 1})[:, None]")
         self.line(f"bn.fetch({base} + ahead + tl.minimum(x, {columns - 1}) * {self.index(step)})")
+
+    # --- the sweeping form --------------------------------------------------------------------------------------
+
+    def sweep(self) -> None:
+        """The product of the operands, two matrices, tile by tile, each with its epilogue."""
+        a, b = self.operands
+        (m, k), n = a.shape, b.shape[-1]
+        self._describe("left", a, -2, "YBLOCK")
+        self._describe("right", b, -1, "XBLOCK")
+        across, down = cdiv(n, self._block("XBLOCK")), cdiv(m, self._block("YBLOCK"))
+        self.lines.append(AHEAD)
+        self.line(f"for program in tl.range(tl.program_id(0), {self.index(across * down)}, PROGRAMS, flatten=True):")
+        self.indent += 1
+        # Neighbours share rows or columns: eight rows of tiles at a time.
+        self.line(f"first = program // {self.index(8 * across)} * 8")
+        self.line(f"rows = tl.minimum({self.index(down)} - first, 8)")
+        self.line(f"top = (first + program % {self.index(8 * across)} % rows) * YBLOCK")
+        self.line(f"side = program % {self.index(8 * across)} // rows * XBLOCK")
+        self.line("acc = tl.zeros([YBLOCK, XBLOCK], tl.float32)")
+        self.line(f"for start in tl.range(0, {self.index(k)}, KBLOCK, num_stages=STAGES):")
+        tiles = self._tile_of("left", a, "top"), self._tile_of("right", b, "side", flipped=True)
+        self.line(f"    acc = tl.dot({', '.join(tiles)}, acc)")
+        self.line(f"y = {self.widened('(top + tl.arange(0, YBLOCK)[:, None])')}")
+        self.line("x = side + tl.arange(0, XBLOCK)[None, :]")
+        self.epilogue()
+        self.indent -= 1
+
+    def _describe(self, name: str, o: Operand, d: int, block: str) -> None:
+        """The operand as a matrix whose inner dimension is contiguous. `d` is the one that is not k."""
+        k = -3 - d  # the other of the last two
+        order = (d, k) if o.strides[k] == 1 else (k, d)
+        shape = ", ".join(self.index(o.shape[j]) for j in order)
+        stride = self.index(o.strides[order[0]])
+        blocks = ", ".join(block if j == d else "KBLOCK" for j in order)
+        base = self._at(o, o.offset)
+        self.line(f"{name} = tl.make_tensor_descriptor({base}, [{shape}], [{stride}, 1], [{blocks}])")
+
+    @staticmethod
+    def _tile_of(name: str, o: Operand, at: str, flipped: bool = False) -> str:
+        """A tile as the product wants it: rows by k of the left operand, k by columns of the right one."""
+        contiguous_k = o.strides[-2 if flipped else -1] == 1
+        load = f"{name}.load([{at}, start])" if contiguous_k else f"{name}.load([start, {at}])"
+        return f"{load}.T" if contiguous_k == flipped else load
+
+
+def sweep_launch(a: Operand, b: Operand) -> Launch:
+    """Two programs on each multiprocessor, while there are tiles for them."""
+    tiles = cdiv(a.shape[-2], 128) * cdiv(b.shape[-1], 128)
+    assert isinstance(tiles, int)
+    programs = min(tiles, 2 * MULTIPROCESSORS)
+    blocks = (("YBLOCK", 128), ("XBLOCK", 128), ("KBLOCK", 64), ("STAGES", 3), ("PROGRAMS", programs))
+    return Launch(programs, blocks, warps=4, stages=3)
 
 
 def static_size(d: Dim) -> int:

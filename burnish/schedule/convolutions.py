@@ -5,7 +5,8 @@ holds for products (products.py) holds here, too. It runs where
 - channels lie next to one another in memory, in x and in the weights, and their number is a multiple of 16; and
 - 64 x 64 tiles are few, and so are the steps that each multiprocessor would take through them, so that latency
   decides; or the sum at each place is short (up to 256 elements: a 1 x 1 convolution of a few channels), so that memory
-  decides and the element-wise work after it saves a pass over it.
+  decides and the element-wise work after it saves a pass over it; or it is a large matrix product (1 x 1, stride 1)
+  with more after it than rounding, which then hides behind the products (`sweeps`).
 Where there are few tiles and the sum is long, it is cut in pieces whose parts the next kernel adds.
 Everything else is the library's: large convolutions are bound by the tensor cores, and other layouts by its copies.
 """
@@ -16,7 +17,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from burnish.ir.body import BodyBuilder, Load
+from burnish.ir.body import Apply, BodyBuilder, Load
 from burnish.ir.expr import Dim, Expr, product
 from burnish.ir.graph import Extern, Ref
 from burnish.lower.builder import contiguous_strides
@@ -30,13 +31,14 @@ from burnish.schedule.epilogue import (
     uses,
     with_values,
 )
-from burnish.schedule.gpu import MOST_TILES, MULTIPROCESSORS
+from burnish.schedule.gpu import MOST_TILES, MULTIPROCESSORS, describable
 from burnish.schedule.kernels import (
     Buffer,
     ConvolveKernel,
     ExternKernel,
     Kernel,
     LoopKernel,
+    Operand,
     Schedule,
     channels_last_strides,
 )
@@ -44,6 +46,7 @@ from burnish.schedule.kernels import (
 _TILE = 64
 _SHORT = 256  # elements of a sum up to which memory decides
 _MOST_WORK = 2048 * MULTIPROCESSORS  # tiles times elements of their sums: a few microseconds, latency included
+_LARGE = 1 << 29  # multiplications of a product for which tensor cores decide
 _PIECE = 1024  # elements of a sum that a piece of it has at least
 _MOST_PIECES = 8
 _DEEPEST = 128
@@ -69,9 +72,34 @@ def is_ours(kernel: ConvolveKernel) -> bool:
     if not has_channels_last(kernel) or looks_up(kernel.loop):
         return False
     tiles, each = _tiles(kernel), length(kernel)
-    if each <= _SHORT:
+    if each <= _SHORT or (tiles is not None and tiles <= MOST_TILES and tiles * each <= _MOST_WORK):
         return True
-    return tiles is not None and tiles <= MOST_TILES and tiles * each <= _MOST_WORK
+    return sweeps(kernel) and any(isinstance(i, Apply) and i.fn != "cast" for i in kernel.loop.body)
+
+
+def sweeps(kernel: ConvolveKernel) -> bool:
+    """Whether it is a matrix product, large enough for 128 x 128 tiles through tensor descriptors."""
+    found = matrices(kernel)
+    if found is None or kernel.pieces > 1 or length(kernel) <= _SHORT or not all(map(describable, found)):
+        return False
+    rows, columns = found[0].shape[0], found[1].shape[1]
+    if not isinstance(rows, int) or not isinstance(columns, int) or columns % 128 != 0:
+        return False
+    return 2 * -(-rows // 128) * (columns // 128) >= MULTIPROCESSORS and rows * columns * length(kernel) >= _LARGE
+
+
+def matrices(kernel: ConvolveKernel) -> tuple[Operand, Operand] | None:
+    """x as places by channels and the weights as channels by outputs, where the convolution is their product."""
+    x, k, op = kernel.x, kernel.k, kernel.op
+    (_, c, h, w), (b_step, _, h_step, w_step) = x.shape, x.strides
+    flat = (h == 1 or h_step == w * w_step) and (x.shape[0] == 1 or b_step == h * w * w_step) and w != 1
+    if k.shape[2:] != (1, 1) or op.stride != (1, 1) or op.padding != (0, 0) or not flat:
+        return None
+    places = product((x.shape[0], h, w))
+    return (
+        Operand(x.buffer, x.offset, (places, c), (w_step, 1), x.dtype),
+        Operand(k.buffer, k.offset, (c, k.shape[0]), (1, k.strides[0]), k.dtype),
+    )
 
 
 def has_channels_last(kernel: ConvolveKernel) -> bool:

@@ -1,4 +1,21 @@
 """What decisions about a GPU reckon with."""
 
+from __future__ import annotations
+
+from burnish.schedule.kernels import Operand
+
 MULTIPROCESSORS = 132  # of an H100 or H200; what matters is the order of magnitude
 MOST_TILES = 4 * MULTIPROCESSORS  # of 64 x 64: with more, throughput decides and not latency
+
+
+def describable(o: Operand) -> bool:
+    """Whether a tensor descriptor can describe a matrix: one dimension contiguous, the other at multiples of 16 bytes,
+    as is the start."""
+    if (
+        o.dtype is None
+        or o.dtype.itemsize != 2
+        or not all(isinstance(d, int) for d in (*o.shape, *o.strides, o.offset))
+    ):
+        return False
+    inner, outer = sorted(int(s) for s in o.strides)  # type: ignore[arg-type]
+    return inner == 1 and outer % 8 == 0 and o.offset % 8 == 0

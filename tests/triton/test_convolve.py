@@ -99,6 +99,16 @@ def test_long_sum_is_cut_in_pieces_and_its_reader_adds_them(interpreter: Interpr
     check(interpreter, found)
 
 
+@pytest.mark.parametrize("size", [12, 11])
+def test_large_matrix_product_sweeps_its_tiles(
+    interpreter: Interpreter, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr("burnish.codegen.triton_convolve.sweeps", lambda kernel: True)
+    found = on_cuda(block, *block_inputs(2, 64, 128, size, 1))
+    check(interpreter, found)
+    assert "make_tensor_descriptor" in generate(found[0]).text
+
+
 def test_graph_and_schedule_mean_what_torch_does() -> None:
     inputs = block_inputs(2, 32, 16, 5, 3)
     entry, *_ = capture(block, *inputs, device="cuda")
@@ -143,6 +153,14 @@ def test_few_tiles_are_ours_and_many_the_librarys() -> None:
 def test_short_sums_are_ours_whatever_their_number() -> None:
     assert kinds(fuses(half(16, 64, 56, 56), half(64, 64, 1, 1))) == [ConvolveKernel]
     assert kinds(fuses(half(16, 512, 56, 56), half(64, 512, 1, 1))) == [ExternKernel, LoopKernel]
+
+
+def test_large_matrix_products_are_ours_if_more_than_rounding_follows() -> None:
+    x, k = half(8, 1024, 42, 42), half(128, 1024, 1, 1)
+    assert kinds(fuses(x, k)) == [ConvolveKernel]
+    assert "make_tensor_descriptor" in generate(fuses(x, k)).text
+    assert kinds(on_cuda(F.conv2d, x, k)[0]) == [ExternKernel]
+    assert kinds(on_cuda(lambda x, k: torch.relu(F.conv2d(x, k, stride=2)), x, k)[0]) == [ConvolveKernel]
 
 
 def test_other_layouts_and_odd_channels_are_the_librarys() -> None:
