@@ -71,6 +71,7 @@ class Entrance:
         self.deferred: DeferredFrames | None = None  # with background=True or a budget
         self._compiled: tuple[types.FunctionType, FrameCompiler] | None = None  # what a seal goes to, if we compile
         self._around: Callable[..., Any] | None = None
+        self._forget: Callable[[], Any] = lambda: None
         self._lock = threading.RLock()
         self.restart()
 
@@ -78,9 +79,8 @@ class Entrance:
         with self._lock:
             if self.deferred is not None:
                 self.deferred.close()
-            if self._compiled is not None:  # Dynamo remembers the code it read, and the code what was compiled for it
-                native.reset_code(self._compiled[0].__code__)
-                self._compiled = None
+            self._forget()
+            self._compiled = None
             self._open_call = self.call = self._open()
             self._aside: Callable[..., Any] | None = None
 
@@ -133,6 +133,7 @@ class Entrance:
     def unseal(self) -> None:
         with self._lock:
             self.call = self._open_call
+            self.reconsider()
 
     def _open(self) -> Callable[..., Any]:
         frame = own_frame(self.target)
@@ -152,6 +153,9 @@ class Entrance:
         self.deferred = callback.deferred
         callback.on_verdict = _called_weakly(self.reconsider)  # Dynamo keeps graphs, which must not keep the module
         self._compiled = frame, callback
+        # Dynamo remembers the code it has read, and the code what was compiled for it: programs and their memory.
+        self._forget = forget = weakref.finalize(self, native.reset_code, frame.__code__)
+        forget.atexit = False
         call = self._direct(frame, callback, context(frame), hooks)
         return _counted(call, self.deferred.pace.calls) if self.deferred and self.options.background else call
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -340,3 +342,18 @@ def test_close_gives_memory_back_and_a_later_call_compiles() -> None:
     assert burnish.stats(c).memory.arena_bytes == 0 and not list(c.burnish.log._programs)
     assert_same(c(x), model(x))
     assert burnish.stats(c).compiles == 2
+
+
+@pytest.mark.parametrize("is_sealed", [False, True])
+def test_an_object_that_is_dropped_takes_its_programs_along(is_sealed: bool) -> None:
+    c = burnish.compile(Tiny())
+    for _ in range(3):
+        c(torch.randn(3, 8))
+        if is_sealed:
+            c.burnish.seal()
+    programs = [weakref.ref(program) for program in c.burnish.log._programs]
+    assert programs
+    del c
+    for _ in range(3):
+        gc.collect()
+    assert all(program() is None for program in programs)
