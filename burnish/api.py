@@ -76,7 +76,8 @@ def compile(
 
     Without `model` it is a decorator. `fullgraph=True` makes a graph break an error that names its line.
     `dynamic=True` compiles once for all sizes, `False` once for each, `None` goes from the second to the first when
-    a size changes. `backend` is None or "burnish" for our own compiler, or any backend that torch.compile takes.
+    a size changes. `backend` is None or "burnish" for our own compiler, "auto" to let Inductor serve graphs at which
+    it is faster, or any backend that torch.compile takes.
     `mode` is one of burnish.options.MODES, `options` a dict of burnish.options.OPTION_NAMES (or an Options), and the
     two exclude each other. `disable=True` runs eager. `name` is what statistics and warnings call it.
 
@@ -121,9 +122,9 @@ def _original(model: Any) -> Any:
 
 
 def _check_backend(backend: object) -> None:
-    if backend in (None, "burnish", "inductor", "eager") or callable(backend):
+    if backend in (None, "burnish", "auto", "inductor", "eager") or callable(backend):
         return
-    known = sorted({"burnish", *torch._dynamo.list_backends(exclude_tags=())})
+    known = sorted({"burnish", "auto", *torch._dynamo.list_backends(exclude_tags=())})
     if backend not in known:
         raise UnknownBackend(str(backend), nearest(str(backend), known), known)
 

@@ -47,7 +47,7 @@ class Settings:
 
     @property
     def is_ours(self) -> bool:
-        return self.backend in (None, "burnish")
+        return self.backend in (None, "burnish", "auto")
 
     def resolved(self) -> Options:
         trust = {
@@ -56,6 +56,7 @@ class Settings:
             "sample": self.sample,
             "background": self.background,
             "budget": self.budget,
+            "inductor": True if self.backend == "auto" else None,
         }
         for name in ("background", "budget"):
             if trust[name] and not self.is_ours:

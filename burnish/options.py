@@ -121,6 +121,7 @@ class Options:
     verify: Literal["first", "off"] = "first"  # compare each graph with eager at its first call
     gate: bool = field(default_factory=lambda: _env_switch("BURNISH_GATE"))  # BURNISH_GATE: use what is faster only
     sample: float = 0.0  # share of later calls that are compared with eager
+    inductor: bool = False  # backend="auto": Inductor takes part in the race
     fault: Fault | None = None  # a failure on purpose: burnish/trust/faults.py
 
     @property
@@ -252,6 +253,7 @@ _READERS: Mapping[str, tuple[Callable[[object], object], bool, str]] = {
     "verify": (_as_verify, False, "'first' or 'off'"),
     "gate": (_as_bool, False, "True or False"),
     "sample": (_as_share, False, "a share of calls from 0 to 1"),
+    "inductor": (_as_bool, False, "True or False"),
     "fault": (_as_fault, True, "a burnish.trust.faults.Fault, or None"),
 }
 

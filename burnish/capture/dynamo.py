@@ -8,6 +8,7 @@ and warned about once.
 
 from __future__ import annotations
 
+import copy
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -61,8 +62,6 @@ def make_backend(options: Options, log: CompileLog) -> Backend:
         engines: dict[Engine, Callable[..., Any]] = {}
         try:
             with log.stage("aot"):
-                if policy.fault is not None:
-                    policy.fault.compiling(log.compiles + 1)
                 engines["burnish"] = capture.compile(graph, example_inputs)
         except CONTROL_FLOW:
             raise  # Dynamo captures it again, in another way
@@ -70,6 +69,9 @@ def make_backend(options: Options, log: CompileLog) -> Backend:
             pass  # which is recorded already: eager serves
         except Exception as error:
             serve_eager(log, "aot", error)
+        if options.inductor and options.gate:  # without a race there is no telling which to use
+            with log.stage("inductor"):
+                engines |= _inductors(graph, example_inputs)
         name = log.captured()
         variant = Variant(
             log.compiles,
@@ -89,6 +91,19 @@ def make_backend(options: Options, log: CompileLog) -> Backend:
         return variant.call
 
     return burnish_graph
+
+
+def _inductors(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> dict[Engine, Callable[..., Any]]:
+    """Inductor's program for the graph, if it makes one."""
+    from torch._inductor.compile_fx import compile_fx
+
+    try:
+        program: Any = compile_fx(copy.deepcopy(graph), list(example_inputs))
+        return {"inductor": program}
+    except CONTROL_FLOW:
+        raise
+    except Exception:  # then it does not take part
+        return {}
 
 
 def _concrete(value: Any) -> Any:
@@ -148,9 +163,12 @@ class _Capture:
     def _program(self, kind: Kind, graph: fx.GraphModule, inputs: Sequence[Any]) -> Program:
         static = frozenset() if kind == "backward" else _static_inputs()
         returned = _returned() if kind == "forward" else None
+        self._note(kind, graph)
         try:
             from burnish.pipeline import compile_graph
 
+            if self.options.fault is not None and kind != "backward":
+                self.options.fault.compiling(self.log.compiles + 1)
             with _disable_current_modes():  # so that a pass may make real tensors: a fake mode is active here
                 program = compile_graph(
                     graph,
@@ -169,7 +187,6 @@ class _Capture:
                 raise _Abandoned from error
             return _boxed(eager_graph(graph))  # its forward may be running already, and saved tensors for it
         self.log.compiled(kind)
-        self._note(kind, graph)
         return self._watched(program, graph) if kind == "backward" else _marked(program)
 
     def _note(self, kind: Kind, graph: fx.GraphModule) -> None:

@@ -39,6 +39,8 @@ def graph_facts(
             reason = "it changes state that the graph holds"
         elif metadata.tokens:
             reason = "it has side effects"
+    else:
+        reason = "AOTAutograd failed on it"
     if any(isinstance(x, torch.Tensor) and is_traceable_wrapper_subclass(x) for x in inputs):
         reason = "it takes tensor subclasses"
     return GraphFacts(kind, _signature(inputs, static), changed, static, draws, _module_calls(graph), reason)

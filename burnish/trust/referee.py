@@ -28,6 +28,8 @@ _WORST_TIMES_EAGER = 3.0
 _WORST_FLOORS = 8.0  # the worst element may be this many floors away
 _ROUNDED_RUNS = 2
 
+_HALF = (torch.float16, torch.bfloat16)
+_WELL_KNOWN = 0.05  # rounding moves the result by less: a common factor of half a percent means something
 _NARROW = (torch.float16, torch.bfloat16, torch.float32)
 _CASTS = (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16)
 
@@ -39,6 +41,7 @@ class Opinion:
     wrong: str
     error: float  # the candidate's, against float64 if asked, else against eager; relative
     eager_error: float | None = None  # None: the referee was not needed, or could not say
+    doubt: str = ""  # rounding could explain it, for once: not again and again
 
     @property
     def is_right(self) -> bool:
@@ -69,14 +72,19 @@ def judge(ours: Results, eagers: Results, *, exact: Exact | None, eager_again: C
     if suspects:
         again = _distances(eager_again(), eagers)
         suspects = [k for k in suspects if not near[k].is_as_good_as(again[k])]
+    first, doubt = list(suspects), ""
     for seed in range(_ROUNDED_RUNS):
         rounded = _attempt(exact, RandomRounding(_unit_roundoff(eagers), seed)) if suspects else None
         if rounded is None:
             break
         spread = _distances(rounded, truth, eagers)
         suspects = [k for k in suspects if not own[k].is_as_good_as(spread[k].at_least(theirs[k]))]
+        for k in first:
+            if eagers[k].dtype in _HALF and spread[k].rms < _WELL_KNOWN:
+                factor = _common_factor(ours[k], truth[k])
+                doubt = doubt or (f"result {k} is off by {factor:.2g} as a whole" if factor > own[k].floor else "")
     wrong = f"result {suspects[0]} {own[suspects[0]].beside(theirs[suspects[0]])}" if suspects else ""
-    return Opinion(wrong, error, eager_error)
+    return Opinion(wrong, error, eager_error, doubt)
 
 
 def _without_referee(near: list[Distance], eagers: Results, eager_again: Callable[[], Results]) -> Opinion:
@@ -151,6 +159,16 @@ def _distance(candidate: torch.Tensor, truth: torch.Tensor, like: torch.Tensor) 
     rms = float(apart.square().mean().sqrt())
     worst = float((apart / (size + scale).clamp_min(tiny)).max())
     return Distance(rms / max(scale, tiny), worst, lost, floor)
+
+
+def _common_factor(candidate: torch.Tensor, truth: torch.Tensor) -> float:
+    """By which fraction all values together are too large or too small. Rounding goes both ways."""
+    if not truth.is_floating_point() or truth.numel() == 0:
+        return 0.0
+    exact, apart = truth.double(), candidate.double() - truth.double()
+    size = float(exact.square().sum())
+    factor = abs(float((apart * exact).sum())) / size if size > 0.0 else 0.0
+    return factor if math.isfinite(factor) else 0.0
 
 
 def _distances(candidates: Results, truths: Results, likes: Results | None = None) -> list[Distance]:

@@ -26,6 +26,7 @@ from burnish.trust.referee import InFloat64, Opinion, Results, judge, widened
 
 _MOST_WAITING = 4
 _FINGERPRINT = 64
+_MOST_DOUBTS = 8
 
 
 class Watched(Protocol):
@@ -35,6 +36,7 @@ class Watched(Protocol):
     eager: Call
     samples: int
     samples_dropped: int
+    doubts: int
 
     def compiled(self) -> Call | None: ...
 
@@ -110,9 +112,19 @@ class Sample:
             opinion = self._opinion(self._ours)
             if not opinion.is_right and self._is_confirmed():
                 self.variant.roll_back(Failure(f"a sampled call: {opinion.wrong}"))
+            elif opinion.doubt and not self._weights_changed():
+                self._doubt(opinion.doubt)
+            else:
+                self.variant.doubts = max(0, self.variant.doubts - 1)
         self.variant.samples += 1
         if after is not None:
             after.restore()
+
+    def _doubt(self, what: str) -> None:
+        """In half types, a percent may be rounding, once. If it is there in sample after sample, it is not."""
+        self.variant.doubts += 1
+        if self.variant.doubts >= _MOST_DOUBTS:
+            self.variant.roll_back(Failure(f"in {self.variant.doubts} sampled calls, {what}"))
 
     def _on_own_stream(self) -> AbstractContextManager[Any]:
         if self._cuda is None or self._random is not None:

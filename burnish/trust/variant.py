@@ -85,11 +85,14 @@ class Variant:
         self.rollbacks = 0
         self.samples = 0
         self.samples_dropped = 0
+        self.doubts = 0  # samples that would be alarms, were they not few
         self.state: State = "on trial"
         self.engine: Engine = "eager"
-        fault = policy.fault
-        self._engines = {n: fault.program(number, c) if fault else c for n, c in engines.items()}
-        self._direct = None if fault else direct
+        self._engines = dict(engines)
+        self._direct = direct
+        if policy.fault is not None and "burnish" in engines:
+            self._engines["burnish"] = policy.fault.program(number, engines["burnish"])
+            self._direct = None
         self._has_backward = has_backward
         self._forward_seen = False
         self._listener = listener
@@ -255,6 +258,7 @@ class Variant:
         with self._lock:
             self.failure = self.gate = None
             self._forward_seen = False
+            self.doubts = 0
             self._begin()
         if self._listener is not None:
             self._listener.retried(self)

@@ -39,7 +39,7 @@ def compiled_with(fault: Fault | None, sample: float = 1.0, target: Any = None) 
     return burnish.compile(target or model(), options={"fault": fault}, sample=sample)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_an_error_of_one_percent_is_found_at_the_next_sample(dtype):
     compiled = compiled_with(WrongBy(0.01, after=3), target=model().to(dtype))
     x = X.to(dtype)
@@ -51,6 +51,16 @@ def test_an_error_of_one_percent_is_found_at_the_next_sample(dtype):
         variant = settled(compiled)
         assert variant.state == "rolled back" and "a sampled call" in variant.reason and variant.rollbacks == 1
         assert torch.equal(compiled(x), compiled.eager(x))
+
+
+def test_an_error_of_one_percent_in_bfloat16_is_found_within_eight_samples():
+    """Where rounding alone moves a result by half a percent, one sample proves nothing."""
+    compiled = compiled_with(WrongBy(0.01, after=1), target=model().to(torch.bfloat16))
+    with torch.no_grad():
+        for seed in range(9):
+            torch.manual_seed(seed)
+            called(compiled, torch.randn(4, 6, dtype=torch.bfloat16))
+    assert settled(compiled).state == "rolled back" and settled(compiled).samples <= 8
 
 
 def test_a_nan_is_found():
