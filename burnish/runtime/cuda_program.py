@@ -34,8 +34,8 @@ _BUILDERS = 8  # kernels compiled at a time: most of it is LLVM and ptxas, outsi
 _FEW = 4  # up to here, asking each parameter for its address is as quick as comparing them all
 
 
-_built_for_cuda = torch.version.cuda is not None
-is_capturing: Callable[[], bool] = torch._C._cuda_isCurrentStreamCapturing if _built_for_cuda else lambda: False
+_has_device = torch.cuda.is_available()
+is_capturing: Callable[[], bool] = torch._C._cuda_isCurrentStreamCapturing if _has_device else lambda: False
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dis
 import gc
 import threading
 import weakref
@@ -357,3 +358,18 @@ def test_an_object_that_is_dropped_takes_its_programs_along(is_sealed: bool) -> 
     for _ in range(3):
         gc.collect()
     assert all(program() is None for program in programs)
+
+
+def test_parameters_are_not_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The part of Dynamo's code that loads them is replaced, on every Python and torch that is supported."""
+    from burnish.capture import unguarded
+
+    made: list[Any] = []
+    replace = unguarded._with_loader
+    monkeypatch.setattr(unguarded, "_with_loader", lambda *args: made.append(replace(*args)) or made[-1])
+    model, x = Tiny(), torch.randn(3, 8)
+    c = sealed(model, ((x,), {"scale": 0.5}))
+    for _ in range(3):
+        assert_same(c(x, scale=0.5), model(x, scale=0.5))
+    assert len(made) == 1 and made[0] is not None
+    assert "_parameters" not in {i.argval for i in dis.get_instructions(made[0])}
