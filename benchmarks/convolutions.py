@@ -102,7 +102,7 @@ def build(layer: Layer, batch: int, ours: bool, variant: Variant) -> Run:
     rules = triton_convolve.tile_of, convolutions.pieces_of, convolutions.sweeps
     chosen = [r if v is None else (lambda _, v=v: v) for r, v in zip(rules, variant, strict=True)]
     with (
-        patch.object(convolutions, "is_ours", lambda kernel: ours and convolutions.has_channels_last(kernel)),
+        patch.object(convolutions, "is_ours", lambda kernel: ours and convolutions.is_readable(kernel)),
         patch.object(triton_convolve, "tile_of", chosen[0]),
         patch.object(convolutions, "pieces_of", chosen[1]),
         patch.object(triton_convolve, "sweeps", chosen[2]),

@@ -5,9 +5,8 @@ the weights have in memory, [r, s, c]. Each step takes channels of one tap: a ro
 once, a tap is a distance from there that all rows share. Only where padding lets a tap fall outside x are loads masked
 for it; a 1 x 1 convolution of stride 1 reads x as the matrix it is.
 
-Which tile: as for products (triton_contract.py) where latency decides; where memory does, tiles as wide as the
-channels, so that x is read once or twice, and neighbouring programs share rows. What is a large matrix product has the
-sweeping form of one.
+Which tile: as for products (triton_contract.py) where latency decides; where memory does, one of which several fit on
+a multiprocessor, and neighbouring programs share rows. What is a large matrix product has the sweeping form of one.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from burnish.codegen.triton_launch import Lane, Launch, Plan, cdiv
 from burnish.codegen.triton_loop import AHEAD, TritonKernel
 from burnish.codegen.triton_tile import ENOUGH, Tile, TilePrinter, static_size, sweep_launch
 from burnish.ir.expr import Dim, Expr, product
-from burnish.schedule.convolutions import depth, length, matrices, sweeps
+from burnish.schedule.convolutions import depth, length, matrices, row_of_taps, sweeps, takes_rows
 from burnish.schedule.gpu import MOST_TILES
 from burnish.schedule.kernels import ConvolveKernel, Operand
 
@@ -28,7 +27,7 @@ def print_convolve(kernel: ConvolveKernel, steady: frozenset[str] = frozenset())
     tile = tile_of(kernel)
     programs = kernel.pieces * cdiv(_places(kernel), tile.rows) * cdiv(kernel.k.shape[0], tile.columns)
     launch = Launch(programs, tile.blocks, warps=tile.warps, stages=tile.stages)
-    printer = _Convolution(kernel, launch)
+    printer = (_ConvolutionOfRows if takes_rows(kernel) else _Convolution)(kernel, launch)
     printer.place()
     printer.convolve(steady, fetch=kernel.k.buffer in steady and static_size(programs) <= MOST_TILES)
     printer.epilogue()
@@ -52,9 +51,11 @@ def _places(kernel: ConvolveKernel) -> Dim:
 def tile_of(kernel: ConvolveKernel) -> Tile:
     m, n = static_size(_places(kernel)), static_size(kernel.k.shape[0])
     widest = max(16, 1 << (n - 1).bit_length())
-    if -(-m // 64) * -(-n // 64) > MOST_TILES:
-        across = min(widest, 128)
-        return Tile(128, across, min(depth(kernel), 64), 3, 8 if across == 128 else 4)
+    many = -(-m // 64) * -(-n // 64) > MOST_TILES
+    if takes_rows(kernel):  # loads of single elements: many threads have them all in flight at once
+        return Tile(64, min(widest, 64), depth(kernel), 2, 8)
+    if many:
+        return Tile(128, min(widest, 64), min(depth(kernel), 64), 3)
     rows = 16 if m <= 16 else 32 if m <= 32 else 64
     across = min(widest, 64)
     while across > 16 and kernel.pieces * -(-m // rows) * -(-n // across) < ENOUGH:
@@ -63,6 +64,8 @@ def tile_of(kernel: ConvolveKernel) -> Tile:
 
 
 class _Convolution(TilePrinter):
+    along_weights = "tl.arange(0, KBLOCK)[:, None]"
+
     def __init__(self, kernel: ConvolveKernel, launch: Launch, operands: tuple[Operand, Operand] | None = None) -> None:
         self.kernel = kernel
         self.taps = kernel.k.shape[2] * kernel.k.shape[3]
@@ -91,22 +94,29 @@ class _Convolution(TilePrinter):
         if self.kernel.pieces > 1:
             first = piece * Expr({(self.plan.outside[0].sym,): 1})
         self._rows()
-        self.line(f"pb = {right} + tl.arange(0, KBLOCK)[:, None] + x * {self._stride(k, 0)}")
+        self.line(f"pb = {right} + {self.along_weights} + x * {self._stride(k, 0)}")
         if fetch:
             base = right if first == 0 else f"{right} + {self.index(first)}"
             self.fetch(base, k, piece, k.shape[0], k.strides[0])
         self.vectors(steady)
         self.lines.append(AHEAD)
         self.line("acc = tl.zeros([YBLOCK, XBLOCK], tl.float32)")
-        steps = piece // self._block("KBLOCK")
+        steps = self._steps(piece)
         begin: Dim = 0 if first == 0 else steps * Expr({(self.plan.outside[0].sym,): 1})
         self.line(f"for step in tl.range({self.index(begin)}, {self.index(begin + steps)}, num_stages=STAGES):")
         self.indent += 1
         distance, inside = self._tap()
         self._operand("a", f"pa + {distance}", [self._bounded("y", _places(self.kernel), "YBLOCK"), *inside])
-        self._operand("b", "pb + step * KBLOCK", [self._bounded("x", k.shape[0], "XBLOCK")])
+        distance, inside = self._weights()
+        self._operand("b", f"pb + {distance}", [self._bounded("x", k.shape[0], "XBLOCK"), *inside])
         self.line("acc = tl.dot(a, b, acc)")
         self.indent -= 1
+
+    def _steps(self, piece: int) -> int:
+        return piece // self._block("KBLOCK")
+
+    def _weights(self) -> tuple[str, list[str]]:
+        return "step * KBLOCK", []
 
     def _operand(self, name: str, at: str, conditions: list[str]) -> None:
         mask = " & ".join(c for c in conditions if c)
@@ -141,6 +151,50 @@ class _Convolution(TilePrinter):
             distance = f"(down * {self._stride(x, 2)} + right * {self._stride(x, 3)} + step % {each} * KBLOCK)"
         limits = [f"({a} >= 0) & ({a} < {n})" for a, n, p in zip(at, (h, w), op.padding, strict=True) if p]
         return distance, limits
+
+
+class _ConvolutionOfRows(_Convolution):
+    """A step takes several rows of taps, each in a power of two of places of which the last are empty."""
+
+    def __init__(self, kernel: ConvolveKernel, launch: Launch) -> None:
+        self.row, self.room = row_of_taps(kernel)
+        self.along_weights = f"(row * {self.row} + column)[:, None]"
+        super().__init__(kernel, launch)
+        self.each = self._block("KBLOCK") // self.room
+
+    def _rows(self) -> None:
+        x, op, channels = self.kernel.x, self.kernel.op, self.kernel.k.shape[1]
+        _, _, h, w = self.kernel.result_shape
+        self.line(f"row = tl.arange(0, KBLOCK) // {self.room}")
+        self.line(f"column = tl.arange(0, KBLOCK) % {self.room}")
+        self.line(f"top = y // {w} % {h} * {op.stride[0]} - {op.padding[0]} + row[None, :] * {op.dilation[0]}")
+        self.line(f"side = (y % {w} * {op.stride[1]} - {op.padding[1]}) * {channels} + column[None, :]")
+        steps = f"top * {self._stride(x, 2)} + side"
+        self.line(f"pa = {self._at(x, x.offset)} + y // {product((h, w))} * {self._stride(x, 0)} + {steps}")
+
+    def _steps(self, piece: int) -> int:
+        rows = self.kernel.k.shape[2]
+        assert isinstance(rows, int)
+        return -(-rows // self.each)
+
+    def _filled(self, lane: str) -> list[str]:
+        """Places of a step that hold a tap."""
+        rows = self.kernel.k.shape[2]
+        whole = isinstance(rows, int) and rows % self.each == 0
+        filled = [] if self.row == self.room else [f"(column < {self.row}){lane}"]
+        return filled if whole else [*filled, f"(row + step * {self.each} < {rows}){lane}"]
+
+    def _tap(self) -> tuple[str, list[str]]:
+        x, op, channels = self.kernel.x, self.kernel.op, self.kernel.k.shape[1]
+        _, _, h, w = x.shape
+        self.line(f"down = step * {self.each * op.dilation[0]}")
+        at = ("top + down", "side")
+        limits = zip(at, (h, w * channels), op.padding, strict=True)
+        inside = [f"({a} >= 0) & ({a} < {n})" for a, n, p in limits if p]
+        return f"down * {self._stride(x, 2)}", [*self._filled("[None, :]"), *inside]
+
+    def _weights(self) -> tuple[str, list[str]]:
+        return f"step * {self.each * self.row}", self._filled("[:, None]")
 
 
 def _plan(kernel: ConvolveKernel, launch: Launch) -> Plan:

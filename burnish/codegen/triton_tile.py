@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from burnish.codegen.triton_launch import Launch, Plan, cdiv
 from burnish.codegen.triton_loop import AHEAD, LoopPrinter
-from burnish.ir.body import Instr, Load, value_refs
+from burnish.ir.body import Apply, Const, Instr, Load, value_refs
 from burnish.ir.expr import Dim
 from burnish.schedule.gpu import MULTIPROCESSORS
 from burnish.schedule.kernels import Operand, Product
@@ -44,11 +44,15 @@ class TilePrinter(LoopPrinter):
         super().__init__(kernel.loop, planned)
 
     def vectors(self, steady: frozenset[str]) -> None:
-        """What the epilogue loads along the columns from `steady` buffers, ahead of the product: there in time."""
-        self.define_mask(self.lane("x"))
+        """What the epilogue computes along the columns from `steady` buffers, ahead of the product: there in time."""
+        if any(isinstance(i, Load) and i.buffer in steady for i in self.body):
+            self.define_mask(self.lane("x"))
         for n, i in enumerate(self.body):
-            plain = isinstance(i, Load) and i.buffer in steady and i.guard is None and not value_refs(i.index)
-            if plain and self.spans[n] <= {"x"}:
+            if isinstance(i, Load):
+                early = i.buffer in steady and i.guard is None and not value_refs(i.index)
+            else:
+                early = isinstance(i, Const) or (isinstance(i, Apply) and self.printed.issuperset(i.args))
+            if early and self.spans[n] <= {"x"}:
                 self.statement(n)
                 self.printed.add(n)
 

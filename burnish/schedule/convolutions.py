@@ -2,11 +2,13 @@
 
 Our kernel is a matrix product whose rows are the places of the result and whose columns are its channels, so that what
 holds for products (products.py) holds here, too. It runs where
-- channels lie next to one another in memory, in x and in the weights, and their number is a multiple of 16; and
+- channels lie next to one another in memory, in x and in the weights, and their number is a multiple of 16, or so
+  small that those of a row of taps are taken together (an image's three, `takes_rows`); and
 - 64 x 64 tiles are few, and so are the steps that each multiprocessor would take through them, so that latency
   decides; or the sum at each place is short (up to 256 elements: a 1 x 1 convolution of a few channels), so that memory
-  decides and the element-wise work after it saves a pass over it; or it is a large matrix product (1 x 1, stride 1)
-  with more after it than rounding, which then hides behind the products (`sweeps`).
+  decides and the element-wise work after it saves a pass over it (rows of taps, whose loads are slow, excepted); or it
+  is a large matrix product (1 x 1, stride 1) with more after it than rounding, which then hides behind the products
+  (`sweeps`).
 Where there are few tiles and the sum is long, it is cut in pieces whose parts the next kernel adds.
 Everything else is the library's: large convolutions are bound by the tensor cores, and other layouts by its copies.
 """
@@ -50,6 +52,8 @@ _LARGE = 1 << 29  # multiplications of a product for which tensor cores decide
 _PIECE = 1024  # elements of a sum that a piece of it has at least
 _MOST_PIECES = 8
 _DEEPEST = 128
+_WIDEST_ROW = 64  # elements of a row of taps that is taken as a whole
+_MOST_TAPS = 256  # elements of rows of taps taken at a time: all loads of a 7 x 7 convolution at once
 
 
 def choose_convolution(schedule: Schedule, kernel: ConvolveKernel) -> list[Kernel]:
@@ -69,10 +73,12 @@ def choose_convolution(schedule: Schedule, kernel: ConvolveKernel) -> list[Kerne
 
 
 def is_ours(kernel: ConvolveKernel) -> bool:
-    if not has_channels_last(kernel) or looks_up(kernel.loop):
+    if not is_readable(kernel) or looks_up(kernel.loop):
         return False
     tiles, each = _tiles(kernel), length(kernel)
-    if each <= _SHORT or (tiles is not None and tiles <= MOST_TILES and tiles * each <= _MOST_WORK):
+    if each <= _SHORT and not takes_rows(kernel):
+        return True
+    if tiles is not None and tiles <= MOST_TILES and tiles * each <= _MOST_WORK:
         return True
     return sweeps(kernel) and any(isinstance(i, Apply) and i.fn != "cast" for i in kernel.loop.body)
 
@@ -102,12 +108,33 @@ def matrices(kernel: ConvolveKernel) -> tuple[Operand, Operand] | None:
     )
 
 
-def has_channels_last(kernel: ConvolveKernel) -> bool:
+def is_readable(kernel: ConvolveKernel) -> bool:
+    """Whether operands are in an order our kernel knows."""
+    channels = kernel.k.shape[1]
+    return _has_channels_last(kernel) and ((isinstance(channels, int) and channels % 16 == 0) or takes_rows(kernel))
+
+
+def _has_channels_last(kernel: ConvolveKernel) -> bool:
     """Whether both operands can be read along their channels, the weights along all of a sum at once."""
     (_, c, *taps), (_, channel, *steps) = kernel.k.shape, kernel.k.strides
     dense = all(size == 1 or step == want for size, step, want in zip(taps, steps, _tap_steps(kernel), strict=True))
     static = all(isinstance(s, int) for s in (*kernel.x.strides[1:], *kernel.k.strides, kernel.k.offset))
-    return isinstance(c, int) and c % 16 == 0 and kernel.x.strides[1] == channel == 1 and dense and static
+    return (kernel.x.strides[1] == channel == 1 or c == 1) and dense and static
+
+
+def takes_rows(kernel: ConvolveKernel) -> bool:
+    """Whether the channels are few, and those of a whole row of taps lie next to one another in x."""
+    _, channels, _, across = kernel.k.shape
+    assert isinstance(channels, int) and isinstance(across, int)
+    side_by_side = kernel.x.strides[3] == channels and kernel.op.dilation[1] == 1
+    return channels % 16 != 0 and channels * across <= _WIDEST_ROW and side_by_side
+
+
+def row_of_taps(kernel: ConvolveKernel) -> tuple[int, int]:
+    """How many elements a row of taps has, and how much room in a step: a power of two."""
+    elements = product((kernel.k.shape[1], kernel.k.shape[3]))
+    assert isinstance(elements, int)
+    return elements, max(16, 1 << (elements - 1).bit_length())
 
 
 def _tap_steps(kernel: ConvolveKernel) -> tuple[Dim, Dim]:
@@ -123,9 +150,12 @@ def length(kernel: ConvolveKernel) -> int:
 
 
 def depth(kernel: ConvolveKernel) -> int:
-    """Elements of the sum taken at a time: a power of two of one tap's channels."""
-    channels = kernel.k.shape[1]
-    assert isinstance(channels, int)
+    """Elements of the sum taken at a time: a power of two of one tap's channels, or several rows of taps."""
+    _, channels, down, _ = kernel.k.shape
+    assert isinstance(channels, int) and isinstance(down, int)
+    if takes_rows(kernel):
+        room = row_of_taps(kernel)[1]
+        return min(1 << (down - 1).bit_length(), _MOST_TAPS // room) * room
     return min(channels & -channels, _DEEPEST)
 
 
@@ -137,7 +167,7 @@ def _tiles(kernel: ConvolveKernel) -> int | None:
 
 def pieces_of(kernel: ConvolveKernel) -> int:
     tiles, whole = _tiles(kernel), length(kernel)
-    if tiles is None or 2 * tiles > MULTIPROCESSORS:
+    if tiles is None or 2 * tiles > MULTIPROCESSORS or takes_rows(kernel):
         return 1
     wanted, step = min(-(-MULTIPROCESSORS // tiles), _MOST_PIECES), depth(kernel)
     return max((s for s in range(1, wanted + 1) if whole % (s * step) == 0 and whole // s >= _PIECE), default=1)
