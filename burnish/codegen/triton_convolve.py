@@ -100,6 +100,7 @@ class _Convolution(TilePrinter):
             self.fetch(base, k, piece, k.shape[0], k.strides[0])
         self.vectors(steady)
         self.lines.append(AHEAD)
+        self.tiles()
         self.line("acc = tl.zeros([YBLOCK, XBLOCK], tl.float32)")
         steps = self._steps(piece)
         begin: Dim = 0 if first == 0 else steps * Expr({(self.plan.outside[0].sym,): 1})

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from burnish.codegen.triton_launch import Launch, Plan, cdiv
 from burnish.codegen.triton_loop import AHEAD, LoopPrinter
-from burnish.ir.body import Apply, Const, Instr, Load, value_refs
+from burnish.ir.body import Apply, Const, Instr, Load, instr_args
 from burnish.ir.expr import Dim
 from burnish.schedule.gpu import MULTIPROCESSORS
 from burnish.schedule.kernels import Operand, Product
@@ -18,6 +18,7 @@ from burnish.schedule.kernels import Operand, Product
 ENOUGH = MULTIPROCESSORS // 2  # programs with which a chip is busy, when each has several loads in flight
 ASSUMED = 4096  # rows, where their number is known only at launch
 _CACHE_LINE = 128  # bytes
+_MOST_TILES = 2  # held in registers next to the sums
 
 
 class Tile(NamedTuple):
@@ -40,26 +41,43 @@ class TilePrinter(LoopPrinter):
     def __init__(self, kernel: Product, planned: Plan, operands: tuple[Operand, Operand]) -> None:
         self.acc = kernel.acc
         self.operands = operands
-        self.printed: set[int] = set()
+        self.printed: set[int] = set()  # values that stand ahead of the product
+        self.defined: set[str] = set()  # lanes whose masks and axes do
         super().__init__(kernel.loop, planned)
 
     def vectors(self, steady: frozenset[str]) -> None:
         """What the epilogue computes along the columns from `steady` buffers, ahead of the product: there in time."""
         if any(isinstance(i, Load) and i.buffer in steady for i in self.body):
-            self.define_mask(self.lane("x"))
+            self._define_lane("x")
         for n, i in enumerate(self.body):
             if isinstance(i, Load):
-                early = i.buffer in steady and i.guard is None and not value_refs(i.index)
+                early = i.buffer in steady and not instr_args(i)
             else:
                 early = isinstance(i, Const) or (isinstance(i, Apply) and self.printed.issuperset(i.args))
             if early and self.spans[n] <= {"x"}:
                 self.statement(n)
                 self.printed.add(n)
 
+    def tiles(self) -> None:
+        """The tiles that the epilogue combines with the sums (a residual), asked for before the product and not after:
+        they arrive together."""
+        loads = [n for n, i in enumerate(self.body) if isinstance(i, Load) and not self._is_tile(i)]
+        early = [n for n in loads if not instr_args(self.body[n]) and self.spans[n] == {"y", "x"}]
+        for name in "yx" if early else "":
+            self._define_lane(name)
+        for n in early[:_MOST_TILES]:
+            self.statement(n)
+            self.printed.add(n)
+
+    def _define_lane(self, name: str) -> None:
+        if name not in self.defined:
+            self.define_mask(self.lane(name))
+            self.define_axes(self.lane(name), self.body_values())
+            self.defined.add(name)
+
     def epilogue(self) -> None:
         for lane in self.plan.lanes:
-            self.define_mask(lane)
-            self.define_axes(lane, self.body_values())
+            self._define_lane(lane.name)
         for n in self.body_values():
             if n not in self.printed:
                 self.statement(n)
