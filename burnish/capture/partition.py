@@ -16,6 +16,9 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._ops import OpOverload
 from torch.utils.checkpoint import CheckpointPolicy
 
+_PADDED_ON = ("cuda",)
+_LONG_ROW = 1024  # shorter ones are not worth a padded copy of the operand
+
 
 def partition(joint: fx.GraphModule, joint_inputs: Sequence[Any], **arguments: Any) -> tuple[fx.GraphModule, ...]:
     """A `partition_fn` for AOTAutograd; `arguments` are the ones it defines for such a function."""
@@ -23,8 +26,10 @@ def partition(joint: fx.GraphModule, joint_inputs: Sequence[Any], **arguments: A
     drop_detaches(joint.graph)
     merge_repeats(joint.graph)
     open_log_softmax(joint.graph)
+    padded = pad_ragged_products(joint.graph)
     joint.recompile()
-    with functorch_config.patch(cse=False):
+    # What is kept of a padded product is all of it, not the part inside, which would be a copy.
+    with functorch_config.patch(cse=False, recompute_views=functorch_config.recompute_views or padded > 0):
         return min_cut_rematerialization_partition(joint, joint_inputs, **arguments)
 
 
@@ -106,6 +111,34 @@ def _nll_loss_backward(make: _Maker, grad: fx.Node, x: fx.Node, *rest: Any) -> f
     like = x.meta["val"]
     blank = make(torch.ops.aten.full.default, list(like.shape), 0.0, dtype=like.dtype, device=like.device)
     return make(torch.ops.aten.nll_loss_backward.default, grad, blank, *rest)
+
+
+def pad_ragged_products(graph: fx.Graph) -> int:
+    """Give products of a GPU with rows of odd length (a vocabulary's logits) rows that start at multiples of 128 bytes:
+    the library has quick kernels for those only, and everything that reads them moves 16 bytes at a time. Returns how
+    many there were."""
+    aten, count = torch.ops.aten, 0
+    for node in graph.find_nodes(op="call_function", target=aten.mm.default):
+        value = node.meta["val"]
+        columns = value.shape[1]
+        if value.device.type not in _PADDED_ON or value.dtype not in (torch.float16, torch.bfloat16):
+            continue
+        if not _is_static_and_full(value) or columns < _LONG_ROW or columns % 8 == 0 or not _in_forward(node):
+            continue
+        a, b = node.args
+        assert isinstance(b, fx.Node)
+        more = -columns % 64
+        with graph.inserting_before(node):
+            make = _Maker(graph, node)
+            if b.target is aten.t.default:  # a weight as it is stored gets further rows
+                wide = make(aten.t.default, make(aten.constant_pad_nd.default, b.args[0], [0, 0, 0, more]))
+            else:
+                wide = make(aten.constant_pad_nd.default, b, [0, more])
+            part = make(aten.slice.Tensor, make(aten.mm.default, a, wide), 1, 0, columns)
+        node.replace_all_uses_with(part)
+        graph.erase_node(node)
+        count += 1
+    return count
 
 
 def _is_static_and_full(value: torch.Tensor) -> bool:

@@ -7,7 +7,7 @@ Arguments. Those that were at the same place in both calls (parameters, caches, 
 and written, where they are; each replay checks that they still are there. The others are copied into memory of the
 graph, and back where the program writes them. One that moves later becomes one of the others.
 
-Results are copied out, so that a replay leaves alone what was handed out before; all copies of one type are one
+Results are copied out, so that a replay leaves alone what was handed out before; many copies of one type are one
 launch. `reuse_outputs` hands out the graph's own memory instead, which the next call overwrites. A training step's
 saved tensors are always lent like that, for they are large and the backward gives them back: while any is in use, the
 next forward of the object runs without its graph.
@@ -33,6 +33,7 @@ from burnish.runtime.cuda_program import CudaRun, is_capturing
 from burnish.runtime.graph_plan import GraphPlan
 
 current_raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0)
+_FEW_COPIES = 3
 _PATIENCE = 4  # times that one set of sizes is captured again, before it is left alone
 
 
@@ -206,8 +207,9 @@ class Captured:
 
 
 def _copy(into: list[torch.Tensor], out_of: list[torch.Tensor]) -> None:
-    if len(into) == 1:
-        into[0].copy_(out_of[0], non_blocking=True)
+    if len(into) <= _FEW_COPIES:  # a multi-tensor copy of two or three takes longer: few programs, each with much to do
+        for target, source in zip(into, out_of, strict=True):
+            target.copy_(source, non_blocking=True)
     else:
         torch._foreach_copy_(into, out_of, non_blocking=True)
 
@@ -329,11 +331,13 @@ class GraphedProgram:
         self.log.noticed(f"CUDA graph dropped{' for good' if case.plain else ''}: {reason}")
 
     def _capture(self, case: _Case, args: list[Any]) -> None:
+        random = _RandomState(self.pool.device)
         try:
             case.captured = self._captured(case, args)
             self.pool.add(case.captured)
             self.log.noticed("CUDA graph captured")
         except Exception as error:  # out of memory, or an operation that cannot be captured: never a lost call
+            random.put_back()
             case.plain = True
             self.log.noticed(f"no CUDA graph: {failure_reason(error)}")
 
@@ -371,6 +375,21 @@ class GraphedProgram:
             for key in list(self._cases):
                 self._forget(key)
         self.program.release()
+
+
+class _RandomState:
+    """The device's generator as it was before a capture. One that fails leaves it in the belief that a graph is still
+    being captured, and every later draw would be refused."""
+
+    def __init__(self, device: torch.device) -> None:
+        generators = torch.cuda.default_generators
+        index = device.index or 0
+        self.generator = generators[index] if index < len(generators) else None
+        self.copy = None if self.generator is None else self.generator.clone_state()
+
+    def put_back(self) -> None:
+        if self.generator is not None and self.copy is not None:
+            self.generator.graphsafe_set_state(self.copy)
 
 
 def _key_function(sources: Mapping[str, tuple[int, str, int]]) -> Callable[[list[Any]], tuple[int, ...]]:

@@ -62,14 +62,17 @@ def _merge_axes(loop: Loop, k: int) -> Loop | None:
 
 
 def column_axis(loop: Loop) -> Axis | None:
-    """The kept axis that runs contiguously through more of the loads than any reduced one, if there is one."""
+    """The kept axis that runs contiguously through more of the loads than any reduced one, if there is one. What does
+    not vary with both kinds of axes is a vector, and small beside what does."""
     score: dict[str, int] = {a.name: 0 for a in loop.axes}
     level = loop.element_level()
-    for n, i in enumerate(loop.body):
-        if isinstance(i, Load | Store) and level[n]:
-            for a in loop.axes:
-                if coefficient(i.index, a.name) == 1:
-                    score[a.name] += 1
+    kept_names, reduced_names = ({a.name for a in axes} for axes in (loop.parallel, loop.reduction))
+    accesses = [i for n, i in enumerate(loop.body) if isinstance(i, Load | Store) and level[n]]
+    large = [i for i in accesses if mentions(i.index, kept_names) and mentions(i.index, reduced_names)]
+    for i in large or accesses:
+        for a in loop.axes:
+            if coefficient(i.index, a.name) == 1:
+                score[a.name] += 1
     kept = [a for a in loop.parallel if score[a.name] > 0]
     reduced = max((score[a.name] for a in loop.reduction), default=0)
     best = max(kept, key=lambda a: score[a.name], default=None)

@@ -92,6 +92,7 @@ class _Lowerer:
         self.in_place: dict[int, Node] = {}  # scatter node -> the input it updates
         self.overwritten: set[str] = set()  # inputs that hold their new values already
         self.output_roles: dict[int, tuple[Dim, ...]] = {}
+        self._by_id = {n.id: n for n in self.graph.nodes}
         self.multiplied = _multiplied(self.graph) if captured.target == "cuda" else frozenset()
         self.lent: dict[int, Node] = {}  # result -> the value in whose memory it is
         self._plan_outputs()
@@ -127,7 +128,15 @@ class _Lowerer:
             return True
         if self._is_vector_on_gpu(node) and work.cost <= _CHEAP_VECTOR:
             return False
+        if self.captured.target == "cuda" and work.cost <= _CHEAP_VECTOR and self._large_sources(node, work) <= 1:
+            return False  # reading it would take as long as reading what it is made of
         return uses > 1 and (work.cost > _CHEAP or len(work.sources) > 1)
+
+    def _large_sources(self, node: Node, work: _Work) -> int:
+        """How many values about as large as this one it is made of."""
+        size, nodes = product(node.shape), self._by_id
+        sizes = [product(nodes[s].shape) for s in work.sources]
+        return sum(not isinstance(n, int) or not isinstance(size, int) or 4 * n > size for n in sizes)
 
     def _is_vector_on_gpu(self, node: Node) -> bool:
         """Whether a kernel that only made this would take longer to launch than all its readers to make it again: a

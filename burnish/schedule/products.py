@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from burnish.ir.body import Apply, BodyBuilder, Instr, Load, Loop, Store
+from burnish.ir.body import Apply, BodyBuilder, Instr, Load, Loop, Store, const
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, Expr, coefficient, mentions, product, substitute
 from burnish.ir.graph import Extern, Ref
@@ -122,9 +122,11 @@ class _Chooser:
         return can_sweep(self.kernel) and (self._works_after() or self._is_ragged())
 
     def _is_ragged(self) -> bool:
-        """Whether rows of the result start at addresses the library has no quick kernels for."""
-        columns = self.kernel.product_shape[-1]
-        return len(self.kernel.product_shape) == 2 and isinstance(columns, int) and columns % 8 != 0
+        """Whether a row of an operand or of the result ends between the multiples of 16 bytes that the library's quick
+        kernels move."""
+        a, b = self.kernel.a, self.kernel.b
+        along = [o.shape[d] for o in (a, b) for d in (-2, -1) if o.strides[d] == 1]
+        return any(isinstance(size, int) and size % 8 != 0 for size in (*along, b.shape[-1]))
 
     def _works_after(self) -> bool:
         """Whether the epilogue is more than a bias, and what it stores is next read by a library or a product."""
@@ -170,6 +172,8 @@ class _Chooser:
         if half.compute is half:
             return self._called(name, (kernel.a, kernel.b), half, acc)
         if all(is_cast(kernel.loop.body[u], half) for u in casts):
+            if self._is_widened(casts):  # rounded for nothing: the library stores the sum
+                return self._called(name, (kernel.a, kernel.b), half.compute, casts)
             return self._called(name, (kernel.a, kernel.b), half, casts)
         return self._called(name, (kernel.a, kernel.b), half.compute, acc)  # the sum itself is wanted, not rounded
 
@@ -226,32 +230,42 @@ class _Chooser:
         args: tuple[object, ...] = tuple(Ref(k) for k in range(len(inputs)))
         args = (*args, dtype.torch) if widened else args
         op = Extern(target, args, (), (strides,), f"aten.{name}.{'dtype' if widened else 'default'}")
-        stored = self._is_copy(values)
-        if stored is not None:
-            self.schedule.buffers[stored] = replace(self.schedule.buffers[stored], role="extern")
-            return [ExternKernel(op, inputs, (stored,))]
-        result = Buffer(f"{kernel.acc}_product", dtype, shape, strides, "extern")
+        copy = self._copy(values, dtype)
+        result = Buffer(copy.buffer if copy else f"{kernel.acc}_product", dtype, shape, strides, "extern")
         self.schedule.buffers[result.name] = result
+        if copy is not None and len(kernel.loop.stores) == 1:
+            return [ExternKernel(op, inputs, (result.name,))]
         place = next(i.index for i in kernel.loop.body if isinstance(i, Load) and i.buffer == kernel.acc)
         body = BodyBuilder()
         read = body.emit(Load(result.name, place, dtype))
         replaced = dict.fromkeys(values, read)
         hidden = dict.fromkeys(accumulator_loads(kernel), read)
-        loop = with_values(kernel.loop, {**hidden, **replaced}, body)
+        hole = const(False, DType.bool)  # values keep their numbers
+        rest = replace(kernel.loop, body=tuple(hole if i is copy else i for i in kernel.loop.body))
+        loop = with_values(rest, {**hidden, **replaced}, body)
         return [ExternKernel(op, inputs, (result.name,)), LoopKernel(loop)]
 
-    def _is_copy(self, values: list[int]) -> str | None:
-        """The buffer that only receives the product, in the order the library writes it."""
+    def _is_widened(self, casts: list[int]) -> bool:
+        """Whether nothing is done with the rounded product but to store it in the accumulator's type."""
+        loop, wide = self.kernel.loop, self.kernel.dtype
+        read = {u for n in casts for u in uses(loop, n)}
+        return read == {n for n, i in enumerate(loop.body) if isinstance(i, Store)} and all(
+            s.dtype is wide for s in loop.stores
+        )
+
+    def _copy(self, values: list[int], dtype: DType) -> Store | None:
+        """The store of the product itself, in the order in which the library writes it and into memory that receives
+        nothing else: the library may as well write there."""
         loop = self.kernel.loop
-        stores = loop.stores
-        if len(stores) != 1 or stores[0].value not in values or stores[0].mode != "set":
-            return None
-        buffer = self.schedule.buffers[stores[0].buffer]
         place = next(i.index for i in loop.loads if i.buffer == self.kernel.acc)
-        value = loop.body[stores[0].value]
-        fits = stores[0].index == place and buffer.role in ("temp", "output") and stores[0].dtype is value.dtype
-        written = sum(buffer.name in k.writes for k in self.schedule.kernels)
-        return buffer.name if fits and buffer.shape == self.kernel.product_shape and written == 1 else None
+        for store in loop.stores:
+            buffer = self.schedule.buffers[store.buffer]
+            plain = store.value in values and store.mode == "set" and store.index == place and store.dtype is dtype
+            written = sum(buffer.name in k.writes for k in self.schedule.kernels)
+            own = buffer.role in ("temp", "output") and buffer.shape == self.kernel.product_shape and written == 1
+            if plain and own:
+                return store
+        return None
 
 
 def _piece(o: Operand, d: int, pieces: int) -> Operand:

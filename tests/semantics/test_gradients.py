@@ -86,3 +86,18 @@ def test_what_the_backward_wants_transposed_is_not_copied() -> None:
     forward, _ = capture(fn, *(torch.randn(6, 6, requires_grad=True) for _ in range(3)))
     _, schedule = schedules(forward.captured)
     assert not [k for k in schedule.kernels if isinstance(k, LoopKernel)]
+
+
+def test_rows_of_odd_length_are_padded_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("burnish.capture.partition._PADDED_ON", ("cpu",))
+    monkeypatch.setattr("burnish.capture.partition._LONG_ROW", 16)
+    inputs = [torch.randn(n, 8).to(torch.bfloat16).requires_grad_() for n in (6, 51)]
+
+    def loss(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, w).float().log_softmax(-1)[:, 3].sum()
+
+    check(loss, *inputs)
+    forward, _ = capture(loss, *inputs)
+    _, schedule = schedules(forward.captured)
+    kept = [r.operand.shape for r in schedule.results if isinstance(r, ResultBuffer)]
+    assert (6, 64) in kept and (6, 51) not in kept
