@@ -16,6 +16,7 @@ from burnish.schedule.kernels import (
     AttendKernel,
     ContractGroup,
     ContractKernel,
+    ConvolveKernel,
     ExternKernel,
     Kernel,
     LoopKernel,
@@ -37,6 +38,8 @@ def kernel_bytes(kernel: Kernel, schedule: Schedule, sizes: Sizes) -> int:
             return _loop_bytes(loop, schedule, sizes)
         case ContractKernel(a, b, _, _, loop):
             return _window_bytes(a, sizes) + _window_bytes(b, sizes) + _loop_bytes(loop, schedule, sizes)
+        case ConvolveKernel(_, x, k, _, _, loop):
+            return _window_bytes(x, sizes) + _window_bytes(k, sizes) + _loop_bytes(loop, schedule, sizes)
         case ContractGroup(parts):
             shared = (len(parts) - 1) * _window_bytes(parts[0].a, sizes)
             return sum(kernel_bytes(part, schedule, sizes) for part in parts) - shared
@@ -50,10 +53,12 @@ def kernel_bytes(kernel: Kernel, schedule: Schedule, sizes: Sizes) -> int:
 
 
 def kernel_flops(kernel: Kernel, sizes: Sizes) -> int:
-    """Multiplications and additions of a matrix product or of attention; 0 for what memory bounds."""
+    """Multiplications and additions of a matrix product, a convolution or attention; 0 for what memory bounds."""
     match kernel:
         case ContractKernel(a, b, _, _, _):
             return 2 * _product((*a.shape, b.shape[-1]), sizes)
+        case ConvolveKernel():
+            return 2 * _product((*kernel.result_shape, *kernel.k.shape[1:]), sizes)
         case ContractGroup(parts):
             return sum(kernel_flops(part, sizes) for part in parts)
         case AttendKernel(op, (q, k, v, *_), _, _):

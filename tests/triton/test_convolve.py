@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch.func import functional_call
 
 from burnish.codegen.triton import generate
+from burnish.explain.traffic import kernel_bytes, kernel_flops
 from burnish.ir.reference import evaluate_graph
 from burnish.schedule.evaluate import evaluate_schedule
 from burnish.schedule.kernels import ContractKernel, ConvolveKernel, ExternKernel, LoopKernel, Schedule
@@ -209,6 +210,13 @@ def test_other_convolutions_stay_calls(fn: Any) -> None:
 def test_on_a_cpu_they_stay_calls() -> None:
     entry, *_ = capture(lambda x, k: F.conv2d(x, k), half(1, 16, 6, 6), half(16, 16, 3, 3))
     assert [name for name, _ in entry.captured.externs] == ["aten::convolution.default"]
+
+
+def test_its_work_is_counted() -> None:
+    schedule = fuses(half(2, 16, 8, 8), half(32, 16, 3, 3))
+    (kernel,) = schedule.kernels
+    assert kernel_flops(kernel, {}) == 2 * (2 * 32 * 8 * 8) * (16 * 3 * 3)
+    assert kernel_bytes(kernel, schedule, {}) == 2 * (2 * 16 * 8 * 8 + 32 * 16 * 3 * 3 + 2 * 32 * 8 * 8)
 
 
 # --- a network --------------------------------------------------------------------------------------------------
