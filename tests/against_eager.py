@@ -144,8 +144,8 @@ def loss_of(results: Any) -> torch.Tensor:
     total = torch.zeros(())
     for tensor in pytree.tree_leaves(results):
         if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
-            weight = torch.linspace(0.5, 1.5, tensor.numel(), dtype=tensor.dtype).reshape(tensor.shape)
-            total = total + (tensor * weight).sum() / max(tensor.numel(), 1)
+            weight = torch.linspace(0.5, 1.5, tensor.numel(), dtype=tensor.dtype, device=tensor.device)
+            total = total.to(tensor.device) + (tensor * weight.reshape(tensor.shape)).sum() / max(tensor.numel(), 1)
     return total
 
 

@@ -100,10 +100,26 @@ def _log_softmax(make: _Maker, x: fx.Node, dim: int, half_to_float: bool) -> fx.
 def _log_softmax_backward(make: _Maker, grad: fx.Node, out: fx.Node, dim: int, dtype: torch.dtype) -> fx.Node:
     aten = torch.ops.aten
     wide = torch.promote_types(grad.meta["val"].dtype, torch.float32)
+    total = _loss_per_row(make, grad)
     grad, out = make.cast(grad, wide), make.cast(out, wide)
-    total = make(aten.sum.dim_IntList, grad, [dim], True)
+    if total is None:
+        total = make(aten.sum.dim_IntList, grad, [dim], True)
     share = make(aten.mul.Tensor, make(aten.exp.default, out), total)
     return make.cast(make(aten.sub.Tensor, grad, share), make.dtype)
+
+
+def _loss_per_row(make: _Maker, grad: fx.Node) -> fx.Node | None:
+    """The sum of each row of a gradient that has one element a row: nobody needs to look for it."""
+    aten = torch.ops.aten
+    if grad.target is not aten.nll_loss_backward.default or grad.meta["val"].dim() != 2:
+        return None
+    tangent, _, target, weight, reduction, ignored, number = grad.args
+    if weight is not None or tangent.meta["val"].dim():  # type: ignore[union-attr]
+        return None
+    value = make(aten.div.Tensor, tangent, number) if reduction == 1 else tangent
+    zero = make(aten.full.default, [], 0.0, dtype=make.dtype, device=grad.meta["val"].device)
+    chosen = make(aten.where.self, make(aten.ne.Scalar, target, ignored), make(aten.neg.default, value), zero)
+    return make(aten.unsqueeze.default, chosen, 1)
 
 
 def _nll_loss_backward(make: _Maker, grad: fx.Node, x: fx.Node, *rest: Any) -> fx.Node:

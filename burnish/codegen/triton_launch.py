@@ -23,7 +23,7 @@ from burnish.schedule.axes import column_axis, row_order
 _MULTIPROCESSORS = 132  # of an H100 or H200; what matters is the order of magnitude
 _BUSY = 2 * _MULTIPROCESSORS  # programs that keep them occupied
 _ACCESS = 16  # bytes a thread moves in one instruction
-_LONGEST_ROW = 16384  # elements of a row that one program holds
+LONGEST_ROW = 16384  # elements of a row that one program holds
 _HELD = 49152  # values one program can hold in registers between two reductions
 _ASSUMED = 1 << 30  # elements of a dimension whose size is known only when the kernel is launched
 _TILE = 16  # axes shorter than this are not worth a tile
@@ -186,7 +186,7 @@ def _scans(loop: Loop) -> bool:
 def _fits(loop: Loop, length: int, columns: bool) -> bool:
     """Whether one program can hold whole rows; for columns, enough neighbours to fill its accesses besides."""
     held = _strip(loop, columns) * _power(length)
-    return held <= (4096 if columns else _LONGEST_ROW) and held * _held(loop) <= _HELD
+    return held <= (4096 if columns else LONGEST_ROW) and held * _held(loop) <= _HELD
 
 
 def _strip(loop: Loop, columns: bool) -> int:

@@ -8,10 +8,10 @@ serves every form; what differs is only that `long` rows are swept in chunks, pa
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from burnish.codegen.signature import Signature
-from burnish.codegen.triton_launch import Lane, Launch, Plan, plan
+from burnish.codegen.triton_launch import LONGEST_ROW, Lane, Launch, Plan, plan
 from burnish.codegen.triton_scalar import (
     MEMORY_TYPE,
     STORED_TYPE,
@@ -44,7 +44,7 @@ from burnish.ir.body import (
     value_refs,
 )
 from burnish.ir.dtypes import DType
-from burnish.ir.expr import Dim, Div, Expr, Mod, floordiv, lower, mod, substitute, sym, symbols, upper
+from burnish.ir.expr import Dim, Div, Expr, Mod, coefficient, floordiv, lower, mod, substitute, sym, symbols, upper
 from burnish.schedule.axes import normalise
 from burnish.schedule.phases import Phases
 
@@ -83,7 +83,20 @@ class TritonKernel:
 
 def print_loop(loop: Loop, steady: frozenset[str] = frozenset()) -> TritonKernel:
     """`steady` are buffers that no kernel of the program writes."""
-    return LoopPrinter(normalise(loop), steady=steady).print()
+    return LoopPrinter(_as_rows(normalise(loop)), steady=steady).print()
+
+
+def _as_rows(loop: Loop) -> Loop:
+    """A map over long rows of odd length that do not follow one another, swept row by row as a reduction's would be:
+    counted through, its elements would be found by division, and moved one by one."""
+    if loop.reduction or loop.sequential or len(loop.axes) < 2:
+        return loop
+    inner = loop.axes[-1]
+    accesses = [i for i in loop.body if isinstance(i, Load | Store)]
+    along = all(coefficient(i.index, inner.name) in (0, 1) for i in accesses)
+    plain = all(s.mode == "set" and coefficient(s.index, inner.name) == 1 for s in loop.stores)
+    odd = isinstance(inner.size, int) and inner.size > LONGEST_ROW and inner.size % 16 != 0
+    return replace(loop, axes=(*loop.axes[:-1], replace(inner, reduce=True))) if along and plain and odd else loop
 
 
 def candidates(kernel: TritonKernel) -> list[Launch]:
@@ -101,8 +114,12 @@ class LoopPrinter:
         self.plan: Plan = planned or plan(loop)
         self.signature = Signature()
         self.kinds: dict[str, DType] = {}  # what each buffer holds
-        # Everything that leaves the kernel has eight bits: functions need no more than eleven.
-        self.rounds = all(s.dtype is DType.bf16 for s in loop.stores)
+        # Every element that leaves the kernel has eight bits, and sums are sums of such: functions need no more than
+        # eleven.
+        level = loop.element_level()
+        elements = [i for n, i in enumerate(loop.body) if isinstance(i, Store) and (level[n] or not loop.reduction)]
+        self.rounds = bool(elements) and all(s.dtype is DType.bf16 for s in elements)
+        self.inside: set[str] = set()  # lanes whose current block is known to end before they do
         self.prefix = ""  # of the values' names, where several bodies stand in one function
         self.signature.checks = any(isinstance(i, Checked) for i in self.body)
         self.lines: list[str] = []
@@ -166,7 +183,8 @@ class LoopPrinter:
         return f"[{', '.join(lane.block if lane.name in span else '1' for lane in self.plan.lanes)}]"
 
     def mask(self, span: Iterable[str]) -> list[str]:
-        return [f"{lane.name}m" for lane in self.plan.lanes if lane.masked and lane.name in span]
+        masked = [lane.name for lane in self.plan.lanes if lane.masked and lane.name not in self.inside]
+        return [f"{name}m" for name in masked if name in span]
 
     def _index_width(self) -> tuple[str, tuple[Dim, ...]]:
         """The type indices are computed in, and what decides it at launch where sizes are not known before."""
@@ -425,7 +443,7 @@ class LoopPrinter:
                 self.line(f"{self.axis_names[a]} = {_bare(self.index(digit))}")
 
     def define_mask(self, lane: Lane) -> None:
-        if lane.masked:
+        if lane.masked and lane.name not in self.inside:
             self.line(f"{lane.name}m = {lane.name} < {self.index(lane.size)}")
 
     def open_lane(self, name: str, start: str, values: list[int]) -> None:
@@ -481,9 +499,9 @@ class _LongRows(Phases):
             if self.reductions(phase) or self.element_stores(phase):
                 self._sweep(phase)
 
-    def _open(self, values: list[int]) -> None:
+    def _open(self, values: list[int], bounds: str | None = None) -> None:
         p = self.p
-        p.line(f"for start in range(0, {p.index(p.lane('r').size)}, RBLOCK):")
+        p.line(f"for start in range({bounds or '0, ' + p.index(p.lane('r').size)}, RBLOCK):")
         p.indent += 1
         p.open_lane("r", "start + ", values)
 
@@ -492,15 +510,29 @@ class _LongRows(Phases):
         reductions = self.reductions(phase)
         for n in reductions:
             self._declare(n)
+        lane = p.lane("r")
+        if lane.masked and isinstance(lane.size, int) and lane.size % 16 != 0:
+            # A mask that ends at an odd place would make every access one of a single element: only the last has it.
+            whole = f"{lane.size} // RBLOCK * RBLOCK"
+            p.inside.add("r")
+            self._chunks(phase, f"0, {whole}")
+            p.inside.discard("r")
+            self._chunks(phase, f"{whole}, {lane.size}")
+        else:
+            self._chunks(phase)
+        for n in reductions:
+            self._combine(n)
+
+    def _chunks(self, phase: int, bounds: str | None = None) -> None:
+        p = self.p
+        reductions = self.reductions(phase)
         values = self.needed(self.pass_roots(phase), set())
-        self._open([*values, *reductions])
+        self._open([*values, *reductions], bounds)
         for n in values:
             p.statement(n)
         for n in reductions:
             self._accumulate(n)
         p.indent -= 1
-        for n in reductions:
-            self._combine(n)
 
     def _declare(self, n: int) -> None:
         i, p = self._reduced(n), self.p

@@ -40,7 +40,7 @@ from burnish.schedule.kernels import Buffer, Kernel, LoopKernel, Schedule
 from burnish.schedule.phases import Phases
 
 _STRIP = 64  # neighbouring columns one worker takes together
-_PIECES = 4  # per worker, so that the last ones to finish are short
+_PIECES = 8  # per worker: a column's sum waits for memory, which several of them ask for at once
 _SHORTEST = 2048  # elements in a worker's share of a piece
 
 

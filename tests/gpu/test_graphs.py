@@ -221,7 +221,7 @@ def test_training_steps() -> None:
     xs = [randn(16, 64) for _ in range(6)]
     torch.testing.assert_close(losses(c, xs), losses(twin, xs))
     torch.testing.assert_close(dict(model.named_parameters()), dict(twin.named_parameters()))
-    assert captured(c) == 2, notices(c)  # forward and backward
+    assert 2 <= captured(c) <= 4, notices(c)  # forward and backward; each may find out once that an argument moves
 
 
 def test_several_forwards_before_a_backward() -> None:

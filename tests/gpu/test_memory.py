@@ -52,7 +52,8 @@ def test_close_returns_to_the_baseline(make: Any, training: bool) -> None:
     if make is graphed:
         assert captured(c) >= 2
         assert burnish.stats(c).memory.cuda_pool_bytes > 0
-    assert settled()[1] > reserved * 1.05  # it did hold something
+    if training or make is graphed:
+        assert settled()[1] > reserved * 1.05  # it did hold something
     c.burnish.close()
     after = settled()
     assert after[0] <= allocated * 1.05 and after[1] <= reserved * 1.05, (after, (allocated, reserved))
@@ -65,15 +66,14 @@ def test_close_returns_to_the_baseline(make: Any, training: bool) -> None:
 def test_a_dropped_object_holds_nothing() -> None:
     net = model()
     with torch.no_grad():
+        held = []
         for _ in range(2):
             c = graphed(net)
             for _ in range(3):
                 c(randn(2048, 1024))
             del c
-            held = settled()
-            if _ == 0:
-                allocated = held[0]
-    assert held[0] <= allocated * 1.05
+            held.append(settled()[0])
+    assert held[1] <= held[0] * 1.05
 
 
 def test_sizes_share_memory() -> None:

@@ -85,11 +85,11 @@ def test_a_kernel_that_cannot_be_printed_runs_in_torch(monkeypatch: pytest.Monke
 
     printed, seen = triton._printed, []
 
-    def refuse_first(kernel: Any) -> Any:
+    def refuse_first(kernel: Any, steady: frozenset[str]) -> Any:
         seen.append(kernel)
         if len(seen) == 1:
             raise triton.NotPrintable("told to")
-        return printed(kernel)
+        return printed(kernel, steady)
 
     monkeypatch.setattr(triton, "_printed", refuse_first)
     fn = lambda a: torch.sort(a * 2 + 1).values.softmax(-1)  # noqa: E731

@@ -12,13 +12,27 @@ from torch.func import functional_call
 
 from burnish.codegen.triton import generate
 from burnish.explain.traffic import kernel_bytes, kernel_flops
+from burnish.ir.body import BodyBuilder, Load, Loop, Store, make_axis
+from burnish.ir.dtypes import DType
+from burnish.ir.expr import Dim, Expr, sym
+from burnish.ir.graph import Convolve
 from burnish.ir.reference import evaluate_graph
-from burnish.schedule.evaluate import evaluate_schedule
-from burnish.schedule.kernels import ContractKernel, ConvolveKernel, ExternKernel, LoopKernel, Schedule
+from burnish.schedule.convolutions import is_ours, pieces_of
+from burnish.schedule.evaluate import ScheduleEvaluation, evaluate_schedule
+from burnish.schedule.kernels import (
+    Buffer,
+    ContractKernel,
+    ConvolveKernel,
+    ExternKernel,
+    LoopKernel,
+    Operand,
+    Schedule,
+    channels_last_strides,
+)
 from burnish.workloads.resnet import ResNet
 from tests.programs import capture, copies
 from tests.triton.compiler import Compiler
-from tests.triton.interpreter import Interpreter
+from tests.triton.interpreter import Interpreter, assert_close, job
 from tests.triton.test_products import check, kinds, on_cuda
 
 
@@ -244,3 +258,33 @@ def test_overlapped_kernels_load_vectors_and_fetch_weights_before_they_wait(comp
     ahead, behind = assembly.split("griddepcontrol.wait")
     assert "prefetch" in ahead and ahead.count("ld.global") >= 4  # the norm's four vectors
     assert "prefetch" not in behind
+
+
+@pytest.mark.parametrize("taps", [1, 3])
+def test_batch_of_a_size_known_at_launch(interpreter: Interpreter, compiler: Compiler, taps: int) -> None:
+    batch = sym("s0", 1)
+    x = Operand("x", 0, (batch, 16, 5, 6), channels_last_strides((batch, 16, 5, 6)), DType.bf16)
+    k = Operand("k", 0, (32, 16, taps, taps), channels_last_strides((32, 16, taps, taps)), DType.bf16)
+    shape = (batch, 32, 5, 6)
+    axes = tuple(make_axis(f"i{d}", size) for d, size in enumerate(shape))
+    place: Dim = 0
+    for axis, stride in zip(axes, channels_last_strides(shape), strict=True):
+        place = place + stride * Expr({(axis.sym,): 1})
+    body = BodyBuilder()
+    body.emit(Store("out", place, body.emit(Load("acc", place, DType.f32)), "set", DType.bf16))
+    op = Convolve((1, 1), (taps // 2, taps // 2), (1, 1))
+    kernel = ConvolveKernel(op, x, k, "acc", DType.f32, Loop(axes, tuple(body.instrs)))
+    assert is_ours(kernel) and pieces_of(kernel) == 1  # a sum this short is, however many of them there are
+    out = Buffer("out", DType.bf16, shape, channels_last_strides(shape), "temp")
+    buffers = {o.buffer: Buffer(o.buffer, o.dtype, o.shape, o.strides, "temp") for o in (x, k)}
+    schedule = Schedule({**buffers, "out": out}, [kernel], [])
+    unit = generate(schedule, interpreted=True)
+    for size in (1, 3):
+        evaluation = ScheduleEvaluation(schedule, [], {"s0": size})
+        for name in "xk":
+            evaluation.memory[name].copy_(torch.randn(evaluation.memory[name].shape) * 0.2)
+        held = {name: memory.clone() for name, memory in evaluation.memory.items()}
+        evaluation.run()
+        assert interpreter.run([job(unit.text, unit.calls[0], 0, {"s0": size})], held) == 0
+        assert_close(held["out"], evaluation.memory["out"], 2e-4)
+    assert ".target sm_" in compiler.compile(generate(schedule), 0, 90)

@@ -5,11 +5,25 @@ from __future__ import annotations
 import pytest
 import torch
 
+from burnish.codegen.triton import generate
 from burnish.codegen.triton_loop import LoopPrinter, NotPrintable, TritonKernel, print_loop
-from burnish.ir.body import Checked, Loop, Position, Reduced, value_symbol
+from burnish.ir.body import (
+    Apply,
+    BodyBuilder,
+    Checked,
+    Load,
+    Loop,
+    Position,
+    Reduced,
+    Store,
+    make_axis,
+    value_symbol,
+)
 from burnish.ir.dtypes import DType
-from burnish.ir.expr import sym
+from burnish.ir.expr import Expr, sym
 from burnish.schedule.axes import normalise
+from burnish.schedule.kernels import LoopKernel, Schedule
+from tests.triton.compiler import Compiler
 from tests.triton.interpreter import Buffers, Interpreter
 from tests.triton.loops import (
     Writer,
@@ -390,3 +404,17 @@ def test_equal_kernels_have_equal_text() -> None:
 def test_at_most_two_launches() -> None:
     for loop in (biased(64, 64), transposed(2, 70, 40), softmax(8, 768), softmax(N, M), column_sums(8192, 768)):
         assert 1 <= len(print_loop(loop).launches) <= 2
+
+
+def test_rows_of_odd_length_are_moved_in_whole_accesses(interpreter: Interpreter, compiler: Compiler) -> None:
+    """Rows apart from one another, as in a padded matrix; the mask is only on the last chunk."""
+    length, apart = 16401, 16448
+    rows, columns = make_axis("i0", 3), make_axis("i1", length)
+    place = Expr({(rows.sym,): apart, (columns.sym,): 1})
+    body = BodyBuilder()
+    doubled = body.emit(Apply("add", (body.emit(Load("x", place, DType.f32)),) * 2, DType.f32))
+    body.emit(Store("y", place, doubled, "set", DType.f32))
+    loop = Loop((rows, columns), tuple(body.instrs))
+    interpreter.check(loop, {"x": torch.randn(3 * apart), "y": torch.zeros(3 * apart)})
+    unit = generate(Schedule({}, [LoopKernel(loop)], []))
+    assert "ld.global.v4" in compiler.compile(unit, 0, 90)
