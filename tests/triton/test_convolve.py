@@ -30,6 +30,7 @@ from burnish.schedule.kernels import (
     channels_last_strides,
 )
 from burnish.workloads.resnet import ResNet
+from tests.cuda.on_cpu import assembled
 from tests.programs import capture, copies
 from tests.triton.compiler import Compiler
 from tests.triton.interpreter import Interpreter, assert_close, job
@@ -288,3 +289,21 @@ def test_batch_of_a_size_known_at_launch(interpreter: Interpreter, compiler: Com
         assert interpreter.run([job(unit.text, unit.calls[0], 0, {"s0": size})], held) == 0
         assert_close(held["out"], evaluation.memory["out"], 2e-4)
     assert ".target sm_" in compiler.compile(generate(schedule), 0, 90)
+
+
+def test_a_program_of_ours_the_librarys_and_pieces() -> None:
+    def chain(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        for k in weights:
+            x = torch.relu(F.conv2d(x, k, padding=k.shape[-1] // 2))
+        return x
+
+    inputs = [half(1, 24, 6, 6), half(256, 24, 3, 3), half(64, 256, 3, 3), half(32, 64, 1, 1)]
+    schedule, held, _ = on_cuda(chain, *inputs)
+    assert kinds(schedule) == [ExternKernel, LoopKernel, ConvolveKernel, LoopKernel, ConvolveKernel]
+    on = assembled(schedule, {}, held)
+    (got,) = on.run(list(inputs))
+    want = chain(*(t.double() for t in inputs))
+    theirs = (chain(*inputs).double() - want).abs().max()
+    assert (got.double() - want).abs().max() <= 2 * theirs
+    assert got.stride() == want.stride()
+    assert len(on.launcher.launched) == 4
