@@ -23,7 +23,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
 from burnish.capture.diagnosis import CONTROL_FLOW, serve_eager
-from burnish.capture.facts import draws_random_numbers, graph_facts
+from burnish.capture.facts import coarsest_type, draws_random_numbers, graph_facts
 from burnish.capture.partition import partition
 from burnish.observe.log import CompileLog
 from burnish.observe.registry import register
@@ -123,6 +123,7 @@ class _Capture:
         self._metadata: Any = None
         self._kind: GraphKind = "inference"
         self._draws = False
+        self._coarsest = torch.float64
 
     def compile(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         # By this switch AOTAutograd, too, decides whether a draw that nobody reads may go; eager makes it.
@@ -142,7 +143,7 @@ class _Capture:
     def facts(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> GraphFacts:
         """What the gate must know, in terms of the Dynamo graph's inputs."""
         metadata, self._metadata = self._metadata, None
-        return graph_facts(graph, example_inputs, self._kind, metadata, self._draws)
+        return graph_facts(graph, example_inputs, self._kind, metadata, self._draws, self._coarsest)
 
     def _compiler(self, kind: Kind) -> GraphCompiler:
         def compile_training(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Program:
@@ -191,6 +192,7 @@ class _Capture:
 
     def _note(self, kind: Kind, graph: fx.GraphModule) -> None:
         self._draws = self._draws or any(draws_random_numbers(node) for node in graph.graph.nodes)
+        self._coarsest = coarsest_type(graph, self._coarsest)
         if kind != "backward":
             context = TracingContext.try_get()
             self._metadata = context.fw_metadata if context else None
@@ -200,7 +202,7 @@ class _Capture:
         self.has_backward = True
         draws = any(draws_random_numbers(node) or _mutates(node) for node in graph.graph.nodes)
         judged = draws or self.options.verify == "off"  # what cannot be run twice is trusted
-        return WatchedBackward(program, eager_graph(graph), self._roll_back, judged=judged)
+        return WatchedBackward(program, eager_graph(graph), self._roll_back, judged=judged, coarsest=self._coarsest)
 
     def _roll_back(self, failure: Failure) -> None:
         if (variant := self.variant()) is not None:

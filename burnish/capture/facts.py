@@ -25,8 +25,23 @@ def draws_random_numbers(node: fx.Node) -> bool:
     return not (isinstance(dropout, (int, float)) and dropout == 0)
 
 
+def coarsest_type(graph: fx.GraphModule, known: torch.dtype) -> torch.dtype:
+    """Of `known` and all that the graph computes, the least exact floating-point type."""
+    for node in graph.graph.nodes:
+        value = node.meta.get("val")
+        for x in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(x, torch.Tensor) and x.is_floating_point() and x.itemsize >= 2:
+                known = max(known, x.dtype, key=lambda dtype: torch.finfo(dtype).eps)
+    return known
+
+
 def graph_facts(
-    graph: fx.GraphModule, inputs: Sequence[Any], kind: GraphKind, metadata: Any, draws: bool
+    graph: fx.GraphModule,
+    inputs: Sequence[Any],
+    kind: GraphKind,
+    metadata: Any,
+    draws: bool,
+    coarsest: torch.dtype,
 ) -> GraphFacts:
     """`metadata` is AOTAutograd's, in which what the graph itself holds comes before its inputs."""
     held = len(list(graph.parameters())) + len(list(graph.buffers()))
@@ -43,7 +58,7 @@ def graph_facts(
         reason = "AOTAutograd failed on it"
     if any(isinstance(x, torch.Tensor) and is_traceable_wrapper_subclass(x) for x in inputs):
         reason = "it takes tensor subclasses"
-    return GraphFacts(kind, _signature(inputs, static), changed, static, draws, _module_calls(graph), reason)
+    return GraphFacts(kind, _signature(inputs, static), changed, static, draws, coarsest, _module_calls(graph), reason)
 
 
 def _signature(inputs: Sequence[Any], static: frozenset[int]) -> str:

@@ -21,10 +21,13 @@ class WatchedBackward:
 
     _boxed_call = True
 
-    def __init__(self, program: Boxed, eager: Call, on_failure: Callable[[Failure], None], *, judged: bool) -> None:
+    def __init__(
+        self, program: Boxed, eager: Call, on_failure: Callable[[Failure], None], *, judged: bool, coarsest: torch.dtype
+    ) -> None:
         self._program = program
         self._eager = eager
         self._on_failure = on_failure
+        self._coarsest = coarsest
         self._judged = judged  # whether it needs no judging (any more)
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
@@ -45,9 +48,8 @@ class WatchedBackward:
             expected: Sequence[Any] = self._eager(*held)
         except torch.OutOfMemoryError:
             return result
-        opinion = judge(
-            _tensors(result), _tensors(expected), exact=None, eager_again=lambda: _tensors(self._eager(*held))
-        )
+        again = lambda: _tensors(self._eager(*held))  # noqa: E731
+        opinion = judge(_tensors(result), _tensors(expected), exact=None, eager_again=again, coarsest=self._coarsest)
         if opinion.is_right:
             return result
         self._on_failure(Failure(f"in the backward, {opinion.wrong}"))

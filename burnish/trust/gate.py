@@ -43,6 +43,7 @@ class GraphFacts:
     changed: frozenset[int] = frozenset()  # inputs that a call writes
     static: frozenset[int] = frozenset()  # parameters and buffers
     draws: bool = False  # from a random generator
+    coarsest: torch.dtype = torch.float32  # the least exact type it computes in
     modules: int = 0  # module calls that eager makes, and the captured graph does not
     unjudgeable: str = ""  # why the graph cannot be run a second time beside the real call
 
@@ -249,7 +250,7 @@ class Gate:
         if not self.compare:
             return Opinion("", 0.0)
         exact = None if self.facts.draws else lambda wide: rig.run(eager, wide)[1]
-        return judge(ours, eagers, exact=exact, eager_again=lambda: rig.run(eager)[1])
+        return judge(ours, eagers, exact=exact, eager_again=lambda: rig.run(eager)[1], coarsest=self.facts.coarsest)
 
     def _by_rule(self, engines: Mapping[Engine, Call], reason: str, started: float) -> Verdict:
         """What cannot be run twice is trusted unseen: the first engine serves, watched for exceptions only."""

@@ -52,11 +52,18 @@ Results = list[torch.Tensor]
 Exact = Callable[["InFloat64"], Results]
 
 
-def judge(ours: Results, eagers: Results, *, exact: Exact | None, eager_again: Callable[[], Results]) -> Opinion:
+def judge(
+    ours: Results,
+    eagers: Results,
+    *,
+    exact: Exact | None,
+    eager_again: Callable[[], Results],
+    coarsest: torch.dtype = torch.float32,
+) -> Opinion:
     """Compare results, then gradients, then changed inputs: lists in the same order.
 
     `exact` runs the graph under the mode it is given, on float64 inputs; None where that would draw other random
-    numbers. `eager_again` repeats eager's run."""
+    numbers. `eager_again` repeats eager's run. `coarsest` is the least exact type that the graph computes in."""
     problem = _unlike(ours, eagers)
     if problem:
         return Opinion(problem, math.inf)
@@ -65,7 +72,7 @@ def judge(ours: Results, eagers: Results, *, exact: Exact | None, eager_again: C
         return Opinion("", _largest(near))
     truth = _attempt(exact)
     if truth is None or _unlike(truth, eagers, types=False):
-        return _without_referee(near, eagers, eager_again)
+        return _without_referee(near, eagers, eager_again, coarsest)
     own, theirs = _distances(ours, truth, eagers), _distances(eagers, truth, eagers)
     error, eager_error = _largest(own), _largest(theirs)
     suspects = [k for k in range(len(near)) if not near[k].within(1.0) and not own[k].is_as_good_as(theirs[k])]
@@ -74,26 +81,28 @@ def judge(ours: Results, eagers: Results, *, exact: Exact | None, eager_again: C
         suspects = [k for k in suspects if not near[k].is_as_good_as(again[k])]
     first, doubt = list(suspects), ""
     for seed in range(_ROUNDED_RUNS):
-        rounded = _attempt(exact, RandomRounding(_unit_roundoff(eagers), seed)) if suspects else None
+        rounded = _attempt(exact, RandomRounding(_unit_roundoff(coarsest), seed)) if suspects else None
         if rounded is None:
             break
         spread = _distances(rounded, truth, eagers)
         suspects = [k for k in suspects if not own[k].is_as_good_as(spread[k].at_least(theirs[k]))]
         for k in first:
-            if eagers[k].dtype in _HALF and spread[k].rms < _WELL_KNOWN:
+            if coarsest in _HALF and spread[k].rms < _WELL_KNOWN:
                 factor = _common_factor(ours[k], truth[k])
-                doubt = doubt or (f"result {k} is off by {factor:.2g} as a whole" if factor > own[k].floor else "")
+                doubt = doubt or (f"result {k} is off by {factor:.2g} as a whole" if factor > FLOOR[coarsest] else "")
     wrong = f"result {suspects[0]} {own[suspects[0]].beside(theirs[suspects[0]])}" if suspects else ""
     return Opinion(wrong, error, eager_error, doubt)
 
 
-def _without_referee(near: list[Distance], eagers: Results, eager_again: Callable[[], Results]) -> Opinion:
+def _without_referee(
+    near: list[Distance], eagers: Results, eager_again: Callable[[], Results], coarsest: torch.dtype
+) -> Opinion:
     """Eager alone, with ten times the room, and what rounding does to it."""
     suspects = [k for k, d in enumerate(near) if not d.within(10.0)]
     for attempt in range(1 + _ROUNDED_RUNS):
         if not suspects:
             break
-        with RandomRounding(_unit_roundoff(eagers), attempt) if attempt else nullcontext():
+        with RandomRounding(_unit_roundoff(coarsest), attempt) if attempt else nullcontext():
             again = _distances(eager_again(), eagers)
         suspects = [k for k in suspects if not near[k].is_as_good_as(again[k])]
     wrong = f"result {suspects[0]} {near[suspects[0]].beside(None)}" if suspects else ""
@@ -188,12 +197,10 @@ def _largest(distances: Sequence[Distance]) -> float:
     return max((math.inf if d.lost else d.rms for d in distances), default=0.0)
 
 
-def _unit_roundoff(results: Results) -> float:
-    """Of one operation in the least exact type there is. Sums of half types are made in float32; those of float32
-    are rounded many times within one operation."""
-    units = [torch.finfo(x.dtype).eps / 2 for x in results if x.is_floating_point()]
-    unit = max(units, default=2.0**-24)
-    return unit if unit > 2.0**-20 else 64 * unit
+def _unit_roundoff(coarsest: torch.dtype) -> float:
+    """Of one operation. Sums of half types are made in float32; those of float32 are rounded many times within one."""
+    unit = torch.finfo(coarsest).eps / 2
+    return unit if coarsest in _HALF else 64 * unit
 
 
 # -- the same graph in float64 ------------------------------------------------------------------------------------

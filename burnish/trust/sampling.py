@@ -133,10 +133,10 @@ class Sample:
         return torch.cuda.stream(self._cuda.stream)
 
     def _opinion(self, ours: Results) -> Opinion:
-        exact = None if self.variant.facts.draws else self._in_float64
-        return judge(
-            ours, self._run(self.variant.eager), exact=exact, eager_again=lambda: self._run(self.variant.eager)
-        )
+        facts = self.variant.facts
+        exact = None if facts.draws else self._in_float64
+        again = lambda: self._run(self.variant.eager)  # noqa: E731
+        return judge(ours, again(), exact=exact, eager_again=again, coarsest=facts.coarsest)
 
     def _is_confirmed(self) -> bool:
         """Parameters are shared, and may have changed since the call: then what was seen counts for nothing, and both
