@@ -24,13 +24,19 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="only say whether the README is up to date")
     arguments = parser.parse_args()
     text = README.read_text()
-    fresh = with_numbers(text, [json.loads(path.read_text()) for path in sorted(RESULTS.glob("core-*.json"))])
+    fresh = with_numbers(text, committed())
     if arguments.check:
         if fresh != text:
             print("README.md does not match benchmarks/results; run: make readme", file=sys.stderr)
         return int(fresh != text)
     README.write_text(fresh)
     return 0
+
+
+def committed() -> list[dict[str, Any]]:
+    """Every machine's results: CPUs first, then GPUs."""
+    paths = [*sorted(RESULTS.glob("core-*.json")), *sorted(RESULTS.glob("cuda-*.json"))]
+    return [json.loads(path.read_text()) for path in paths]
 
 
 def with_numbers(text: str, results: list[dict[str, Any]]) -> str:
@@ -43,6 +49,8 @@ def with_numbers(text: str, results: list[dict[str, Any]]) -> str:
 
 
 def section(result: dict[str, Any]) -> str:
+    if "gpu" in result:
+        return _gpu_section(result)
     machine, rows = result["machine"], result["rows"]
     names = [name for name in WORKLOADS if name in rows] + [name for name in rows if name not in WORKLOADS]
     ordered = {name: rows[name] for name in names}
@@ -62,6 +70,39 @@ def section(result: dict[str, Any]) -> str:
             "",
         ]
     )
+
+
+def _gpu_section(result: dict[str, Any]) -> str:
+    rows = [row for candidates in result["rows"].values() for row in candidates.values()]
+    facts = [" / ".join(sorted({row[field] for row in rows})) for field in ("date", "commit")]
+    headings = [
+        "workload",
+        "candidate",
+        "p50",
+        "back to back",
+        "host",
+        "kernels",
+        "cold",
+        "peak memory",
+        "error / eager's",
+    ]
+    shown = [_gpu_row(name, *item) for name, candidates in result["rows"].items() for item in candidates.items()]
+    versions = f"torch {result['torch']}, Triton {result['triton']}"
+    return "\n".join(
+        [f"**{result['gpu']}** ({facts[0]}, commit {facts[1]}, {versions})", "", *_table(headings, shown), ""]
+    )
+
+
+def _gpu_row(workload: str, candidate: str, row: dict[str, Any]) -> list[str]:
+    times = [f"{row[field]:.3f} ms" for field in ("p50_ms", "stream_ms")]
+    error = f"{row['error'] / row['eager_error']:.2f}" if row.get("eager_error") else "–"
+    rest = [
+        f"{row['host_us']:.0f} µs",
+        str(row.get("kernels", "–")),
+        f"{row['cold_s']:.1f} s",
+        f"{row['peak_gb']:.2f} GB",
+    ]
+    return [workload, candidate, *times, *rest, error]
 
 
 def _provenance(rows: dict[str, Any]) -> str:
@@ -103,7 +144,8 @@ def _memory(found: dict[str, int] | None) -> str:
 
 
 def _table(headings: list[str], rows: list[list[str]]) -> list[str]:
-    rule = ["---", *["---:"] * (len(headings) - 1)]
+    words = 2 if headings[1] == "candidate" else 1
+    rule = [*["---"] * words, *["---:"] * (len(headings) - words)]
     return ["| " + " | ".join(cells) + " |" for cells in (headings, rule, *rows)]
 
 

@@ -184,7 +184,7 @@ def _copied(value: Any) -> Any:
 
 def _copy(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     dtype = dtype or tensor.dtype
-    copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype)
+    copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=tensor.device)
     if tensor.numel() and not _overlapping(tensor):
         copy.copy_(tensor.detach())
     elif tensor.numel():  # an expanded tensor: fill the storage it looks at

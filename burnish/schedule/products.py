@@ -1,6 +1,6 @@
 """Who multiplies on a GPU: our kernel, our kernel split along k, or the vendor's library. Decided per contraction.
 
-The rule, from measurements on an H200 (bf16, in a chain of dependent kernels; benchmarks/products.py repeats them):
+The rule, from measurements on an H200 (bf16, in a chain of dependent kernels):
 - A product whose 64 x 64 tiles are too many to be in flight at once, or that has 2**30 multiplications and more, is
   bound by the tensor cores: the library, but for one whose epilogue no later loop can take over (ours hides it behind
   the products) and one whose rows are of odd length (which the library only has slow kernels for).

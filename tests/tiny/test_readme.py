@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
-from benchmarks.readme import BEGIN, END, README, RESULTS, with_numbers
+from benchmarks.readme import BEGIN, END, README, committed, with_numbers
 
 
 def test_the_readme_shows_the_committed_results() -> None:
-    results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("core-*.json"))]
-    assert with_numbers(README.read_text(), results) == README.read_text(), "run: make readme"
+    assert with_numbers(README.read_text(), committed()) == README.read_text(), "run: make readme"
 
 
 def test_lost_markers_are_noticed() -> None:
@@ -37,3 +35,11 @@ def test_a_result_becomes_two_tables() -> None:
     text = with_numbers(f"{BEGIN}{END}", [result])
     assert "| mlp | 100 ms | failed | 100 ms | 1.25 × (1.10–1.30) | – | 1.00 |" in text
     assert "| mlp | failed | 2.0 s | – | 3.0 MiB | – | 0.0 MiB + 1.0 held |" in text
+
+
+def test_a_gpu_has_a_row_per_candidate() -> None:
+    row = {"p50_ms": 0.5, "stream_ms": 0.25, "host_us": 20.4, "kernels": 7, "cold_s": 3.0, "peak_gb": 1.5}
+    row |= {"error": 2e-3, "eager_error": 1e-3, "date": "2025-01-01", "commit": "abc"}
+    result = {"gpu": "Some GPU", "torch": "2.11", "triton": "3.6", "rows": {"bert": {"burnish:sealed": row}}}
+    text = with_numbers(f"{BEGIN}{END}", [result])
+    assert "| bert | burnish:sealed | 0.500 ms | 0.250 ms | 20 µs | 7 | 3.0 s | 1.50 GB | 2.00 |" in text
