@@ -59,11 +59,19 @@ from burnish.schedule.kernels import (
     Schedule,
     channels_last_strides,
 )
+from burnish.schedule.layouts import (
+    attend_layout,
+    dense,
+    dot,
+    ends_product,
+    has_odd_rows,
+    multiplied,
+    padded,
+    steps_forward,
+)
 
 _ALWAYS_STORED = (Input, Constant, Pick, Reduce, Scan, Scatter, Concat, Contract, Convolve, Attend, Extern)
 _CHEAP = 4  # scalar work worth repeating in each reader instead of a trip through memory
-_LONG_ROW = 64  # elements to which rows of operands are padded on a GPU, if they are that long
-_LARGE_MATRIX = 1 << 20
 _DEEPEST = 60  # inlined chains are cut here, so bodies stay readable and recursion shallow
 _CHEAP_VECTOR = 2 * TRANSCENDENTAL  # the same for a vector on a GPU, where each tile computes it once for its columns
 
@@ -93,7 +101,7 @@ class _Lowerer:
         self.overwritten: set[str] = set()  # inputs that hold their new values already
         self.output_roles: dict[int, tuple[Dim, ...]] = {}
         self._by_id = {n.id: n for n in self.graph.nodes}
-        self.multiplied = _multiplied(self.graph) if captured.target == "cuda" else frozenset()
+        self.multiplied = multiplied(self.graph) if captured.target == "cuda" else frozenset()
         self.lent: dict[int, Node] = {}  # result -> the value in whose memory it is
         self._plan_outputs()
         self._plan_in_place()
@@ -172,7 +180,7 @@ class _Lowerer:
                     forced |= {self._window_source(x).id for x in node.inputs}
                 case Gather():
                     forced.add(node.inputs[0].id)
-                case Map("cast") if _ends_product(node):
+                case Map("cast") if ends_product(node):
                     forced.add(node.id)
                 case View(_, _, fill) if fill is not None:
                     forced.add(node.inputs[0].id)
@@ -194,8 +202,8 @@ class _Lowerer:
         """The node whose buffer a strided window can stand for this operand, or the operand itself."""
         if isinstance(node.op, View) and node.op.fill is None and not isinstance(node.inputs[0].op, Full | Iota):
             source = node.inputs[0]
-            offset = _dot(node.op.index, self._layout(source))
-            if all(_steps_forward(coefficient(offset, a.name)) for a in node.op.axes):
+            offset = dot(node.op.index, self._layout(source))
+            if all(steps_forward(coefficient(offset, a.name)) for a in node.op.axes):
                 return source
         return node
 
@@ -208,12 +216,12 @@ class _Lowerer:
                 return strides
             case Pick(position):
                 maker = node.inputs[0].op
-                return maker.strides[position] if isinstance(maker, Extern) else _attend_layout(node.shape, position)
+                return maker.strides[position] if isinstance(maker, Extern) else attend_layout(node.shape, position)
         if node.id in self.output_roles:
             return self.output_roles[node.id]
-        if node.id in self.multiplied and _has_odd_rows(node):
-            return _padded(node.shape)
-        return _dense(node.layout, node.shape) or contiguous_strides(node.shape)
+        if node.id in self.multiplied and has_odd_rows(node):
+            return padded(node.shape)
+        return dense(node.layout, node.shape) or contiguous_strides(node.shape)
 
     # --- buffers ------------------------------------------------------------------------------------------------
 
@@ -236,7 +244,7 @@ class _Lowerer:
         return buffer
 
     def _offset(self, buffer: Buffer, index: tuple[Dim, ...]) -> Dim:
-        return _dot(index, buffer.strides)
+        return dot(index, buffer.strides)
 
     def _operand(self, node: Node) -> Operand:
         source = self._window_source(node)
@@ -287,7 +295,7 @@ class _Lowerer:
         if source in self.graph.outputs or source in self.lent.values() or isinstance(source.op, Full | Iota):
             return None
         assert isinstance(out.op, View)
-        offset = _dot(out.op.index, self._layout(source))
+        offset = dot(out.op.index, self._layout(source))
         strides = [coefficient(offset, a.name) for a in out.op.axes]
         wanted = self.graph.output_layouts[k]
         same = all(d == 1 or s == t for d, s, t in zip(out.shape, strides, wanted, strict=True))
@@ -428,7 +436,7 @@ class _Lowerer:
         acc = f"acc{node.id}"
         emitter = _Emitter(self)
         order = channels_last_strides if isinstance(node.op, Convolve) else contiguous_strides
-        value = emitter.body.emit(Load(acc, _dot(index, order(node.shape)), node.dtype))
+        value = emitter.body.emit(Load(acc, dot(index, order(node.shape)), node.dtype))
         emitter.store(buffer, self._offset(buffer, index), value)
         loop = Loop(axes, tuple(emitter.body.instrs))
         if isinstance(node.op, Convolve):
@@ -441,7 +449,7 @@ class _Lowerer:
         inputs = tuple(self._operand(x) for x in node.inputs)
         results = []
         for k, t in enumerate(node.types):
-            buffer = Buffer(f"b{node.id}_{k}", t.dtype, t.shape, _attend_layout(t.shape, k), "temp")
+            buffer = Buffer(f"b{node.id}_{k}", t.dtype, t.shape, attend_layout(t.shape, k), "temp")
             self.buffers[buffer.name] = buffer
             results.append(Operand(buffer.name, 0, t.shape, buffer.strides, t.dtype))
         self.kernels.append(AttendKernel(node.op, inputs, results[0], results[1]))
@@ -658,70 +666,3 @@ class _Emitter:
             env[f"%{k}"] = value_symbol(self.body.emit(Checked(self.value(tensor, index), size)))
         # value symbols of the body reuse the %k spelling, so all are replaced at once
         return tuple(substitute(e, env) for e in exprs)
-
-
-def _dot(index: tuple[Dim, ...], strides: tuple[Dim, ...]) -> Dim:
-    total: Dim = 0
-    for i, s in zip(index, strides, strict=True):
-        total = total + i * s
-    return total
-
-
-def _multiplied(graph: Graph) -> frozenset[int]:
-    """Values that are operands of products, as they are or through a view."""
-    operands = [x for node in graph.nodes if isinstance(node.op, Contract) for x in node.inputs]
-    return frozenset((x.inputs[0] if isinstance(x.op, View) else x).id for x in operands)
-
-
-def _has_odd_rows(node: Node) -> bool:
-    """Whether rows of a large matrix would start anywhere: tensor cores are fed from multiples of 16 bytes."""
-    last = node.shape[-1] if node.shape else 1
-    size = product(node.shape)
-    if not isinstance(last, int) or not isinstance(size, int):
-        return False
-    return last * node.dtype.itemsize % 16 != 0 and last >= _LONG_ROW and size >= _LARGE_MATRIX
-
-
-def _padded(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
-    """Strides with room at the end of each row."""
-    last = shape[-1]
-    assert isinstance(last, int)
-    return (*(s for s in contiguous_strides((*shape[:-1], -(-last // _LONG_ROW) * _LONG_ROW))[:-1]), 1)
-
-
-def _ends_product(cast: Node) -> bool:
-    """Whether a value is a product's result, rounded: what its readers find in memory, if it has to be there."""
-    (source,) = cast.inputs
-    biased = isinstance(source.op, Map) and source.op.fn == "add" and source.origin == cast.origin
-    return any(isinstance(x.op, Contract | Convolve) for x in (source, *(source.inputs if biased else ())))
-
-
-def _steps_forward(stride: Dim | None) -> bool:
-    """Tensors have no negative strides, so a flipped operand is stored first."""
-    return stride is not None and is_nonneg(stride)
-
-
-def _dense(layout: tuple[Dim, ...] | None, shape: tuple[Dim, ...]) -> tuple[Dim, ...] | None:
-    """The strides, if they pack the elements without gaps or overlap in some order of the dimensions."""
-    if layout is None or len(layout) != len(shape):
-        return None
-    if layout == contiguous_strides(shape):
-        return layout
-    big = [(s, d) for s, d in zip(layout, shape, strict=True) if d != 1]
-    if not all(isinstance(s, int) for s, _ in big):
-        return None
-    expected: Dim = 1
-    for stride, size in sorted(big, key=lambda sd: sd[0]):  # type: ignore[arg-type,return-value]
-        if stride != expected:
-            return None
-        expected = expected * size
-    return layout
-
-
-def _attend_layout(shape: tuple[Dim, ...], k: int) -> tuple[Dim, ...]:
-    """Attention's result as ATen lays it out: [batch, length, head, dim] in memory, so merging heads is a view."""
-    if k == 0:
-        _, h, n, d = shape
-        return (n * h * d, d, h * d, 1)
-    _, h, n = shape
-    return (n * h, 1, h)

@@ -1,0 +1,77 @@
+"""Where values lie: the strides a stored node's memory has, and what speaks for others than the plain ones."""
+
+from __future__ import annotations
+
+from burnish.ir.expr import Dim, is_nonneg, product
+from burnish.ir.graph import Contract, Convolve, Graph, Map, Node, View
+from burnish.lower.builder import contiguous_strides
+
+_LONG_ROW = 64  # elements to which rows of operands are padded on a GPU, if they are that long
+_LARGE_MATRIX = 1 << 20
+
+
+def dot(index: tuple[Dim, ...], strides: tuple[Dim, ...]) -> Dim:
+    total: Dim = 0
+    for i, s in zip(index, strides, strict=True):
+        total = total + i * s
+    return total
+
+
+def multiplied(graph: Graph) -> frozenset[int]:
+    """Values that are operands of products, as they are or through a view."""
+    operands = [x for node in graph.nodes if isinstance(node.op, Contract) for x in node.inputs]
+    return frozenset((x.inputs[0] if isinstance(x.op, View) else x).id for x in operands)
+
+
+def has_odd_rows(node: Node) -> bool:
+    """Whether rows of a large matrix would start anywhere: tensor cores are fed from multiples of 16 bytes."""
+    last = node.shape[-1] if node.shape else 1
+    size = product(node.shape)
+    if not isinstance(last, int) or not isinstance(size, int):
+        return False
+    return last * node.dtype.itemsize % 16 != 0 and last >= _LONG_ROW and size >= _LARGE_MATRIX
+
+
+def padded(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
+    """Strides with room at the end of each row."""
+    last = shape[-1]
+    assert isinstance(last, int)
+    return (*(s for s in contiguous_strides((*shape[:-1], -(-last // _LONG_ROW) * _LONG_ROW))[:-1]), 1)
+
+
+def ends_product(cast: Node) -> bool:
+    """Whether a value is a product's result, rounded: what its readers find in memory, if it has to be there."""
+    (source,) = cast.inputs
+    biased = isinstance(source.op, Map) and source.op.fn == "add" and source.origin == cast.origin
+    return any(isinstance(x.op, Contract | Convolve) for x in (source, *(source.inputs if biased else ())))
+
+
+def steps_forward(stride: Dim | None) -> bool:
+    """Tensors have no negative strides, so a flipped operand is stored first."""
+    return stride is not None and is_nonneg(stride)
+
+
+def dense(layout: tuple[Dim, ...] | None, shape: tuple[Dim, ...]) -> tuple[Dim, ...] | None:
+    """The strides, if they pack the elements without gaps or overlap in some order of the dimensions."""
+    if layout is None or len(layout) != len(shape):
+        return None
+    if layout == contiguous_strides(shape):
+        return layout
+    big = [(s, d) for s, d in zip(layout, shape, strict=True) if d != 1]
+    if not all(isinstance(s, int) for s, _ in big):
+        return None
+    expected: Dim = 1
+    for stride, size in sorted(big, key=lambda sd: sd[0]):  # type: ignore[arg-type,return-value]
+        if stride != expected:
+            return None
+        expected = expected * size
+    return layout
+
+
+def attend_layout(shape: tuple[Dim, ...], k: int) -> tuple[Dim, ...]:
+    """Attention's result as ATen lays it out: [batch, length, head, dim] in memory, so merging heads is a view."""
+    if k == 0:
+        _, h, n, d = shape
+        return (n * h * d, d, h * d, 1)
+    _, h, n = shape
+    return (n * h, 1, h)
