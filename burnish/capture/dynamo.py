@@ -186,7 +186,7 @@ class _Capture:
             serve_eager(self.log, "pipeline", error)
             if kind != "backward":
                 raise _Abandoned from error
-            return _boxed(eager_graph(graph))  # its forward may be running already, and saved tensors for it
+            return _boxed(_traced_graph(graph))  # its forward may be running already, and saved tensors for it
         self.log.compiled(kind)
         return self._watched(program, graph) if kind == "backward" else _marked(program)
 
@@ -202,7 +202,7 @@ class _Capture:
         self.has_backward = True
         draws = any(draws_random_numbers(node) or _mutates(node) for node in graph.graph.nodes)
         judged = draws or self.options.verify == "off"  # what cannot be run twice is trusted
-        return WatchedBackward(program, eager_graph(graph), self._roll_back, judged=judged, coarsest=self._coarsest)
+        return WatchedBackward(program, _traced_graph(graph), self._roll_back, judged=judged, coarsest=self._coarsest)
 
     def _roll_back(self, failure: Failure) -> None:
         if (variant := self.variant()) is not None:
@@ -311,6 +311,17 @@ def eager_graph(graph: fx.GraphModule) -> Callable[..., Any]:
                 raise
 
     return run
+
+
+def _traced_graph(graph: fx.GraphModule) -> Callable[..., Any]:
+    """The ops of a graph that AOTAutograd made: the casts of autocast are written out in it already."""
+    run = eager_graph(graph)
+
+    def without_autocast(*args: Any) -> Any:
+        with torch._C._DisableAutocast():
+            return run(*args)
+
+    return without_autocast
 
 
 def _forward_of(graph: fx.GraphModule) -> Callable[..., Any]:

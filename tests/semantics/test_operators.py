@@ -148,10 +148,11 @@ def test_an_index_out_of_range(name):
     good, bad = torch.tensor([1, 4]), torch.tensor([1, 5])
     torch.testing.assert_close(compiled(X, good), fn(X, good))
     for index in (bad, torch.tensor([-6, 0])):
-        with pytest.raises(IndexError):
+        with pytest.raises(IndexError) as theirs:
             fn(X, index)
-        with pytest.raises(IndexError, match="out of range"):
+        with pytest.raises(IndexError) as ours:
             compiled(X, index)
+        assert str(ours.value) == str(theirs.value)
     torch.testing.assert_close(compiled(X, good), fn(X, good), msg="a good call after a bad one")
     served_by_us(compiled)
 
