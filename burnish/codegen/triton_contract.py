@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from burnish.codegen.triton_launch import Lane, Launch, Plan, cdiv
-from burnish.codegen.triton_loop import AHEAD, TritonKernel
+from burnish.codegen.triton_loop import AHEAD, NotPrintable, TritonKernel
 from burnish.codegen.triton_tile import ENOUGH, Tile, TilePrinter, static_size, sweep_launch
 from burnish.ir.body import Axis
 from burnish.ir.dtypes import DType
@@ -34,6 +34,8 @@ def print_contract(kernel: ContractKernel, steady: frozenset[str] = frozenset())
 
 def print_group(group: ContractGroup, steady: frozenset[str] = frozenset()) -> TritonKernel:
     """One kernel for contractions of one left operand. `steady` are buffers that no kernel of the program writes."""
+    if group.parts[0].a.dtype is DType.f64:
+        raise NotPrintable("a product in double precision")
     if sweeps(group):
         return _print_sweep(group.parts[0])
     tile = _tile(group)
