@@ -145,7 +145,8 @@ def test_generated_code_calls_the_native_library(
     add = f"bn_test_add_{linked}".lower()  # a name of its own: what another test loaded must not serve this one
     (directory / "bn_add.h").write_text(f"int {add}(int a, int b);\n")
     (directory / "bn_add.c").write_text(f'#include "bn_add.h"\nint {add}(int a, int b) {{ return a + b; }}\n')
-    (directory / "bn_more.c").write_text("int bn_test_more(int a) { return a + 1; }\n")
+    more = "int bn_test_more(int a) { return a + 1; }\nvoid bn_use_blas(void *s, void *d) { (void)s, (void)d; }\n"
+    (directory / "bn_more.c").write_text(more)
     monkeypatch.setattr(build, "NATIVE_DIR", directory)
 
     native, path = native_library(options, cache, log)
