@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from burnish.ir.expr import Dim, product, substitute, symbols
+from burnish.ir.expr import Dim, product, substitute, sym, symbols
 from burnish.ir.graph import Full, Gather, Iota, Map, Node, TensorType, View
 from burnish.lower.builder import Builder
 
@@ -46,7 +46,11 @@ def _looked_up(
                 return b.add(Iota(op.axes, position), (), TensorType(source.type.dtype, shape))
     if not any(_looks_up(i) for i in index):
         return b.add(View(op.axes, index, None), (source,), TensorType(source.type.dtype, shape))
-    return b.add(Gather(op.axes, index), (source, *indices), TensorType(source.type.dtype, shape))
+    used = [k for k in range(len(indices)) if any(s.name == f"%{k}" for i in index for s in symbols(i))]
+    # A view in between may have had no use for some of the indices.
+    renamed: dict[str, Dim] = {f"%{k}": sym(f"%{n}") for n, k in enumerate(used)}
+    places = tuple(substitute(i, renamed) for i in index)
+    return b.add(Gather(op.axes, places), (source, *(indices[k] for k in used)), TensorType(source.type.dtype, shape))
 
 
 def _narrows(node: Node) -> bool:

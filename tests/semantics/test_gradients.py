@@ -101,3 +101,11 @@ def test_rows_of_odd_length_are_padded_on_a_gpu(monkeypatch: pytest.MonkeyPatch)
     _, schedule = schedules(forward.captured)
     kept = [r.operand.shape for r in schedule.results if isinstance(r, ResultBuffer)]
     assert (6, 64) in kept and (6, 51) not in kept
+
+
+def test_a_lookup_through_a_view_that_needs_fewer_indices() -> None:
+    def fn(x: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+        return (x.sin().unsqueeze(1).expand(40, 30, 8) * 2)[rows, columns]
+
+    args = (torch.randn(40, 8), torch.tensor([3, 1, 0]), torch.tensor([5, 6, 7]))
+    torch.testing.assert_close(compiled(fn)(*args), fn(*args))
