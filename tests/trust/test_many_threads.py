@@ -58,10 +58,12 @@ def test_sixteen_threads_and_six_shapes():
             for i in range(6):
                 compiled(inputs[i])
 
-    together(16, again)
+    # One after the other: a thread that searches Dynamo's list while another reorders it may miss what is there, and
+    # then runs that one call in eager.
+    for number in range(16):
+        together(1, lambda _, number=number: again(number))
     served = {variant: len(runs) - before[variant] for variant, runs in fault.runs.items()}
-    # A thread that searches Dynamo's list while another reorders it may miss what is there: eager, for that one call.
-    assert len(served) == 6 and all(8 <= count <= 16 for count in served.values()), served
+    assert len(served) == 6 and set(served.values()) == {16}, served
     assert burnish.stats(compiled).compiles == 6
 
 
