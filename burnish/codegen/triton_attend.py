@@ -8,24 +8,20 @@ blocks of 128 keys where there are few programs, of 64 where there are many.
 from __future__ import annotations
 
 from burnish.codegen.signature import Signature
-from burnish.codegen.triton_launch import Launch, cdiv
+from burnish.codegen.triton_launch import Launch, cdiv, power_of_two
 from burnish.codegen.triton_loop import AHEAD, TritonKernel
 from burnish.codegen.triton_scalar import MEMORY_TYPE, STORED_TYPE, index_text
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, product
+from burnish.schedule.gpu import MULTIPROCESSORS
 from burnish.schedule.kernels import AttendKernel, Operand
 
 _LOG2_E = 1.4426950408889634
-_MULTIPROCESSORS = 132
 _INT32 = 2**31 - 1
 
 
 def print_attend(kernel: AttendKernel) -> TritonKernel:
     return _Printer(kernel).print()
-
-
-def _power(n: int) -> int:
-    return 1 << max(n - 1, 0).bit_length()
 
 
 class _Printer:
@@ -38,7 +34,7 @@ class _Printer:
         self.lines: list[str] = []
         self.width = self.q.shape[-1]
         operands = (*kernel.inputs, kernel.out, kernel.lse)
-        self.wide = any(not isinstance(last := _last(o), int) or last > _INT32 - (1 << 16) for o in operands)
+        self.wide = any(not isinstance(last := o.last, int) or last > _INT32 - (1 << 16) for o in operands)
 
     # --- words --------------------------------------------------------------------------------------------------
 
@@ -69,15 +65,15 @@ class _Printer:
 
     def launch(self) -> Launch:
         heads, queries = product(self.q.shape[:2]), self.q.shape[2]
-        rows = 64 if not isinstance(queries, int) else min(64, max(16, _power(queries)))
-        if isinstance(heads, int) and isinstance(queries, int) and heads * -(-queries // rows) < _MULTIPROCESSORS // 2:
+        rows = 64 if not isinstance(queries, int) else min(64, max(16, power_of_two(queries)))
+        if isinstance(heads, int) and isinstance(queries, int) and heads * -(-queries // rows) < MULTIPROCESSORS // 2:
             rows = max(16, rows // 2)
         programs = heads * cdiv(queries, rows)
-        few = isinstance(programs, int) and programs < _MULTIPROCESSORS
+        few = isinstance(programs, int) and programs < MULTIPROCESSORS
         keys = self.k.shape[2]
-        columns = min(128 if few else 64, max(16, _power(keys)) if isinstance(keys, int) else 64)
+        columns = min(128 if few else 64, max(16, power_of_two(keys)) if isinstance(keys, int) else 64)
         assert isinstance(self.width, int)
-        blocks = (("YBLOCK", rows), ("XBLOCK", columns), ("DBLOCK", max(16, _power(self.width))), ("STAGES", 2))
+        blocks = (("YBLOCK", rows), ("XBLOCK", columns), ("DBLOCK", max(16, power_of_two(self.width))), ("STAGES", 2))
         return Launch(programs, blocks, warps=4 if self.width <= 128 else 8, stages=2)
 
     def print(self) -> TritonKernel:
@@ -196,10 +192,3 @@ def _condition(*masks: str) -> str:
 
 def _masked(*masks: str) -> str:
     return _condition(*masks) and f"{_condition(*masks)}, other=0.0"
-
-
-def _last(o: Operand) -> Dim:
-    total: Dim = o.offset
-    for d, s in zip(o.shape, o.strides, strict=True):
-        total = total + (d - 1) * s
-    return total

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from burnish.ir.body import Axis, Load, Loop, Scanned, Store, instr_args
 from burnish.ir.expr import Dim, coefficient, floordiv, product
 from burnish.schedule.axes import column_axis, row_order
+from burnish.schedule.gpu import MULTIPROCESSORS
 
-_MULTIPROCESSORS = 132  # of an H100 or H200; what matters is the order of magnitude
-_BUSY = 2 * _MULTIPROCESSORS  # programs that keep them occupied
+_BUSY = 2 * MULTIPROCESSORS  # programs that keep them occupied
 _ACCESS = 16  # bytes a thread moves in one instruction
 LONGEST_ROW = 16384  # elements of a row that one program holds
 _HELD = 49152  # values one program can hold in registers between two reductions
@@ -105,7 +105,7 @@ def _static(size: Dim) -> int:
     return size if isinstance(size, int) else _ASSUMED
 
 
-def _power(n: int) -> int:
+def power_of_two(n: int) -> int:
     """The least power of two that is not below n."""
     return 1 << max(n - 1, 0).bit_length()
 
@@ -121,7 +121,7 @@ def _per_access(loop: Loop) -> int:
 
 
 def _warps(elements: int, per_thread: int) -> int:
-    return _clamp(_power(elements // (32 * per_thread)), 1, 8 if elements <= 4096 else 16)
+    return _clamp(power_of_two(elements // (32 * per_thread)), 1, 8 if elements <= 4096 else 16)
 
 
 # --- maps -------------------------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ def _plan_rows(loop: Loop) -> Plan:
     lanes = (Lane("x", kept), Lane("r", along))
     rows, length = _static(lanes[0].size), lanes[1].size
     if isinstance(length, int) and _fits(loop, length, column is not None):
-        return _finish("row", lanes, (), _whole_row_shapes(loop, rows, _power(length), column is not None))
+        return _finish("row", lanes, (), _whole_row_shapes(loop, rows, power_of_two(length), column is not None))
     return _finish("long", lanes, (), _long_row_shapes(loop, rows, _static(length), column is not None))
 
 
@@ -185,7 +185,7 @@ def _scans(loop: Loop) -> bool:
 
 def _fits(loop: Loop, length: int, columns: bool) -> bool:
     """Whether one program can hold whole rows; for columns, enough neighbours to fill its accesses besides."""
-    held = _strip(loop, columns) * _power(length)
+    held = _strip(loop, columns) * power_of_two(length)
     return held <= (4096 if columns else LONGEST_ROW) and held * _held(loop) <= _HELD
 
 
@@ -208,7 +208,7 @@ def _held(loop: Loop) -> int:
 
 def _whole_row_shapes(loop: Loop, rows: int, length: int, columns: bool) -> list[tuple[list[int], int]]:
     each, least = _per_access(loop), _strip(loop, columns)
-    block = max(least, min(2048 // length, _power(rows)))
+    block = max(least, min(2048 // length, power_of_two(rows)))
     while block > least and rows < block * _BUSY:
         block //= 2
     warps = _warps(block * length, each if block * length <= 2048 else 2 * each)
@@ -220,8 +220,8 @@ def _whole_row_shapes(loop: Loop, rows: int, length: int, columns: bool) -> list
 
 def _long_row_shapes(loop: Loop, rows: int, length: int, columns: bool) -> list[tuple[list[int], int]]:
     if columns:
-        across = _clamp(_power(rows), 16, 64)
+        across = _clamp(power_of_two(rows), 16, 64)
         return [([across, 32], 4), ([across, 64], 8)]
-    chunk = _clamp(_power(length), 64, 2048)
+    chunk = _clamp(power_of_two(length), 64, 2048)
     warps = _warps(chunk, 2 * _per_access(loop))
     return [([1, chunk], warps), ([1, 2 * chunk], _clamp(2 * warps, 1, 16))]

@@ -96,7 +96,7 @@ class TilePrinter(LoopPrinter):
 
     def _reached(self) -> list[Dim | None]:
         """The last element of each operand, too."""
-        return [*super()._reached(), *map(_last, self.operands)]
+        return [*super()._reached(), *(o.last for o in self.operands)]
 
     def _block(self, name: str) -> int:
         return dict(self.plan.launches[0].blocks)[name]
@@ -178,10 +178,3 @@ def sweep_launch(a: Operand, b: Operand) -> Launch:
 
 def static_size(d: Dim) -> int:
     return d if isinstance(d, int) else ASSUMED
-
-
-def _last(o: Operand) -> Dim:
-    total: Dim = o.offset
-    for d, s in zip(o.shape, o.strides, strict=True):
-        total = total + (d - 1) * s
-    return total

@@ -59,6 +59,14 @@ class Operand:
     strides: tuple[Dim, ...]
     dtype: DType | None
 
+    @property
+    def last(self) -> Dim:
+        """Where its last element is."""
+        total: Dim = self.offset
+        for d, s in zip(self.shape, self.strides, strict=True):
+            total = total + (d - 1) * s
+        return total
+
     def __str__(self) -> str:
         window = ", ".join(f"{d}:{s}" for d, s in zip(self.shape, self.strides, strict=True))
         return f"{self.buffer}+{self.offset}[{window}]"
@@ -80,8 +88,27 @@ class LoopKernel:
         return str(self.loop)
 
 
+class _ThroughLoop:
+    """What a kernel touches whose sums, under the name `acc`, go through a loop's body."""
+
+    acc: str
+    loop: Loop
+
+    @property
+    def operand_reads(self) -> frozenset[str]:
+        raise NotImplementedError
+
+    @property
+    def reads(self) -> frozenset[str]:
+        return self.operand_reads | (frozenset(i.buffer for i in self.loop.loads) - {self.acc})
+
+    @property
+    def writes(self) -> frozenset[str]:
+        return frozenset(i.buffer for i in self.loop.stores)
+
+
 @dataclass(frozen=True)
-class ContractKernel:
+class ContractKernel(_ThroughLoop):
     """acc[*batch, m, n] = sum_k a[*batch, m, k] * b[*batch, k, n]; `loop`'s body loads `acc` and stores results."""
 
     a: Operand
@@ -103,20 +130,12 @@ class ContractKernel:
     def operand_reads(self) -> frozenset[str]:
         return frozenset({self.a.buffer, self.b.buffer})
 
-    @property
-    def reads(self) -> frozenset[str]:
-        return self.operand_reads | (frozenset(i.buffer for i in self.loop.loads) - {self.acc})
-
-    @property
-    def writes(self) -> frozenset[str]:
-        return frozenset(i.buffer for i in self.loop.stores)
-
     def __str__(self) -> str:
         return f"{self.acc} = contract {self.a} x {self.b}{' by BLAS' if self.library else ''}\n{self.loop}"
 
 
 @dataclass(frozen=True)
-class ConvolveKernel:
+class ConvolveKernel(_ThroughLoop):
     """acc[b, o, h, w] as `op` says, from x [b, c, h, w] and k [o, c, r, s]; `loop`'s body loads `acc`, whose channels
     lie next to one another, and stores results.
 
@@ -152,14 +171,6 @@ class ConvolveKernel:
     @property
     def operand_reads(self) -> frozenset[str]:
         return frozenset({self.x.buffer, self.k.buffer})
-
-    @property
-    def reads(self) -> frozenset[str]:
-        return self.operand_reads | (frozenset(i.buffer for i in self.loop.loads) - {self.acc})
-
-    @property
-    def writes(self) -> frozenset[str]:
-        return frozenset(i.buffer for i in self.loop.stores)
 
     def __str__(self) -> str:
         pieces = "" if self.pieces == 1 else f" in {self.pieces} pieces"

@@ -15,13 +15,13 @@ whatever comes next.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 
 from burnish.ir.body import Apply, BodyBuilder, Instr, Load, Loop, Store, const
 from burnish.ir.dtypes import DType
-from burnish.ir.expr import Dim, Expr, coefficient, mentions, product, substitute
+from burnish.ir.expr import Expr, coefficient, mentions, product, substitute
 from burnish.ir.graph import Extern, Ref
 from burnish.lower.builder import contiguous_strides
 from burnish.schedule.convolutions import choose_convolution
@@ -62,12 +62,23 @@ def can_sweep(kernel: ContractKernel) -> bool:
 
 def is_large(kernel: ContractKernel) -> bool:
     """Whether throughput decides how long a product takes, and not latency."""
+    tiles, work = _tiles(kernel), _work(kernel)
+    return tiles is None or work is None or tiles > MOST_TILES or work > _QUICK
+
+
+def _tiles(kernel: ContractKernel) -> int | None:
+    """How many 64 x 64 tiles the product has, if its sizes are known."""
     *batch, m, n = kernel.product_shape
-    work = product((*batch, m, n, kernel.a.shape[-1]))
-    rows, columns, times = m, n, product(batch)
-    if not (isinstance(work, int) and isinstance(rows, int) and isinstance(columns, int) and isinstance(times, int)):
-        return True
-    return times * -(-rows // _TILE) * -(-columns // _TILE) > MOST_TILES or work > _QUICK
+    times = product(batch)
+    if not (isinstance(times, int) and isinstance(m, int) and isinstance(n, int)):
+        return None
+    return times * -(-m // _TILE) * -(-n // _TILE)
+
+
+def _work(kernel: ContractKernel) -> int | None:
+    """How many multiplications it takes, if its sizes are known."""
+    work = product((*kernel.product_shape, kernel.a.shape[-1]))
+    return work if isinstance(work, int) else None
 
 
 def choose_products(schedule: Schedule) -> Schedule:
@@ -91,7 +102,6 @@ def choose_products(schedule: Schedule) -> Schedule:
 class _Chooser:
     schedule: Schedule
     kernel: ContractKernel
-    made: list[Kernel] = field(default_factory=list)
 
     def kernels(self) -> list[Kernel]:
         if not self._is_ours():
@@ -101,19 +111,9 @@ class _Chooser:
 
     # --- the rule -----------------------------------------------------------------------------------------------
 
-    def _sizes(self) -> tuple[Dim, Dim, Dim, Dim]:
-        *batch, m, n = self.kernel.product_shape
-        return product(batch), m, n, self.kernel.a.shape[-1]
-
-    def _tiles(self) -> int | None:
-        batch, m, n, _ = self._sizes()
-        if not (isinstance(batch, int) and isinstance(m, int) and isinstance(n, int)):
-            return None
-        return batch * -(-m // _TILE) * -(-n // _TILE)
-
     def _is_ours(self) -> bool:
-        tiles, work = self._tiles(), product(list(self._sizes()))
-        if tiles is None or not isinstance(work, int) or looks_up(self.kernel.loop):
+        work = _work(self.kernel)
+        if work is None or looks_up(self.kernel.loop):
             return False
         if self.kernel.a.dtype is DType.f32:
             return work <= _TINY
@@ -137,7 +137,7 @@ class _Chooser:
         return sum(isinstance(i, Apply) and i.fn != "cast" for i in self.kernel.loop.body) > 1
 
     def _pieces(self) -> int:
-        tiles, (_, _, _, k) = self._tiles(), self._sizes()
+        tiles, k = _tiles(self.kernel), self.kernel.a.shape[-1]
         assert tiles is not None
         if not isinstance(k, int) or 2 * tiles > MULTIPROCESSORS:
             return 1
