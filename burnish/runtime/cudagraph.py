@@ -46,6 +46,7 @@ class GraphPool:
         self.lock = threading.RLock()
         self.handle: Any = None
         self.capture_stream: Any = None
+        self._give_stream_back: Callable[[], Any] = lambda: None
         self._last: Any = None  # the stream of the latest replay, and what the driver calls it
         self._last_raw = -1
         self._captured: OrderedDict[Captured, None] = OrderedDict()  # least recently used first
@@ -55,6 +56,20 @@ class GraphPool:
         if self.handle is None:
             self.handle = torch.cuda.graph_pool_handle()
             self.capture_stream = _take_stream(self.device)
+            idle = _idle_streams.setdefault(self.device, [])
+            self._give_stream_back = giving = weakref.finalize(self, idle.append, self.capture_stream)
+            giving.atexit = False
+
+    def bytes(self) -> int:
+        """What its graphs' memory takes of the device. (How much torch has reserved in all tells nothing: beginning a
+        capture gives back what is reserved and unused.)"""
+        if self.handle is None:
+            return 0
+        try:
+            segments = torch.cuda.memory_snapshot(self.handle)
+        except RuntimeError:  # an allocator that cannot tell
+            return 0
+        return sum(s["total_size"] for s in segments if tuple(s["segment_pool_id"]) == tuple(self.handle))
 
     def take_turn(self, captured: Captured) -> None:
         """What is launched on the current stream from now on comes after everything replayed before."""
@@ -95,14 +110,14 @@ class GraphPool:
         with self.lock:
             while self._captured:
                 self.drop(next(iter(self._captured)))
-            if self.capture_stream is not None:
-                _idle_streams.setdefault(self.device, []).append(self.capture_stream)
+            self._give_stream_back()
             self.handle = self.capture_stream = self._last = None
             self._last_raw = -1
 
 
-# Streams to capture on, of pools that were closed. cuBLAS keeps a workspace for each stream, which graphs captured on
-# it use: two pools must never share one, and a stream that is used again brings its workspace along.
+# Streams to capture on, of pools that were closed or are gone. cuBLAS keeps a workspace for each stream, which graphs
+# captured on it use: two pools must never share one, and a stream that is used again brings its workspace along. (A
+# graph of a pool that is gone may still run: beginning a capture waits for the device.)
 _idle_streams: dict[torch.device, list[Any]] = {}
 
 
@@ -113,21 +128,23 @@ def _take_stream(device: torch.device) -> Any:
         return torch.cuda.Stream(device)
 
 
-_pools: weakref.WeakKeyDictionary[CompileLog, dict[torch.device, GraphPool]] = weakref.WeakKeyDictionary()
+# A pool lives as long as a program that has graphs in it. Logs live longer: Dynamo never lets go of a backend.
+_Pools = weakref.WeakValueDictionary[torch.device, GraphPool]
+_pools: weakref.WeakKeyDictionary[CompileLog, _Pools] = weakref.WeakKeyDictionary()
 _pools_lock = threading.Lock()
 
 
 def pool_for(log: CompileLog, device: torch.device, limit: int) -> GraphPool:
     """A compiled object, which its log stands for, has one pool on each device."""
     with _pools_lock:
-        pools = _pools.setdefault(log, {})
+        pools = _pools.setdefault(log, weakref.WeakValueDictionary())
         return pools.setdefault(device, GraphPool(device, limit))
 
 
 def close_pools(log: CompileLog) -> None:
     with _pools_lock:
-        pools = _pools.pop(log, {})
-    for pool in pools.values():
+        pools = list(_pools.pop(log, {}).values())
+    for pool in pools:
         pool.close()
 
 
@@ -352,7 +369,7 @@ class GraphedProgram:
         twins = {k: _twin(args[k], keep_offset=k in aliased) for k in sorted(moves)}
         inputs = [twins.get(k, x) for k, x in enumerate(args)]
         captured = Captured(torch.cuda.CUDAGraph(), args, twins, borrowed, self.plan)
-        before = torch.cuda.memory_reserved(self.pool.device)
+        before = self.pool.bytes()
         run = self.program.private()  # over workspaces in the graph's memory, which nothing else may have
         with torch.cuda.device(self.pool.device):
             with torch.cuda.graph(
@@ -363,7 +380,7 @@ class GraphedProgram:
             ):
                 results = run(list(inputs))
         captured.set_results(results, inputs)
-        captured.bytes = max(torch.cuda.memory_reserved(self.pool.device) - before, 0)
+        captured.bytes = max(self.pool.bytes() - before, 0) + sum(twin.nbytes for twin in twins.values())
         return captured
 
     def pool_bytes(self) -> int:

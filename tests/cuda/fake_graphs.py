@@ -60,10 +60,15 @@ class FakeCuda:
         put("graph", self.graph)
         put("Stream", lambda device=None: FakeStream("side", self))
         put("current_stream", lambda device=None: self.stream)
-        put("graph_pool_handle", lambda: object())
-        put("memory_reserved", lambda device=None: 100 * len(self.graphs))
+        put("graph_pool_handle", lambda: (0, 1))
+        put("memory_snapshot", self.memory_snapshot)
         put("device", lambda device: contextlib.nullcontext())
         monkeypatch.setattr(cudagraph, "current_raw_stream", lambda device: id(self.stream))
+
+    def memory_snapshot(self, pool: tuple[int, int]) -> list[dict[str, Any]]:
+        """A hundred bytes for each graph; and what is not the pool's."""
+        own = [{"segment_pool_id": pool, "total_size": 100} for _ in self.graphs]
+        return [*own, {"segment_pool_id": (0, 0), "total_size": 1 << 20}]
 
     @contextlib.contextmanager
     def graph(self, graph: FakeGraph, **settings: Any) -> Iterator[None]:

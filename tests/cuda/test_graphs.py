@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -323,12 +325,30 @@ def test_close_drops_every_graph_after_the_device_is_done_with_it(cuda: FakeCuda
     assert pool_for(log, CPU, 4) is pool
     f = Graphed(cuda, double, pool=pool)
     f(fresh()), f(fresh())
-    assert f.program.pool_bytes() == 100
+    assert f.program.pool_bytes() == 100 + 16  # and its own copy of the argument
     close_pools(log)
     assert cuda.synchronized == 1 and all(graph.gone for graph in cuda.graphs)
     assert pool_for(log, CPU, 4) is not pool
     x = fresh()
     torch.testing.assert_close(f(x), x * 2)  # and a later call is not lost
+
+
+def test_graphs_go_with_their_programs_though_the_log_lives(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dynamo keeps backends, and with them logs, for good: what is on the device must not hang on those."""
+    monkeypatch.setattr(cudagraph, "_idle_streams", {})
+    log, streams, results = CompileLog(), [], []
+    for _ in range(2):
+        f = Graphed(cuda, double, pool=pool_for(log, CPU, 4))
+        f(fresh()), f(fresh())
+        streams.append(f.pool.capture_stream)
+        (case,) = f.program._cases.values()
+        assert case.captured is not None
+        results.append(weakref.ref(case.captured.results[0]))
+        cuda.graphs.clear()
+        del f, case
+        gc.collect()
+    assert streams[0] is streams[1]  # with the workspace that cuBLAS keeps for it
+    assert [r() for r in results] == [None, None]
 
 
 def test_release_drops_the_programs_own_graphs_only(cuda: FakeCuda) -> None:

@@ -15,7 +15,8 @@ pytestmark = pytest.mark.gpu
 
 
 def settled() -> tuple[int, int]:
-    gc.collect()
+    for _ in range(2):  # Dynamo's caches and code refer to one another: the first pass lets go of programs
+        gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     return torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
