@@ -7,18 +7,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from burnish.codegen.triton_attend import print_attend
-from burnish.codegen.triton_contract import print_contract, print_group
-from burnish.codegen.triton_convolve import print_convolve
+from burnish.codegen.triton_attend import attend_forms, print_attend
+from burnish.codegen.triton_contract import group_forms, print_contract, print_group
+from burnish.codegen.triton_convolve import convolve_forms, print_convolve
 from burnish.codegen.triton_launch import Launch
-from burnish.codegen.triton_loop import AHEAD, NotPrintable, TritonKernel, print_loop
+from burnish.codegen.triton_loop import AHEAD, NotPrintable, TritonKernel, forms_of, print_loop
 from burnish.ir.expr import Dim
+from burnish.schedule.form import Form
 from burnish.schedule.kernels import (
     AttendKernel,
     ContractGroup,
     ContractKernel,
     ConvolveKernel,
     ExternKernel,
+    Kernel,
     LoopKernel,
     Product,
     Schedule,
@@ -87,12 +89,12 @@ def generate(schedule: Schedule, interpreted: bool = False, overlapped: bool = F
     `overlapped` one (Hopper and later) each kernel may be launched before the one ahead of it ends: it says at its
     start that the next may come, and waits for the one ahead before it touches memory."""
     unit = _Unit()
-    steady = _steady(schedule) if overlapped else frozenset()
+    steady = steady_buffers(schedule) if overlapped else frozenset()
     for n, kernel in enumerate(schedule.kernels):
         if isinstance(kernel, ExternKernel):
             continue
         try:
-            unit.calls[n] = unit.call(_printed(kernel, steady))
+            unit.calls[n] = unit.call(_printed(kernel, steady, schedule.forms.get(n)))
         except NotPrintable as reason:
             unit.refused[n] = str(reason)
     text = module_text({name: text for text, name in unit.functions.items()}, interpreted, overlapped)
@@ -100,24 +102,42 @@ def generate(schedule: Schedule, interpreted: bool = False, overlapped: bool = F
     return TritonUnit(text, unit.calls, unit.refused, len(unit.functions), checks, overlapped)
 
 
-def _steady(schedule: Schedule) -> frozenset[str]:
+def steady_buffers(schedule: Schedule) -> frozenset[str]:
     """Buffers that no kernel writes: parameters mostly. A kernel may fetch them before the one ahead of it ends."""
     written = frozenset().union(*(kernel.writes for kernel in schedule.kernels))
     return frozenset(n for n, b in schedule.buffers.items() if b.role in ("input", "constant")) - written
 
 
-def _printed(kernel: LoopKernel | Product | ContractGroup | AttendKernel, steady: frozenset[str]) -> TritonKernel:
+def _printed(
+    kernel: LoopKernel | Product | ContractGroup | AttendKernel, steady: frozenset[str], form: Form | None
+) -> TritonKernel:
     match kernel:
         case LoopKernel(loop):
-            return print_loop(loop, steady)
+            return print_loop(loop, steady, form)
         case ContractKernel():
-            return print_contract(kernel, steady)
+            return print_contract(kernel, steady, form)
         case ContractGroup():
-            return print_group(kernel, steady)
+            return print_group(kernel, steady, form)
         case ConvolveKernel():
-            return print_convolve(kernel, steady)
+            return print_convolve(kernel, steady, form)
         case AttendKernel():
-            return print_attend(kernel)
+            return print_attend(kernel, form)
+
+
+def launch_forms(kernel: Kernel) -> list[Form]:
+    """Every form in which a kernel can be launched that a search tries, the rule's first; none for an ATen call."""
+    match kernel:
+        case LoopKernel(loop):
+            return forms_of(loop)
+        case ContractKernel():
+            return group_forms(ContractGroup((kernel,)))
+        case ContractGroup():
+            return group_forms(kernel)
+        case ConvolveKernel():
+            return convolve_forms(kernel)
+        case AttendKernel():
+            return attend_forms(kernel)
+    return []
 
 
 def module_text(functions: dict[str, str], interpreted: bool = False, overlapped: bool = False) -> str:

@@ -13,6 +13,7 @@ from burnish.codegen.triton_loop import AHEAD, TritonKernel
 from burnish.codegen.triton_scalar import MEMORY_TYPE, STORED_TYPE, index_text
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, product
+from burnish.schedule.form import Form
 from burnish.schedule.gpu import MULTIPROCESSORS
 from burnish.schedule.kernels import AttendKernel, Operand
 
@@ -20,8 +21,31 @@ _LOG2_E = 1.4426950408889634
 _INT32 = 2**31 - 1
 
 
-def print_attend(kernel: AttendKernel) -> TritonKernel:
-    return _Printer(kernel).print()
+def print_attend(kernel: AttendKernel, form: Form | None = None) -> TritonKernel:
+    """`form` is one of `attend_forms`."""
+    printer = _Printer(kernel)
+    return printer.print(printer.launch(form))
+
+
+def attend_forms(kernel: AttendKernel) -> list[Form]:
+    """The forms that a search tries, the rule's first: queries and keys at a time, loads in flight, threads."""
+    launch = _Printer(kernel).launch()
+    blocks = dict(launch.blocks)
+    chosen = _form(blocks["YBLOCK"], blocks["XBLOCK"], blocks["STAGES"], launch.warps)
+    queries, keys = kernel.inputs[0].shape[2], kernel.inputs[1].shape[2]
+    if not isinstance(queries, int) or not isinstance(keys, int):
+        return [chosen]
+    others = [
+        _form(rows, columns, stages, warps)
+        for rows, columns in ((16, 64), (16, 128), (32, 64), (32, 128), (64, 32), (64, 64), (64, 128), (128, 64))
+        for stages, warps in ((2, 4), (3, 4), (2, 8))
+        if rows < 2 * queries and columns < 2 * keys and (warps == 4 or rows >= 64)
+    ]
+    return list(dict.fromkeys([chosen, *others]))
+
+
+def _form(rows: int, columns: int, stages: int, warps: int) -> Form:
+    return Form("blocks", (("YBLOCK", rows), ("XBLOCK", columns), ("STAGES", stages), ("warps", warps)))
 
 
 class _Printer:
@@ -63,8 +87,14 @@ class _Printer:
 
     # --- the kernel ---------------------------------------------------------------------------------------------
 
-    def launch(self) -> Launch:
+    def launch(self, form: Form | None = None) -> Launch:
         heads, queries = product(self.q.shape[:2]), self.q.shape[2]
+        assert isinstance(self.width, int)
+        wide = max(16, power_of_two(self.width))
+        if form is not None:
+            rows, columns, stages = form["YBLOCK"], form["XBLOCK"], form["STAGES"]
+            blocks = (("YBLOCK", rows), ("XBLOCK", columns), ("DBLOCK", wide), ("STAGES", stages))
+            return Launch(heads * cdiv(queries, rows), blocks, warps=form["warps"], stages=stages)
         rows = 64 if not isinstance(queries, int) else min(64, max(16, power_of_two(queries)))
         if isinstance(heads, int) and isinstance(queries, int) and heads * -(-queries // rows) < MULTIPROCESSORS // 2:
             rows = max(16, rows // 2)
@@ -72,12 +102,10 @@ class _Printer:
         few = isinstance(programs, int) and programs < MULTIPROCESSORS
         keys = self.k.shape[2]
         columns = min(128 if few else 64, max(16, power_of_two(keys)) if isinstance(keys, int) else 64)
-        assert isinstance(self.width, int)
-        blocks = (("YBLOCK", rows), ("XBLOCK", columns), ("DBLOCK", max(16, power_of_two(self.width))), ("STAGES", 2))
+        blocks = (("YBLOCK", rows), ("XBLOCK", columns), ("DBLOCK", wide), ("STAGES", 2))
         return Launch(programs, blocks, warps=4 if self.width <= 128 else 8, stages=2)
 
-    def print(self) -> TritonKernel:
-        launch = self.launch()
+    def print(self, launch: Launch) -> TritonKernel:
         blocks = dict(launch.blocks)
         self._place(blocks)
         self._sweep(blocks)

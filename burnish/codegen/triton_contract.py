@@ -20,25 +20,37 @@ from collections.abc import Sequence
 
 from burnish.codegen.triton_launch import Lane, Launch, Plan, cdiv
 from burnish.codegen.triton_loop import AHEAD, NotPrintable, TritonKernel
-from burnish.codegen.triton_tile import ENOUGH, Tile, TilePrinter, static_size, sweep_launch
+from burnish.codegen.triton_tile import (
+    ENOUGH,
+    Tile,
+    TilePrinter,
+    static_size,
+    sweep_forms,
+    sweep_launch,
+    tile_forms,
+)
 from burnish.ir.body import Axis
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, Expr, product
+from burnish.schedule.form import Form
 from burnish.schedule.kernels import ContractGroup, ContractKernel, Operand
 from burnish.schedule.products import can_sweep, is_large
 
 
-def print_contract(kernel: ContractKernel, steady: frozenset[str] = frozenset()) -> TritonKernel:
-    return print_group(ContractGroup((kernel,)), steady)
+def print_contract(
+    kernel: ContractKernel, steady: frozenset[str] = frozenset(), form: Form | None = None
+) -> TritonKernel:
+    return print_group(ContractGroup((kernel,)), steady, form)
 
 
-def print_group(group: ContractGroup, steady: frozenset[str] = frozenset()) -> TritonKernel:
-    """One kernel for contractions of one left operand. `steady` are buffers that no kernel of the program writes."""
+def print_group(group: ContractGroup, steady: frozenset[str] = frozenset(), form: Form | None = None) -> TritonKernel:
+    """One kernel for contractions of one left operand. `steady` are buffers that no kernel of the program writes;
+    `form` is one of `group_forms`."""
     if group.parts[0].a.dtype is DType.f64:
         raise NotPrintable("a product in double precision")
-    if sweeps(group):
-        return _print_sweep(group.parts[0])
-    tile = _tile(group)
+    if form.name == "sweep" if form else sweeps(group):
+        return _print_sweep(group.parts[0], form)
+    tile = Tile.of(form) if form else _tile(group)
     launch = Launch(
         sum_dims([_programs(k, tile.rows, tile.columns) for k in group.parts]),
         tile.blocks,
@@ -57,8 +69,22 @@ def print_group(group: ContractGroup, steady: frozenset[str] = frozenset()) -> T
     return TritonKernel(head.text(), head.signature, head.types(), (launch,), head.reach)
 
 
-def _print_sweep(kernel: ContractKernel) -> TritonKernel:
-    launch = sweep_launch(kernel.a, kernel.b)
+def group_forms(group: ContractGroup) -> list[Form]:
+    """The forms that a search tries, the rule's first."""
+    first = group.parts[0]
+    sizes = (*first.product_shape, first.a.shape[-1])
+    sweeping = len(group.parts) == 1 and can_sweep(first) and all(isinstance(d, int) for d in sizes)
+    found = sweep_forms() if sweeping else []  # ragged columns are masked
+    if not sweeps(group) or not isinstance(first.product_shape[-2], int):
+        assert first.a.dtype is not None
+        tile, columns = _tile(group), min(static_size(part.b.shape[-1]) for part in group.parts)
+        tiles = tile_forms(tile, sizes[-3], columns, tile.depth, first.a.dtype.itemsize)
+        return tiles + (found if is_large(first) else found[:2])
+    return found
+
+
+def _print_sweep(kernel: ContractKernel, form: Form | None = None) -> TritonKernel:
+    launch = sweep_launch(kernel.a, kernel.b, form)
     printer = _Tile(kernel, launch)
     printer.sweep()
     return TritonKernel(printer.text(), printer.signature, printer.types(), (launch,), printer.reach)

@@ -13,18 +13,29 @@ from __future__ import annotations
 
 from burnish.codegen.triton_launch import Lane, Launch, Plan, cdiv
 from burnish.codegen.triton_loop import AHEAD, TritonKernel
-from burnish.codegen.triton_tile import ENOUGH, Tile, TilePrinter, static_size, sweep_launch
+from burnish.codegen.triton_tile import (
+    ENOUGH,
+    Tile,
+    TilePrinter,
+    static_size,
+    sweep_forms,
+    sweep_launch,
+    tile_forms,
+)
 from burnish.ir.expr import Dim, Expr, product
 from burnish.schedule.convolutions import depth, length, matrices, row_of_taps, sweeps, takes_rows
-from burnish.schedule.gpu import MOST_TILES
+from burnish.schedule.form import Form
+from burnish.schedule.gpu import MOST_TILES, describable
 from burnish.schedule.kernels import ConvolveKernel, Operand
 
 
-def print_convolve(kernel: ConvolveKernel, steady: frozenset[str] = frozenset()) -> TritonKernel:
-    """`steady` are buffers that no kernel of the program writes."""
-    if sweeps(kernel):
-        return _print_sweep(kernel)
-    tile = tile_of(kernel)
+def print_convolve(
+    kernel: ConvolveKernel, steady: frozenset[str] = frozenset(), form: Form | None = None
+) -> TritonKernel:
+    """`steady` are buffers that no kernel of the program writes; `form` is one of `convolve_forms`."""
+    if form.name == "sweep" if form else sweeps(kernel):
+        return _print_sweep(kernel, form)
+    tile = Tile.of(form) if form else tile_of(kernel)
     programs = kernel.pieces * cdiv(_places(kernel), tile.rows) * cdiv(kernel.k.shape[0], tile.columns)
     launch = Launch(programs, tile.blocks, warps=tile.warps, stages=tile.stages)
     printer = (_ConvolutionOfRows if takes_rows(kernel) else _Convolution)(kernel, launch)
@@ -34,10 +45,24 @@ def print_convolve(kernel: ConvolveKernel, steady: frozenset[str] = frozenset())
     return TritonKernel(printer.text(), printer.signature, printer.types(), (launch,), printer.reach)
 
 
-def _print_sweep(kernel: ConvolveKernel) -> TritonKernel:
+def convolve_forms(kernel: ConvolveKernel) -> list[Form]:
+    """The forms that a search tries, the rule's first."""
+    operands = matrices(kernel)
+    static = isinstance(_places(kernel), int) and isinstance(kernel.k.shape[0], int)
+    flat = operands is not None and kernel.pieces == 1 and all(map(describable, operands)) and static
+    sweeping = sweep_forms(kernel.k.shape[0]) if flat else []
+    tile = tile_of(kernel)
+    assert kernel.x.dtype is not None
+    tiles = tile_forms(
+        tile, _places(kernel), kernel.k.shape[0], depth(kernel), kernel.x.dtype.itemsize, takes_rows(kernel)
+    )
+    return sweeping + tiles if sweeps(kernel) else tiles + sweeping[:2]
+
+
+def _print_sweep(kernel: ConvolveKernel, form: Form | None = None) -> TritonKernel:
     operands = matrices(kernel)
     assert operands is not None
-    launch = sweep_launch(*operands)
+    launch = sweep_launch(*operands, form)
     printer = _Convolution(kernel, launch, operands)
     printer.sweep()
     return TritonKernel(printer.text(), printer.signature, printer.types(), (launch,), printer.reach)

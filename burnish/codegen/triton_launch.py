@@ -10,6 +10,9 @@ The cost model. Loops are bound by memory, so the first candidate is the one who
 narrowest type at once along the contiguous axis, provided that leaves a few programs for every multiprocessor; a loop
 too small for that takes smaller blocks until it does. The second candidate moves the block by a factor of two, towards
 more work per program where there is plenty and towards more threads where there is little.
+
+Those two are all there are outside `max-autotune`, and nothing is measured: the first is used. There, `loop_forms` is
+what is tried: blocks up to a factor of four from the model's, more and fewer threads, a row swept instead of held.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from dataclasses import dataclass
 from burnish.ir.body import Axis, Load, Loop, Scanned, Store, instr_args
 from burnish.ir.expr import Dim, coefficient, floordiv, product
 from burnish.schedule.axes import column_axis, row_order
+from burnish.schedule.form import Form
 from burnish.schedule.gpu import MULTIPROCESSORS
 
 _BUSY = 2 * MULTIPROCESSORS  # programs that keep them occupied
@@ -68,12 +72,32 @@ class Plan:
     launches: tuple[Launch, ...]
 
 
-def plan(loop: Loop) -> Plan:
-    """The form of a normalised loop's kernel with at most two launches, the more promising first."""
+def plan(loop: Loop, form: Form | None = None) -> Plan:
+    """The form of a normalised loop's kernel with at most two launches, the more promising first; or `form`."""
+    if form is not None:
+        return _as_told(loop, form)
     if loop.reduction:
         return _plan_rows(loop)
     crossed = _crossed_axes(loop)
     return _plan_tile(loop, *crossed) if crossed else _plan_map(loop)
+
+
+def _as_told(loop: Loop, form: Form) -> Plan:
+    lanes, outside = _lanes(loop, form.name)
+    return _finish(form.name, lanes, outside, [([form[lane.block] for lane in lanes], form["warps"])])
+
+
+def _lanes(loop: Loop, form: str) -> tuple[tuple[Lane, ...], tuple[Axis, ...]]:
+    """The lanes of a kernel of this form, and the axes that only the program's number runs over."""
+    if form == "map":
+        return (Lane("x", loop.axes),), ()
+    if form == "tile":
+        crossed = _crossed_axes(loop)
+        assert crossed is not None
+        return (Lane("y", crossed[:1]), Lane("x", crossed[1:])), tuple(a for a in loop.axes if a not in crossed)
+    column = column_axis(loop)
+    kept = tuple(a for a in loop.parallel if a is not column) + ((column,) if column else ())
+    return (Lane("x", kept), Lane("r", loop.reduction if _scans(loop) else row_order(loop))), ()
 
 
 def _finish(form: str, lanes: tuple[Lane, ...], outside: tuple[Axis, ...], shapes: list[tuple[list[int], int]]) -> Plan:
@@ -128,7 +152,7 @@ def _warps(elements: int, per_thread: int) -> int:
 
 
 def _plan_map(loop: Loop) -> Plan:
-    lane = Lane("x", loop.axes)
+    (lane,), _ = _lanes(loop, "map")
     if not loop.axes:
         return _finish("map", (lane,), (), [([1], 1)])
     elements, each = _static(lane.size), _per_access(loop)
@@ -157,8 +181,7 @@ def _crossed_axes(loop: Loop) -> tuple[Axis, Axis] | None:
 
 
 def _plan_tile(loop: Loop, outer: Axis, inner: Axis) -> Plan:
-    outside = tuple(a for a in loop.axes if a not in (outer, inner))
-    lanes = (Lane("y", (outer,)), Lane("x", (inner,)))
+    lanes, outside = _lanes(loop, "tile")
     small, large = ([32, 32], 4), ([64, 64], 8)
     elements = _static(product([a.size for a in loop.axes]))
     roomy = min(_static(outer.size), _static(inner.size)) >= 64 and elements >= 64 * 64 * _BUSY
@@ -169,14 +192,12 @@ def _plan_tile(loop: Loop, outer: Axis, inner: Axis) -> Plan:
 
 
 def _plan_rows(loop: Loop) -> Plan:
-    column = column_axis(loop)
-    kept = tuple(a for a in loop.parallel if a is not column) + ((column,) if column else ())
-    along = loop.reduction if _scans(loop) else row_order(loop)
-    lanes = (Lane("x", kept), Lane("r", along))
+    lanes, _ = _lanes(loop, "row")
+    columns = column_axis(loop) is not None
     rows, length = _static(lanes[0].size), lanes[1].size
-    if isinstance(length, int) and _fits(loop, length, column is not None):
-        return _finish("row", lanes, (), _whole_row_shapes(loop, rows, power_of_two(length), column is not None))
-    return _finish("long", lanes, (), _long_row_shapes(loop, rows, _static(length), column is not None))
+    if isinstance(length, int) and _fits(loop, length, columns):
+        return _finish("row", lanes, (), _whole_row_shapes(loop, rows, power_of_two(length), columns))
+    return _finish("long", lanes, (), _long_row_shapes(loop, rows, _static(length), columns))
 
 
 def _scans(loop: Loop) -> bool:
@@ -225,3 +246,69 @@ def _long_row_shapes(loop: Loop, rows: int, length: int, columns: bool) -> list[
     chunk = _clamp(power_of_two(length), 64, 2048)
     warps = _warps(chunk, 2 * _per_access(loop))
     return [([1, chunk], warps), ([1, 2 * chunk], _clamp(2 * warps, 1, 16))]
+
+
+# --- every form -------------------------------------------------------------------------------------------------
+
+_MOST_FORMS = 12
+
+
+def loop_forms(loop: Loop) -> list[Form]:
+    """What a search tries for a normalised loop: the cost model's choice first, then the others by their distance
+    from it. One, where the loop has no more than one element or its sizes are known only at launch."""
+    planned = plan(loop)
+    lanes, first = planned.lanes, planned.launches[0]
+    chosen = _form(planned.form, [block for _, block in first.blocks], lanes, first.warps)
+    if not loop.axes or not all(isinstance(a.size, int) for a in loop.axes):
+        return [chosen]
+    shapes = {"map": _map_shapes, "tile": _tile_shapes, "row": _row_shapes, "long": _chunk_shapes}[planned.form]
+    near = [_form(planned.form, blocks, lanes, warps) for blocks, warps in shapes(loop, first)]
+    near.sort(key=lambda f: _distance(f, chosen))
+    others: list[Form] = []
+    if planned.form == "tile":
+        others = [_form("map", [128 * each], lanes[1:], 4) for each in (2, 8)]
+    elif planned.form == "row" and first.blocks[1][1] >= 2048 and not _scans(loop):
+        others = [_form("long", [1, chunk], lanes, 8) for chunk in (1024, 2048)]
+    return list(dict.fromkeys([chosen, *near[: _MOST_FORMS - len(others)], *others]))
+
+
+def _form(name: str, blocks: list[int], lanes: tuple[Lane, ...], warps: int) -> Form:
+    named = ((lane.block, block) for lane, block in zip(lanes, blocks, strict=True))
+    return Form(name, (*named, ("warps", warps)))
+
+
+def _distance(form: Form, other: Form) -> tuple[int, tuple[tuple[str, int], ...]]:
+    """How many factors of two two forms with the same numbers are apart; then anything, so that it is an order."""
+    steps = (abs(a.bit_length() - b.bit_length()) for (_, a), (_, b) in zip(form.numbers, other.numbers, strict=True))
+    return sum(steps), form.numbers
+
+
+def _around(n: int, least: int, most: int) -> list[int]:
+    return [b for b in (n // 4, n // 2, n, 2 * n, 4 * n) if least <= b <= most]
+
+
+def _threads(elements: int, most: int = 16) -> list[int]:
+    """Warps with which a thread has from 1 to 64 of them."""
+    return [w for w in (1, 2, 4, 8, 16) if w <= most and 32 * w <= max(elements, 32) and elements <= 64 * 32 * w]
+
+
+def _map_shapes(loop: Loop, first: Launch) -> list[tuple[list[int], int]]:
+    return [([b], w) for b in _around(first.blocks[0][1], 32, 8192) for w in _threads(b, 8)]
+
+
+def _tile_shapes(loop: Loop, first: Launch) -> list[tuple[list[int], int]]:
+    sides = (16, 32, 64, 128)
+    return [([y, x], w) for y in sides for x in sides if 512 <= y * x <= 8192 for w in (2, 4, 8) if y * x >= 64 * w]
+
+
+def _row_shapes(loop: Loop, first: Launch) -> list[tuple[list[int], int]]:
+    (_, rows), (_, length) = first.blocks
+    least = _strip(loop, column_axis(loop) is not None)
+    most = max(rows, LONGEST_ROW // length)
+    return [([x, length], w) for x in _around(rows, least, most) for w in _threads(x * length)]
+
+
+def _chunk_shapes(loop: Loop, first: Launch) -> list[tuple[list[int], int]]:
+    (_, rows), (_, chunk) = first.blocks
+    pairs = [(x, r) for x in _around(rows, 1, 128) for r in _around(chunk, 16, 8192) if x * r <= 16384]
+    return [([x, r], w) for x, r in pairs for w in _threads(x * r)]

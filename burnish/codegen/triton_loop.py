@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from burnish.codegen.signature import Signature
-from burnish.codegen.triton_launch import LONGEST_ROW, Lane, Launch, Plan, plan
+from burnish.codegen.triton_launch import LONGEST_ROW, Lane, Launch, Plan, loop_forms, plan
 from burnish.codegen.triton_scalar import (
     MEMORY_TYPE,
     STORED_TYPE,
@@ -46,6 +46,7 @@ from burnish.ir.body import (
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, Div, Expr, Mod, coefficient, floordiv, lower, mod, substitute, sym, symbols, upper
 from burnish.schedule.axes import normalise
+from burnish.schedule.form import Form
 from burnish.schedule.phases import Phases
 
 _INT32 = 2**31 - 1
@@ -81,9 +82,15 @@ class TritonKernel:
     reach: tuple[Dim, ...] = ()
 
 
-def print_loop(loop: Loop, steady: frozenset[str] = frozenset()) -> TritonKernel:
-    """`steady` are buffers that no kernel of the program writes."""
-    return LoopPrinter(_as_rows(normalise(loop)), steady=steady).print()
+def print_loop(loop: Loop, steady: frozenset[str] = frozenset(), form: Form | None = None) -> TritonKernel:
+    """`steady` are buffers that no kernel of the program writes; `form` is one of `forms_of`."""
+    printed = _as_rows(normalise(loop))
+    return LoopPrinter(printed, plan(printed, form), steady).print()
+
+
+def forms_of(loop: Loop) -> list[Form]:
+    """The forms of its kernel that a search tries, the cost model's first."""
+    return loop_forms(_as_rows(normalise(loop)))
 
 
 def _as_rows(loop: Loop) -> Loop:

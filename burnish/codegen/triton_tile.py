@@ -12,6 +12,7 @@ from burnish.codegen.triton_launch import Launch, Plan, cdiv
 from burnish.codegen.triton_loop import AHEAD, LoopPrinter
 from burnish.ir.body import Apply, Const, Instr, Load, instr_args
 from burnish.ir.expr import Dim
+from burnish.schedule.form import Form
 from burnish.schedule.gpu import MULTIPROCESSORS
 from burnish.schedule.kernels import Operand, Product
 
@@ -19,6 +20,8 @@ ENOUGH = MULTIPROCESSORS // 2  # programs with which a chip is busy, when each h
 ASSUMED = 4096  # rows, where their number is known only at launch
 _CACHE_LINE = 128  # bytes
 _MOST_TILES = 2  # held in registers next to the sums
+_SHARED = 220 << 10  # bytes of a multiprocessor's that loads in flight may take
+_MOST_FORMS = 12
 
 
 class Tile(NamedTuple):
@@ -33,6 +36,14 @@ class Tile(NamedTuple):
     @property
     def blocks(self) -> tuple[tuple[str, int], ...]:
         return (("YBLOCK", self.rows), ("XBLOCK", self.columns), ("KBLOCK", self.depth), ("STAGES", self.stages))
+
+    @property
+    def form(self) -> Form:
+        return Form("tile", (*self.blocks, ("warps", self.warps)))
+
+    @classmethod
+    def of(cls, form: Form) -> Tile:
+        return cls(*(form[name] for name in ("YBLOCK", "XBLOCK", "KBLOCK", "STAGES", "warps")))
 
 
 class TilePrinter(LoopPrinter):
@@ -167,13 +178,61 @@ class TilePrinter(LoopPrinter):
         return f"{load}.T" if contiguous_k == flipped else load
 
 
-def sweep_launch(a: Operand, b: Operand) -> Launch:
+def sweep_launch(a: Operand, b: Operand, form: Form | None = None) -> Launch:
     """Two programs on each multiprocessor, while there are tiles for them."""
-    tiles = cdiv(a.shape[-2], 128) * cdiv(b.shape[-1], 128)
+    form = form or _SWEEPS[0]
+    rows, columns, stages = form["YBLOCK"], form["XBLOCK"], form["STAGES"]
+    tiles = cdiv(a.shape[-2], rows) * cdiv(b.shape[-1], columns)
     assert isinstance(tiles, int)
-    programs = min(tiles, 2 * MULTIPROCESSORS)
-    blocks = (("YBLOCK", 128), ("XBLOCK", 128), ("KBLOCK", 64), ("STAGES", 3), ("PROGRAMS", programs))
-    return Launch(programs, blocks, warps=4, stages=3)
+    programs = min(tiles, form["each"] * MULTIPROCESSORS)
+    blocks = (("YBLOCK", rows), ("XBLOCK", columns), ("KBLOCK", form["KBLOCK"]), ("STAGES", stages))
+    return Launch(programs, (*blocks, ("PROGRAMS", programs)), warps=form["warps"], stages=stages)
+
+
+# --- what a search tries ----------------------------------------------------------------------------------------
+
+
+def _sweep(rows: int, columns: int, depth: int, stages: int, each: int, warps: int) -> Form:
+    blocks = (("YBLOCK", rows), ("XBLOCK", columns), ("KBLOCK", depth), ("STAGES", stages))
+    return Form("sweep", (*blocks, ("each", each), ("warps", warps)))
+
+
+# Tiles of the sweeping form, the one used without a search first. `each`: programs on a multiprocessor.
+_SWEEPS = (
+    _sweep(128, 128, 64, 3, 2, 4), _sweep(128, 128, 64, 4, 1, 8), _sweep(128, 256, 64, 3, 1, 8),
+    _sweep(128, 64, 64, 4, 2, 4), _sweep(64, 128, 64, 4, 2, 4),
+)  # fmt: skip
+
+
+def sweep_forms(whole: Dim = 0) -> list[Form]:
+    """Those whose tiles are whole along this many columns."""
+    return [form for form in _SWEEPS if isinstance(whole, int) and whole % form["XBLOCK"] == 0]
+
+
+def tile_forms(chosen: Tile, m: Dim, n: Dim, deepest: int, itemsize: int, fixed_depth: bool = False) -> list[Form]:
+    """`chosen`, then the tiles of an m x n product that differ from it by few factors of two. Depths are powers of two
+    up to `deepest`. Sizes known only at launch are not searched for."""
+    if not isinstance(m, int) or not isinstance(n, int):
+        return [chosen.form]
+    tiles = [
+        Tile(rows, columns, depth, stages, warps)
+        for rows in (16, 32, 64, 128)
+        for columns in (16, 32, 64, 128)
+        for depth in ([chosen.depth] if fixed_depth else [d for d in (32, 64, 128) if d <= max(deepest, 16)])
+        for stages in (2, 3, 4, 5)
+        for warps in (4, 8)
+        if rows < 2 * max(m, 16) and columns < 2 * max(n, 16)
+    ]
+    fitting = [t for t in tiles if t.stages * t.depth * (t.rows + t.columns) * itemsize <= _SHARED]
+    worth = [t for t in fitting if t.warps == 4 or t.rows * t.columns >= 64 * 64]
+    worth.sort(key=lambda t: (_apart(t, chosen), t))
+    return list(dict.fromkeys([chosen.form, *(t.form for t in worth[:_MOST_FORMS])]))
+
+
+def _apart(tile: Tile, other: Tile) -> int:
+    """Factors of two between them; loads in flight count as what they are, a matter of taste."""
+    bits = sum(abs(a.bit_length() - b.bit_length()) for a, b in zip(tile[:3], other[:3], strict=True))
+    return bits + (tile.stages != other.stages) + (tile.warps != other.warps)
 
 
 def static_size(d: Dim) -> int:

@@ -33,6 +33,7 @@ from burnish.schedule.epilogue import (
     uses,
     with_values,
 )
+from burnish.schedule.form import LIBRARY, Form, ours
 from burnish.schedule.gpu import MOST_TILES, MULTIPROCESSORS, describable
 from burnish.schedule.kernels import (
     Buffer,
@@ -51,16 +52,19 @@ _MOST_WORK = 2048 * MULTIPROCESSORS  # tiles times elements of their sums: a few
 _LARGE = 1 << 29  # multiplications of a product for which tensor cores decide
 _PIECE = 1024  # elements of a sum that a piece of it has at least
 _MOST_PIECES = 8
+_SHORTEST_PIECE = 256  # elements of a sum that a piece has at least where it is measured
 _DEEPEST = 128
 _WIDEST_ROW = 64  # elements of a row of taps that is taken as a whole
 _MOST_TAPS = 256  # elements of rows of taps taken at a time: all loads of a 7 x 7 convolution at once
 
 
-def choose_convolution(schedule: Schedule, kernel: ConvolveKernel) -> list[Kernel]:
-    """What will run it; buffers for partial sums and the library's results are added to the schedule."""
-    if not is_ours(kernel):
+def choose_convolution(schedule: Schedule, kernel: ConvolveKernel, form: Form | None = None) -> list[Kernel]:
+    """What will run it, by the rule or in a form of `convolution_forms`; buffers for partial sums and the library's
+    results are added to the schedule."""
+    form = form or rule(kernel)
+    if form == LIBRARY:
         return _Library(schedule, kernel).kernels()
-    pieces = pieces_of(kernel)
+    pieces = form["pieces"]
     if pieces == 1:
         return [kernel]
     parts, loop = parts_of(kernel, pieces)
@@ -69,7 +73,25 @@ def choose_convolution(schedule: Schedule, kernel: ConvolveKernel) -> list[Kerne
     return [part, LoopKernel(reading(kernel, lambda body, load: sum_of_parts(body, load, parts)))]
 
 
+def convolution_forms(kernel: ConvolveKernel) -> list[Form]:
+    """Who could compute it, and in how many pieces: the rule's choice first."""
+    tiles, whole = _tiles(kernel), length(kernel)
+    if tiles is None:
+        return [rule(kernel)]
+    pieces = [1] if is_readable(kernel) and not looks_up(kernel.loop) else []
+    pieces += [
+        s for s in (2, 3, 4, 6, 8)
+        if pieces and not takes_rows(kernel) and whole % (s * depth(kernel)) == 0
+        and whole // s >= _SHORTEST_PIECE and s * tiles <= MOST_TILES
+    ]  # fmt: skip
+    return list(dict.fromkeys([rule(kernel), LIBRARY, *map(ours, pieces)]))
+
+
 # --- the rule ---------------------------------------------------------------------------------------------------
+
+
+def rule(kernel: ConvolveKernel) -> Form:
+    return ours(pieces_of(kernel)) if is_ours(kernel) else LIBRARY
 
 
 def is_ours(kernel: ConvolveKernel) -> bool:

@@ -15,6 +15,7 @@ from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, floordiv, product
 from burnish.ir.graph import Attend, Convolve, Extern
 from burnish.lower.builder import contiguous_strides
+from burnish.schedule.form import Form
 
 
 @dataclass(frozen=True)
@@ -252,11 +253,13 @@ class Schedule:
     results: list[ResultBuffer | Dim | None]
     constants: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)  # fusions made and refused
+    forms: dict[int, Form] = field(default_factory=dict)  # kernel's number -> how to launch it, where not by the rule
 
     def __str__(self) -> str:
         lines = [str(b) for b in self.buffers.values()]
         for n, k in enumerate(self.kernels):
-            lines += ["", f"kernel {n}", *("  " + line for line in str(k).splitlines())]
+            form = f" as {self.forms[n]}" if n in self.forms else ""
+            lines += ["", f"kernel {n}{form}", *("  " + line for line in str(k).splitlines())]
         shown = [str(r.operand) if isinstance(r, ResultBuffer) else str(r) for r in self.results]
         return "\n".join([*lines, "", f"return {', '.join(shown)}"])
 

@@ -28,6 +28,7 @@ def cut(schedule: Schedule, arguments: int, alone: Callable[[Kernel], str]) -> l
     last_use = _last_uses(schedule, [kernels for kernels, _ in stretches])
     pieces: list[Piece] = []
     carried: list[str] = []
+    first = 0  # number of the stretch's first kernel
     for n, (kernels, reason) in enumerate(stretches):
         made = {name for k in kernels for name in k.writes if name in schedule.buffers}
         kept = {*carried, *(m for m in made if schedule.buffers[m].role != "input")}
@@ -35,7 +36,9 @@ def cut(schedule: Schedule, arguments: int, alone: Callable[[Kernel], str]) -> l
         is_last = n == len(stretches) - 1
         buffers = _buffers(schedule, kernels, carried, out, arguments, schedule.results if is_last else ())
         results = schedule.results if is_last else [ResultBuffer(_whole(schedule.buffers[name])) for name in out]
-        inner = Schedule(buffers, list(kernels), list(results), schedule.constants)
+        forms = {k - first: form for k, form in schedule.forms.items() if first <= k < first + len(kernels)}
+        inner = Schedule(buffers, list(kernels), list(results), schedule.constants, forms=forms)
+        first += len(kernels)
         pieces.append(Piece(inner, tuple(carried), () if is_last else out, reason))
         carried = list(out)
     return pieces

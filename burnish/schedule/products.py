@@ -10,11 +10,12 @@ The rule, from measurements on an H200 (bf16, in a chain of dependent kernels):
 - Full-precision products are the library's unless tiny: our kernel has no tensor cores for them.
 
 The decision falls between two rounds of fusion, for what the library's product is followed by is free to fuse with
-whatever comes next.
+whatever comes next. In `max-autotune` the rule is only the first of the forms that are measured (`product_forms`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -24,7 +25,8 @@ from burnish.ir.dtypes import DType
 from burnish.ir.expr import Expr, coefficient, mentions, product, substitute
 from burnish.ir.graph import Extern, Ref
 from burnish.lower.builder import contiguous_strides
-from burnish.schedule.convolutions import choose_convolution
+from burnish.schedule.attenders import attend_choices, choose_attention
+from burnish.schedule.convolutions import choose_convolution, convolution_forms
 from burnish.schedule.epilogue import (
     accumulator_loads,
     is_cast,
@@ -35,8 +37,10 @@ from burnish.schedule.epilogue import (
     uses,
     with_values,
 )
+from burnish.schedule.form import LIBRARY, Form, ours
 from burnish.schedule.gpu import MOST_TILES, MULTIPROCESSORS, describable
 from burnish.schedule.kernels import (
+    AttendKernel,
     Buffer,
     ContractGroup,
     ContractKernel,
@@ -53,6 +57,7 @@ _PIECE = 1024  # k-elements a piece of a split product has at least
 _MOST_PIECES = 8
 _QUICK = 1 << 30  # multiplications that take the tensor cores about as long as a kernel takes to start
 _TINY = 1 << 22  # multiplications of a full-precision product that is over before a library call would be
+_SHORTEST_PIECE = 256  # k-elements a piece has at least where it is measured
 
 
 def can_sweep(kernel: ContractKernel) -> bool:
@@ -81,16 +86,20 @@ def _work(kernel: ContractKernel) -> int | None:
     return work if isinstance(work, int) else None
 
 
-def choose_products(schedule: Schedule) -> Schedule:
-    """Every contraction and convolution becomes what will run it; buffers for partial sums and library results are
-    added."""
+def choose_products(schedule: Schedule, forms: Mapping[int, Form] | None = None) -> Schedule:
+    """Every contraction and convolution becomes what will run it, by the rule or, by its number, in one of `forms`;
+    buffers for partial sums and library results are added."""
     chosen: list[Kernel] = []
-    for kernel in schedule.kernels:
+    for n, kernel in enumerate(schedule.kernels):
+        form = (forms or {}).get(n)
         match kernel:
             case ContractKernel():
-                chosen += _Chooser(schedule, kernel).kernels()
+                chooser = _Chooser(schedule, kernel)
+                chosen += chooser.kernels(form or chooser.rule())
             case ConvolveKernel():
-                chosen += choose_convolution(schedule, kernel)
+                chosen += choose_convolution(schedule, kernel, form)
+            case AttendKernel() if form is not None:
+                chosen += choose_attention(schedule, kernel, form)
             case _:
                 chosen.append(kernel)
     schedule.kernels = chosen
@@ -98,18 +107,45 @@ def choose_products(schedule: Schedule) -> Schedule:
     return schedule
 
 
+def product_forms(schedule: Schedule, kernel: Kernel) -> list[Form]:
+    """Who could compute a product, a convolution or attention, and in how many pieces: the rule's choice first."""
+    match kernel:
+        case ContractKernel():
+            return _Chooser(schedule, kernel).forms()
+        case ConvolveKernel():
+            return convolution_forms(kernel)
+        case AttendKernel():
+            return attend_choices(schedule, kernel)
+    return []
+
+
 @dataclass
 class _Chooser:
     schedule: Schedule
     kernel: ContractKernel
 
-    def kernels(self) -> list[Kernel]:
-        if not self._is_ours():
+    def kernels(self, form: Form) -> list[Kernel]:
+        if form == LIBRARY:
             return self._library()
-        pieces = self._pieces()
-        return self._split(pieces) if pieces > 1 else [self.kernel]
+        return self._split(form["pieces"]) if form["pieces"] > 1 else [self.kernel]
+
+    def forms(self) -> list[Form]:
+        tiles, work, k = _tiles(self.kernel), _work(self.kernel), self.kernel.a.shape[-1]
+        if tiles is None or work is None or not isinstance(k, int):
+            return [self.rule()]
+        own = not looks_up(self.kernel.loop) and self.kernel.a.dtype is not DType.f64
+        slow = self.kernel.a.dtype is DType.f32 and work > 16 * _TINY
+        pieces = [1] if own and not slow else []
+        pieces += [
+            s for s in (2, 3, 4, 6, 8)
+            if pieces and k % (s * _TILE) == 0 and k // s >= _SHORTEST_PIECE and s * tiles <= MOST_TILES
+        ]  # fmt: skip
+        return list(dict.fromkeys([self.rule(), LIBRARY, *map(ours, pieces)]))
 
     # --- the rule -----------------------------------------------------------------------------------------------
+
+    def rule(self) -> Form:
+        return ours(self._pieces()) if self._is_ours() else LIBRARY
 
     def _is_ours(self) -> bool:
         work = _work(self.kernel)

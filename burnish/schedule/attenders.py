@@ -1,0 +1,44 @@
+"""Who attends on a GPU, where it is measured: our kernel, or one of the library's. By rule it is ours that got so far:
+`lower/contractions.py` leaves to the library what the library does better."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from burnish.ir.graph import Extern, Ref
+from burnish.schedule.form import Form
+from burnish.schedule.kernels import AttendKernel, ExternKernel, Kernel, ResultBuffer, Schedule
+
+_OURS, _FLASH, _CUDNN, _EFFICIENT = (Form(name) for name in ("ours", "flash", "cudnn", "efficient"))
+
+
+def attend_choices(schedule: Schedule, kernel: AttendKernel) -> list[Form]:
+    """Ours first. The library has no masks of ours, wants a key head for every query head, and gives the sums of
+    weights that training needs in layouts of its own."""
+    q, k, *_ = kernel.inputs
+    sums = kernel.lse.buffer
+    kept = {r.operand.buffer for r in schedule.results if isinstance(r, ResultBuffer)}
+    wanted = sums in kept or any(sums in other.reads for other in schedule.kernels)
+    static = all(isinstance(d, int) for o in kernel.inputs for d in (*o.shape, *o.strides, o.offset))
+    if kernel.op.has_mask or wanted or not static or q.shape[1] != k.shape[1]:
+        return [_OURS]
+    return [_OURS, _FLASH, _CUDNN, _EFFICIENT]
+
+
+def choose_attention(schedule: Schedule, kernel: AttendKernel, form: Form) -> list[Kernel]:
+    if form == _OURS:
+        return [kernel]
+    out = schedule.buffers[kernel.out.buffer]
+    causal, scale = kernel.op.causal, (("scale", kernel.op.scale),)
+    refs = (Ref(0), Ref(1), Ref(2))
+    aten = torch.ops.aten
+    target, args = {
+        _FLASH: (aten._scaled_dot_product_flash_attention.default, (*refs, 0.0, causal, False)),
+        _CUDNN: (aten._scaled_dot_product_cudnn_attention.default, (*refs, None, False, 0.0, causal, False)),
+        _EFFICIENT: (aten._scaled_dot_product_efficient_attention.default, (*refs, None, False, 0.0, causal)),
+    }[form]
+    op = Extern(target, args, scale, (out.strides,), str(target), (0,), True)
+    schedule.buffers[out.name] = replace(out, role="extern")
+    return [ExternKernel(op, kernel.inputs, (out.name,))]
