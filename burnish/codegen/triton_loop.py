@@ -489,11 +489,27 @@ class LoopPrinter:
 
 
 class _LongRows(Phases):
-    """Rows swept in chunks, once per dependent reduction; what a sweep needs of an element it computes again."""
+    """Rows swept in chunks, once per dependent reduction; what a sweep needs of an element it computes again.
+
+    The sum of exp(x - max(x)) does not wait for the maximum: it is kept relative to the greatest element so far."""
 
     def __init__(self, printer: LoopPrinter) -> None:
-        super().__init__(printer.loop)
         self.p = printer
+        self.relative = _sums_of_exponentials(printer.loop.body)
+        super().__init__(printer.loop)
+
+    def _ready_phases(self) -> list[int]:
+        ready: list[int] = []
+        for n, i in enumerate(self.body):
+            known = max((ready[a] for a in instr_args(i)), default=0)
+            ready.append(known + (isinstance(i, Reduced) and n not in self.relative))
+            if n in self.relative:
+                ready[n] = ready[self.relative[n]]
+        return ready
+
+    def pass_roots(self, phase: int) -> list[int]:
+        args = [self._reduced(n).arg for n in self.reductions(phase) if n not in self.relative]
+        return [a for a in args if self.level[a]] + self.element_stores(phase)
 
     def print(self) -> None:
         p = self.p
@@ -555,18 +571,29 @@ class _LongRows(Phases):
         return i
 
     def _accumulate(self, n: int) -> None:
+        if n in self.relative:
+            return  # with its maximum
         i, p = self._reduced(n), self.p
         if i.kind.startswith("arg"):
             value, place = p.pair(i)
             p.line(f"a{n}, at{n} = bn.{i.kind}(a{n}, at{n}, {value}, {place})")
         else:
             value = p.masked(i.arg, i.dtype, reduction_identity(i.kind, i.dtype))
-            p.line(f"a{n} = {combine_text(i.kind, i.dtype, f'a{n}', value)}")
+            p.line(self._accumulated(n, i, value))
+
+    def _accumulated(self, n: int, i: Reduced, value: str) -> str:
+        for total, most in self.relative.items():
+            if most == n:
+                return f"a{n}, a{total} = bn.with_exponential(a{n}, a{total}, {value})"
+        return f"a{n} = {combine_text(i.kind, i.dtype, f'a{n}', value)}"
 
     def _combine(self, n: int) -> None:
         i, p = self._reduced(n), self.p
         if i.kind.startswith("arg"):
             p.reduce_pair(n, i)
+        elif n in self.relative:
+            most = self.relative[n]
+            p.line(f"v{n} = {reduce_text(i.kind, i.dtype, f'a{n} * tl.exp(a{most} - v{most})')}")
         else:
             p.line(f"v{n} = {reduce_text(i.kind, i.dtype, f'a{n}')}")
 
@@ -591,6 +618,23 @@ class _LongRows(Phases):
                 total = reduce_text(kind, dtype, p.masked(arg, dtype, reduction_identity(kind, dtype)))
                 p.line(f"a{n} = {combine_text(kind, dtype, f'a{n}', total)}")
         p.indent -= 1
+
+
+def _sums_of_exponentials(body: Sequence[Instr]) -> dict[int, int]:
+    """Reductions that sum exp(x - m) where m is the greatest x of the row, with that maximum: one for each."""
+    found: dict[int, int] = {}
+    for n, i in enumerate(body):
+        if not (isinstance(i, Reduced) and i.kind == "sum" and i.dtype is DType.f32):
+            continue
+        power = body[i.arg]
+        gap = body[power.args[0]] if isinstance(power, Apply) and power.fn == "exp" else None
+        if not (isinstance(gap, Apply) and gap.fn == "sub" and gap.dtype is DType.f32):
+            continue
+        x, most = gap.args
+        m = body[most]
+        if isinstance(m, Reduced) and (m.kind, m.arg, m.dtype) == ("max", x, DType.f32) and most not in found.values():
+            found[n] = most
+    return found
 
 
 def _digits(axes: Sequence[Axis], number: Expr) -> dict[str, Dim]:

@@ -85,6 +85,15 @@ def floor_divide(a, b, quotient, rest):
     return tl.where(b == 0, quotient, down)
 
 
+@triton.jit
+def with_exponential(most, total, x):
+    """A running maximum and the sum of exp(x - maximum) so far, with one more x: either the sum or its new term is
+    scaled, never both, so one exponential will do."""
+    gap = x - maximum(most, -3.4028234663852886e38)  # before the first finite x there is nothing to scale
+    scale = tl.exp(-tl.abs(gap))
+    return maximum(most, x), tl.where(gap > 0, total * scale + 1.0, total + scale)
+
+
 # --- integers ---------------------------------------------------------------------------------------------------
 
 
