@@ -302,3 +302,10 @@ def variables_set() -> dict[str, str]:
     """The variables of this process's environment that change what burnish does, ours (known or not) first."""
     ours = sorted(name for name in os.environ if name.startswith("BURNISH_"))
     return {name: os.environ[name] for name in (*ours, *_OTHERS) if os.environ.get(name, "").strip()}
+
+
+def triton_variables() -> dict[str, str]:
+    """The variables that change what Triton makes of a kernel; where it puts things is no matter."""
+    places = ("TRITON_CACHE_DIR", "TRITON_HOME", "TRITON_DUMP_DIR")
+    names = sorted(name for name in os.environ if name.startswith(("TRITON_", "LLVM_", "MLIR_")) and name not in places)
+    return {name: os.environ[name] for name in names}

@@ -56,6 +56,22 @@ class Fallback:
 
 
 @dataclass(frozen=True)
+class Span:
+    """A stretch of compiling. Stages nest: `depth` counts those around it. Lane 0 is the thread that compiled first;
+    what is in another lane ran beside it (other threads, worker processes)."""
+
+    name: str
+    begin: float  # seconds since the object's first span began
+    end: float
+    depth: int = 0
+    lane: int = 0
+
+    def __str__(self) -> str:
+        beside = f", lane {self.lane}" if self.lane else ""
+        return f"{self.name} {self.begin:.3f} to {self.end:.3f} s{beside}"
+
+
+@dataclass(frozen=True)
 class LatencyStats:
     """Calls of one variant by one engine, counted by how long they took on the host (with `latency=True`).
 
@@ -112,6 +128,7 @@ class Stats:
     fallbacks: tuple[Fallback, ...] = ()
     fusions: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)  # stage -> its own time, without the stages inside it
+    timeline: tuple[Span, ...] = ()  # the same stages one by one, and what ran beside them
     latency: tuple[LatencyStats, ...] = ()  # empty unless compiled with the option latency=True
     memory: MemoryStats = MemoryStats()
     variants: tuple[VariantStats, ...] = ()  # one for each captured graph that is in use

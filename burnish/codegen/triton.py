@@ -5,6 +5,7 @@ Pure: it imports no Triton and touches no device. The module's text must stand i
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 
 from burnish.codegen.triton_attend import attend_forms, print_attend
@@ -57,7 +58,7 @@ class TritonUnit:
     text: str
     calls: dict[int, TritonCall]  # by the kernel's number in the schedule; other kernels are not Triton's
     refused: dict[int, str]  # loops without a Triton form, and why
-    kernels: int
+    functions: dict[str, str]  # name -> text with @ for the name
     checks: bool
     overlapped: bool = False  # kernels wait for the one ahead by themselves: launch them as dependents of it
 
@@ -65,6 +66,18 @@ class TritonUnit:
 @dataclass
 class _Unit:
     functions: dict[str, str] = field(default_factory=dict)  # text with @ -> name
+    @property
+    def kernels(self) -> int:
+        return len(self.functions)
+
+    def symbol(self, function: str) -> str:
+        """What the kernel is called on the device: the same for the same text, whatever module it stands in."""
+        return f"bn_{hashlib.sha256(self.functions[function].encode()).hexdigest()[:12]}"
+
+    def alone(self, function: str) -> str:
+        """The text of a module with this kernel only, under its symbol."""
+        return module_text({self.symbol(function): self.functions[function]}, overlapped=self.overlapped)
+
     calls: dict[int, TritonCall] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
 
@@ -97,9 +110,10 @@ def generate(schedule: Schedule, interpreted: bool = False, overlapped: bool = F
             unit.calls[n] = unit.call(_printed(kernel, steady, schedule.forms.get(n)))
         except NotPrintable as reason:
             unit.refused[n] = str(reason)
-    text = module_text({name: text for text, name in unit.functions.items()}, interpreted, overlapped)
+    functions = {name: text for text, name in unit.functions.items()}
     checks = any(c.checks for c in unit.calls.values())
-    return TritonUnit(text, unit.calls, unit.refused, len(unit.functions), checks, overlapped)
+    text = module_text(functions, interpreted, overlapped)
+    return TritonUnit(text, unit.calls, unit.refused, functions, checks, overlapped)
 
 
 def steady_buffers(schedule: Schedule) -> frozenset[str]:
@@ -144,7 +158,7 @@ def module_text(functions: dict[str, str], interpreted: bool = False, overlapped
     """A module of kernels, given their texts by name."""
     head = _HEAD.format(libdevice=_INTERPRETED if interpreted else _LIBDEVICE)
     head += _OVERLAP if overlapped else ""
-    bodies = [text.replace("@(", f"{name}(") + "\n" for name, text in functions.items()]
+    bodies = [text.replace("@(", f"{name}(").replace("@_", f"{name}_") + "\n" for name, text in functions.items()]
     if overlapped:
         bodies = [text.replace("):\n", f"):\n{_LET_IN}", 1).replace(AHEAD, _WAIT) for text in bodies]
     bodies = [text.replace(f"{AHEAD}\n", "") for text in bodies]

@@ -93,7 +93,7 @@ def _cuda_seconds(record: GraphRecord, arguments: Sequence[Any], calls: int = 20
     """Device time by the profiler, for the kernels that are ours; kernels that are one function share its time."""
     from torch.profiler import ProfilerActivity, profile
 
-    from burnish.codegen.triton import generate as generate_triton
+    from burnish.runtime.cuda_program import generate_cuda, overlaps
 
     with torch.no_grad():
         for _ in range(3):
@@ -104,7 +104,8 @@ def _cuda_seconds(record: GraphRecord, arguments: Sequence[Any], calls: int = 20
                 record.run(list(arguments))
             torch.cuda.synchronize()
     spent = {event.key: event.self_device_time_total * 1e-6 / calls for event in traced.key_averages()}
-    functions = {n: call.function for n, call in generate_triton(record.schedule).calls.items()}
+    unit = generate_cuda(record.schedule, overlaps(record.captured.device)).triton
+    functions = {n: unit.symbol(call.function) for n, call in unit.calls.items()}
     sharing = Counter(functions.values())
     return [
         spent[functions[n]] / sharing[functions[n]] if functions.get(n) in spent else None

@@ -12,7 +12,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,8 +21,10 @@ from burnish.observe.events import Event, EventKind, Sink
 from burnish.observe.latency import Histogram
 from burnish.observe.memory import memory_of
 from burnish.record import Recorder
-from burnish.stats import Fallback, GraphBreak, Recompile, Stats
+from burnish.stats import Fallback, GraphBreak, Recompile, Span, Stats
 from burnish.trust.record import VariantStats
+
+_MOST_SPANS = 4096  # of one object: a process that recompiles for ever must not grow
 
 
 class HasVariantStats(Protocol):
@@ -51,6 +53,8 @@ class CompileLog:
 
     def _clear(self) -> None:
         self.seconds: dict[str, float] = {}
+        self._spans: list[Span] = []
+        self._lanes: dict[int, int] = {}  # thread -> lane
         self.graphs: Counter[str] = Counter()
         self.aten_calls: Counter[str] = Counter()
         self.notices: Counter[str] = Counter()
@@ -98,8 +102,10 @@ class CompileLog:
         try:
             yield
         finally:
-            elapsed = time.perf_counter() - stage.start
+            end = time.perf_counter()
+            elapsed = end - stage.start
             stack.pop()
+            self._span(name, stage.start, end, len(stack))
             if stack:
                 stack[-1].inner += elapsed
             else:
@@ -112,6 +118,16 @@ class CompileLog:
         if stack:
             return time.perf_counter() - stack[0].start
         return self._open_stages.__dict__.get("last")
+
+    def beside(self, name: str, begin: float, end: float) -> None:
+        """Note work done beside the stages, by a thread that did nothing else meanwhile; times are perf_counter's."""
+        self._span(name, begin, end, 0)
+
+    def _span(self, name: str, begin: float, end: float, depth: int) -> None:
+        with self._lock:
+            lane = self._lanes.setdefault(threading.get_ident(), len(self._lanes))
+            if len(self._spans) < _MOST_SPANS:
+                self._spans.append(Span(name, begin, end, depth, lane))
 
     def add_seconds(self, name: str, seconds: float) -> None:
         with self._lock:
@@ -248,12 +264,26 @@ class CompileLog:
                 fallbacks=tuple(self.fallbacks),
                 fusions=tuple(self.fusions),
                 seconds=dict(self.seconds),
+                timeline=_timeline(self._spans),
                 latency=tuple(histogram.snapshot() for histogram in self._histograms.values()),
                 memory=memory_of(self._programs),
                 variants=variants,
                 events=dict(self.events),
                 rollbacks=dict(self.rollbacks),
             )
+
+
+def _timeline(spans: Sequence[Span]) -> tuple[Span, ...]:
+    """In the order in which they began, counted from the first; its thread is lane 0."""
+    ordered = sorted(spans, key=lambda span: (span.begin, span.depth))
+    if not ordered:
+        return ()
+    origin = next((span for span in ordered if span.name == "dynamo"), ordered[0])
+    start, lanes = ordered[0].begin, {origin.lane: 0}
+    return tuple(
+        replace(span, begin=span.begin - start, end=span.end - start, lane=lanes.setdefault(span.lane, len(lanes)))
+        for span in ordered
+    )
 
 
 def failure_reason(error: BaseException) -> str:

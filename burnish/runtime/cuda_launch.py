@@ -12,6 +12,7 @@ import ctypes
 import dataclasses
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,10 +23,14 @@ from burnish.observe.log import CompileLog
 from burnish.options import Options
 from burnish.runtime.build import NATIVE_DIR, CSource, build_shared
 from burnish.runtime.cache import open_cache
+from burnish.runtime.scratch import own_directory
+from burnish.runtime.triton_build import KernelBuilder
+from burnish.runtime.triton_compile import BuiltKernel, KernelSource, compile_with_triton, described
 
 DRIVER_LIBRARY = "libcuda.so.1"
 _DRIVER_CALLS = 13  # function pointers in the C file's `driver`
 _WARP = 32
+_BUILDERS = 8  # kernels compiled at a time by Triton's launcher
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,7 @@ class Launcher(Protocol):
     @property
     def launch(self) -> Callable[[Any], int]: ...
 
-    def load(self, compiled: Any, constants: tuple[Any, ...]) -> Kernel: ...
+    def load(self, sources: Sequence[KernelSource], builder: KernelBuilder, log: CompileLog) -> list[Kernel]: ...
 
     def bake(self, launches: Sequence[Launch], table: Table, stream: int, scratch: Sequence[int]) -> Any: ...
 
@@ -116,7 +121,7 @@ class NativeLauncher:
         self.library, self.device = library, device
         self.launch: Callable[[Any], int] = library.bn_cuda_launch
         library.bn_cuda_error.restype = ctypes.c_char_p
-        self._loaded: dict[str, Kernel] = {}
+        self._loaded: dict[BuiltKernel, Kernel] = {}
         self._lock = threading.Lock()
         self._calls = (ctypes.c_void_p * _DRIVER_CALLS)()
         self._driver = ctypes.c_void_p(ctypes.addressof(self._calls))
@@ -124,28 +129,31 @@ class NativeLauncher:
         self._context = ctypes.c_void_p()
         self._check(library.bn_cuda_context(self._driver, device, ctypes.byref(self._context)))
 
-    def load(self, compiled: Any, constants: tuple[Any, ...]) -> Kernel:
+    def load(self, sources: Sequence[KernelSource], builder: KernelBuilder, log: CompileLog) -> list[Kernel]:
+        return [self.load_one(built) for built in builder.build(sources, log)]
+
+    def load_one(self, built: BuiltKernel) -> Kernel:
         """Each distinct kernel is loaded once in a process."""
         with self._lock:
-            if compiled.hash not in self._loaded:
-                self._loaded[compiled.hash] = self._load(compiled, constants)
-            return self._loaded[compiled.hash]
+            if built not in self._loaded:
+                self._loaded[built] = self._load(built)
+            return self._loaded[built]
 
-    def _load(self, compiled: Any, constants: tuple[Any, ...]) -> Kernel:
-        kernel = _described(compiled, None, constants)
+    def _load(self, built: BuiltKernel) -> Kernel:
+        kernel = _described(built, None)
         function = ctypes.c_void_p()
         code = self.library.bn_cuda_load(
             self._driver,
             self._context,
             self.device,
-            ctypes.c_char_p(compiled.asm["cubin"]),
-            compiled.name.encode(),
+            ctypes.c_char_p(built.cubin),
+            built.name.encode(),
             kernel.shared,
             kernel.threads,
             kernel.cluster,
             ctypes.byref(function),
         )
-        self._check(code, compiled.name)
+        self._check(code, built.name)
         return dataclasses.replace(kernel, handle=function.value)
 
     def bake(self, launches: Sequence[Launch], table: Table, stream: int, scratch: Sequence[int]) -> Baked:
@@ -182,20 +190,16 @@ class NativeLauncher:
             raise self.error(code, what)
 
 
-def _described(compiled: Any, handle: Any, constants: tuple[Any, ...]) -> Kernel:
-    """What a launch must know of Triton's compiled kernel."""
-    metadata = compiled.metadata
-    if getattr(metadata, "profile_scratch_size", 0):
-        raise CompileError("build", f"{compiled.name} was compiled with Triton's profiler", "switch it off")
+def _described(built: BuiltKernel, handle: Any, constants: tuple[Any, ...] = ()) -> Kernel:
     return Kernel(
-        compiled.name,
+        built.name,
         handle,
-        warps=metadata.num_warps,
-        shared=metadata.shared,
-        cluster=getattr(metadata, "num_ctas", 1),
-        dependent=bool(getattr(metadata, "launch_pdl", False)),
-        cooperative=bool(getattr(metadata, "launch_cooperative_grid", False)),
-        scratch=getattr(metadata, "global_scratch_size", 0) or 0,
+        warps=built.warps,
+        shared=built.shared,
+        cluster=built.cluster,
+        dependent=built.dependent,
+        cooperative=built.cooperative,
+        scratch=built.scratch,
         constants=constants,
     )
 
@@ -209,10 +213,17 @@ class TritonLauncher:
     def __init__(self, device: int) -> None:
         self.device = device
 
-    def load(self, compiled: Any, constants: tuple[Any, ...]) -> Kernel:
+    def load(self, sources: Sequence[KernelSource], builder: KernelBuilder, log: CompileLog) -> list[Kernel]:
+        """Its launches need Triton's own objects: they are made here, in threads."""
+        with ThreadPoolExecutor(_BUILDERS) as pool:
+            made = pool.map(lambda source: compile_with_triton(source, own_directory()), sources)
+        return [self._load(compiled, source) for compiled, source in zip(made, sources, strict=True)]
+
+    def _load(self, compiled: Any, source: KernelSource) -> Kernel:
         with torch.cuda.device(self.device):
             compiled._init_handles()
-        return _described(compiled, compiled, constants)
+        constants = tuple(value for _, value in sorted(compiled.src.constants.items()))
+        return _described(described(compiled), compiled, constants)
 
     def bake(self, launches: Sequence[Launch], table: Table, stream: int, scratch: Sequence[int]) -> list[Any]:
         return [(launch.kernel.handle.run, launch, table, stream) for launch in launches]

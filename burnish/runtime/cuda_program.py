@@ -8,9 +8,7 @@ from __future__ import annotations
 import ctypes
 import types
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -18,19 +16,19 @@ import torch
 from burnish.capture.addresses import same_addresses
 from burnish.codegen.c import ERROR_SLOT
 from burnish.codegen.triton import TritonCall, TritonUnit, generate
+from burnish.codegen.triton_launch import Launch as TritonLaunch
 from burnish.ir.expr import Dim, evaluate
 from burnish.observe.log import CompileLog
 from burnish.options import Options
 from burnish.runtime.cuda_launch import Kernel as LoadedKernel
 from burnish.runtime.cuda_launch import Launch, Launcher, launcher_for
 from burnish.runtime.program import Program, Renderer, Run, Workspace, WorkspacePool, load_rendered
-from burnish.runtime.scratch import load_python
+from burnish.runtime.triton_build import builder_for
+from burnish.runtime.triton_compile import KernelSource
 from burnish.schedule.evaluate import ScheduleEvaluation
 from burnish.schedule.kernels import ExternKernel, Kernel, Operand, ResultBuffer, Schedule
 
-_ALIGNMENT = 16
-_ALIGNED = [["tt.divisibility", _ALIGNMENT]]  # what Triton may assume of every address: inputs are checked for it
-_BUILDERS = 8  # kernels compiled at a time: most of it is LLVM and ptxas, outside the interpreter's lock
+_ALIGNMENT = 16  # of every address that a kernel is given: it is compiled for that (triton_compile.py)
 _FEW = 4  # up to here, asking each parameter for its address is as quick as comparing them all
 
 
@@ -179,8 +177,7 @@ def load_cuda_program(
 ) -> CudaRun:
     assert isinstance(program.unit, CudaUnit)
     launcher = launcher_for(program.device.index or 0, options, log)
-    module = load_python(program.unit.triton.text)
-    kernels = _kernels(module, program.unit.triton, launcher, program.device)
+    kernels = _kernels(program.unit.triton, launcher, program.device, options, log)
     # The flag is memory of the host that kernels, too, can reach: they write it when an index is bad, which costs
     # nothing when none is, and reading it waits for nobody.
     flag = torch.zeros(1, dtype=torch.int64).pin_memory() if program.unit.checks else None
@@ -304,45 +301,35 @@ def _evaluator(device: torch.device) -> Callable[..., None]:
 
 
 def _kernels(
-    module: ModuleType, unit: TritonUnit, launcher: Launcher, device: torch.device
+    unit: TritonUnit, launcher: Launcher, device: torch.device, options: Options, log: CompileLog
 ) -> Mapping[int, LoadedKernel]:
-    target = _target(device)
     distinct = {(c.function, c.launches[0]): c for c in unit.calls.values() if c.launches}
-    with ThreadPoolExecutor(_BUILDERS) as pool:
-        built = {key: pool.submit(_compile, module, call, target, unit.overlapped) for key, call in distinct.items()}
-    loaded = {key: launcher.load(*future.result()) for key, future in built.items()}
+    capability = _capability(device)
+    sources = {key: kernel_source(unit, call, call.launches[0], capability) for key, call in distinct.items()}
+    loaded = dict(zip(sources, launcher.load(list(sources.values()), builder_for(options), log), strict=True))
     return {n: loaded[c.function, c.launches[0]] for n, c in unit.calls.items() if c.launches}
+
+
+def kernel_source(unit: TritonUnit, call: TritonCall, launch: TritonLaunch, capability: int) -> KernelSource:
+    """One way to run one kernel of a unit."""
+    constants: dict[str, int | str] = {"INDEX": "int64"} if call.reach else {}
+    return KernelSource(
+        unit.alone(call.function),
+        unit.symbol(call.function),
+        call.types,
+        constants | dict(launch.blocks),
+        launch.warps,
+        launch.stages,
+        unit.overlapped,
+        capability,
+    )
 
 
 def overlaps(device: torch.device) -> bool:
     """Whether a kernel can be launched ahead of the end of the one before (Hopper and later)."""
-    return torch.cuda.get_device_capability(device) >= (9, 0)
+    return _capability(device) >= 90
 
 
-def _target(device: torch.device) -> Any:
-    from triton.backends.compiler import GPUTarget
-
+def _capability(device: torch.device) -> int:
     major, minor = torch.cuda.get_device_capability(device)
-    return GPUTarget("cuda", 10 * major + minor, 32)
-
-
-def _compile(module: ModuleType, call: TritonCall, target: Any, overlapped: bool) -> tuple[Any, tuple[Any, ...]]:
-    """Triton's compiled kernel, and its compile-time arguments in order."""
-    import triton
-    import triton.language as tl
-    from triton.compiler import ASTSource
-
-    function = getattr(module, call.function)
-    constants: dict[str, Any] = {"INDEX": tl.int64} if call.reach else {}
-    constants |= dict(call.launches[0].blocks)
-    names = function.arg_names
-    plain = [n for n in names if n not in constants]
-    signature = dict(zip(plain, call.types, strict=True)) | dict.fromkeys(constants, "constexpr")
-    attrs = {(names.index(n),): _ALIGNED for n in plain if signature[n].startswith("*")}
-    source = ASTSource(
-        function, {n: signature[n] for n in names}, {(names.index(n),): v for n, v in constants.items()}, attrs
-    )
-    launch = call.launches[0]
-    options = {"num_warps": launch.warps, "num_stages": launch.stages, "launch_pdl": overlapped}
-    kernel = triton.compile(source, target, options)
-    return kernel, tuple(constants[n] for n in names if n in constants)
+    return 10 * major + minor

@@ -30,7 +30,7 @@ class CpuLauncher:
     launched: list[tuple[int, tuple[int, int, int]]] = field(default_factory=list)
     streams: list[int] = field(default_factory=list)
 
-    def load(self, compiled: Any, constants: tuple[Any, ...]) -> Kernel:
+    def load(self, sources: Any, builder: Any, log: CompileLog) -> list[Kernel]:
         raise AssertionError("nothing is compiled here")
 
     def bake(self, launches: Sequence[Launch], table: Any, stream: int, scratch: Sequence[int]) -> Any:

@@ -6,7 +6,6 @@ import ctypes
 import importlib.util
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,19 +15,13 @@ from burnish.observe.log import CompileLog
 from burnish.options import Options
 from burnish.runtime.build import NATIVE_DIR
 from burnish.runtime.cuda_launch import Kernel, Launch, NativeLauncher, launch_library
+from burnish.runtime.triton_compile import BuiltKernel
 
 HERE = Path(__file__).parent
 
 
-def compiled(name: str = "k", **metadata: Any) -> Any:
-    """What Triton's compiler returns, as far as it is looked at."""
-    facts = {"num_warps": 4, "num_ctas": 1, "shared": 0, "global_scratch_size": 0, "profile_scratch_size": 0}
-    return SimpleNamespace(
-        name=name,
-        hash=f"{name} {metadata}",
-        asm={"cubin": b"\x7fELF\0image"},
-        metadata=SimpleNamespace(**facts | metadata),
-    )
+def built(name: str = "k", **facts: Any) -> BuiltKernel:
+    return BuiltKernel(name, b"\x7fELF\0image", **{"warps": 4, "shared": 0} | facts)
 
 
 class Driver:
@@ -68,7 +61,7 @@ def table_of(*values: int) -> Any:
 
 def test_one_native_call_makes_every_launch_of_a_segment(driver: Driver, library: ctypes.CDLL) -> None:
     launcher = NativeLauncher(library, 0, driver.path)
-    first, second = launcher.load(compiled("a"), ()), launcher.load(compiled("b", num_warps=8, shared=1024), ())
+    first, second = launcher.load_one(built("a")), launcher.load_one(built("b", warps=8, shared=1024))
     table = table_of(0, 111, 222, 333)
     launches = [Launch(first, (5, 1, 1), (1, 3)), Launch(second, (2, 3, 4), (2, 1, 3))]
     baked = launcher.bake(launches, table, stream=99, scratch=[0, 0])
@@ -83,8 +76,8 @@ def test_one_native_call_makes_every_launch_of_a_segment(driver: Driver, library
 def test_attributes_of_a_launch(driver: Driver, library: ctypes.CDLL) -> None:
     launcher = NativeLauncher(library, 0, driver.path)
     driver.number("param_count").value = 0
-    dependent = launcher.load(compiled("p", launch_pdl=True), ())
-    clustered = launcher.load(compiled("c", num_ctas=2, launch_cooperative_grid=True), ())
+    dependent = launcher.load_one(built("p", dependent=True))
+    clustered = launcher.load_one(built("c", cluster=2, cooperative=True))
     launches = [Launch(dependent, (1, 1, 1), ()), Launch(clustered, (3, 1, 1), ())]
     assert launcher.launch(launcher.bake(launches, table_of(0), 0, [0, 0])) == 0
     one, two = driver.launches()
@@ -94,7 +87,7 @@ def test_attributes_of_a_launch(driver: Driver, library: ctypes.CDLL) -> None:
 
 def test_scratch_memory_is_the_parameter_after_the_kernels_own(driver: Driver, library: ctypes.CDLL) -> None:
     launcher = NativeLauncher(library, 0, driver.path)
-    launch = Launch(launcher.load(compiled("s", global_scratch_size=128), ()), (3, 2, 1), (1,))
+    launch = Launch(launcher.load_one(built("s", scratch=128)), (3, 2, 1), (1,))
     assert launch.scratch == 128 * 6
     assert launcher.launch(launcher.bake([launch], table_of(0, 5), 0, [4096])) == 0
     assert driver.launches()[0][16:19] == [5, 4096, 0]
@@ -124,17 +117,17 @@ def test_a_failing_launch_ends_the_segment_and_is_named(driver: Driver, library:
 
 def test_large_shared_memory_is_allowed_for_and_too_much_refused(driver: Driver, library: ctypes.CDLL) -> None:
     launcher = NativeLauncher(library, 0, driver.path)
-    launcher.load(compiled("a", shared=100_000), ())
+    launcher.load_one(built("a", shared=100_000))
     assert driver.attributes_set() == [[8, 232448 - 16]]
     with pytest.raises(CompileError, match="shared memory"):
-        launcher.load(compiled("b", shared=300_000), ())
+        launcher.load_one(built("b", shared=300_000))
     with pytest.raises(CompileError, match="threads"):
-        launcher.load(compiled("c", num_warps=64), ())
+        launcher.load_one(built("c", warps=64))
 
 
 def test_a_kernel_is_loaded_once(driver: Driver, library: ctypes.CDLL) -> None:
     launcher = NativeLauncher(library, 0, driver.path)
-    assert launcher.load(compiled("a"), ()) is launcher.load(compiled("a"), ())
+    assert launcher.load_one(built("a")) is launcher.load_one(built("a"))
 
 
 def test_no_driver_is_an_error_that_says_so(library: ctypes.CDLL) -> None:

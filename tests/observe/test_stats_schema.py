@@ -17,7 +17,7 @@ from burnish.trust.record import GateStats, VariantStats
 # schema 1
 PINNED = {
     Stats: "name compiles graphs recompiles graph_breaks aten_calls kernels cache_hits cache_misses cache_reasons "
-    "fallbacks fusions seconds latency memory notices variants jobs events rollbacks schema",
+    "fallbacks fusions seconds timeline latency memory notices variants jobs events rollbacks schema",
     VariantStats: "id kind signature state engine reason stack gate rollbacks samples samples_dropped",
     GateStats: "eager_us compiled_us capture_us modules_us rounds compiled_error eager_error seconds compile_seconds",
     JobStats: "function inputs state reason seconds",
