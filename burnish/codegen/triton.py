@@ -62,10 +62,6 @@ class TritonUnit:
     checks: bool
     overlapped: bool = False  # kernels wait for the one ahead by themselves: launch them as dependents of it
 
-
-@dataclass
-class _Unit:
-    functions: dict[str, str] = field(default_factory=dict)  # text with @ -> name
     @property
     def kernels(self) -> int:
         return len(self.functions)
@@ -78,6 +74,10 @@ class _Unit:
         """The text of a module with this kernel only, under its symbol."""
         return module_text({self.symbol(function): self.functions[function]}, overlapped=self.overlapped)
 
+
+@dataclass
+class _Unit:
+    functions: dict[str, str] = field(default_factory=dict)  # text with @ -> name
     calls: dict[int, TritonCall] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
 
