@@ -123,7 +123,7 @@ class Entrance:
             entries = len(compiler.entries(frame.__code__))
             if entries:
                 self.stop_compiling()
-                self.call = Seal(self.target, frame, compiler.entries, _ORDINARY_STANCE, self.log).call
+                self.call = Seal(self.target, frame, compiler.entries, _ORDINARY_STANCE, self.options, self.log).call
             return entries
 
     def seal_off(self) -> None:

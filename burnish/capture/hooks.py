@@ -23,7 +23,7 @@ class Hooks:
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = module
-        self._looked_at = RemovableHandle.next_id
+        self.looked_at = RemovableHandle.next_id  # nothing had changed when the counter was this
         self._ids = self._present()
         self._held = [(hooks, len(hooks)) for hooks in self._dictionaries() if hooks]
 
@@ -33,10 +33,16 @@ class Hooks:
         now = RemovableHandle.next_id
         if self._held and any(len(hooks) != count for hooks, count in self._held):
             return True  # one was removed
-        if now == self._looked_at:
+        if now == self.looked_at:
             return False
-        self._looked_at = now
-        return self._present() != self._ids
+        if self._present() != self._ids:
+            return True
+        self.looked_at = now
+        return False
+
+    @property
+    def any_present(self) -> bool:
+        return bool(self._held)
 
     def _present(self) -> list[int]:
         return [hook for hooks in self._dictionaries() for hook in hooks]

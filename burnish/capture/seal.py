@@ -2,6 +2,9 @@
 
 The first call with a signature asks Dynamo's guards which compiled code fits. Later ones ask nothing but the
 signature. Where nothing fits, eager serves all calls with that signature, and they are counted.
+
+The last few signatures are compared in C, argument by argument (`burnish.capture.host`); what it does not know, and
+every call where there is no C compiler, makes a key in Python and looks it up.
 """
 
 from __future__ import annotations
@@ -19,12 +22,16 @@ from torch._dynamo import eval_frame
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 
 from burnish.capture.hooks import Hooks
+from burnish.capture.host import Host, host_library
+from burnish.capture.known_calls import KnownCalls
 from burnish.capture.signature import Key, KeyMaker, key_maker
 from burnish.capture.unguarded import Unguarded
 from burnish.observe.log import CompileLog
+from burnish.options import Options
 
 _REMEMBERED = 1024  # signatures: sizes that never come back must not fill the memory
 Entries = Callable[[types.CodeType], list[Any]]
+Route = tuple[Callable[[], bool], Callable[..., Any]]  # whether the process is in the state it was in; what to call
 
 
 class Seal:
@@ -36,6 +43,7 @@ class Seal:
         frame: types.FunctionType,
         entries: Entries,
         ordinary_stance: object,
+        options: Options,
         log: CompileLog,
     ) -> None:
         self._target = target
@@ -45,14 +53,20 @@ class Seal:
         self._signature = inspect.signature(frame)
         self._lock = threading.Lock()
         self._codes: dict[types.CodeType, Unguarded] = {}
-        self._routes: dict[Key, tuple[Callable[[], bool], Callable[..., Any]]] = {}
+        self._routes: dict[Key, Route] = {}
         self._makers: dict[Any, KeyMaker] = {}
         hooks = Hooks(target) if isinstance(target, torch.nn.Module) else None
         self.call = self._make_call(hooks, ordinary_stance)
+        host: Host | None = host_library(options, log)
+        self._known: KnownCalls | None = None
+        if host is not None:
+            self._known = KnownCalls(host, target, hooks, ordinary_stance, self.call)
+            self.call = self._known.call
 
     def _make_call(self, hooks: Hooks | None, ordinary: object) -> Callable[..., Any]:
         # Every name a call reads is a local of this function: it has a few us in all.
         makers, routes, target, first = self._makers, self._routes, self._target, self._first
+        introduce = self._introduce
         set_callback, dispatch_modes, stances = native.set_eval_frame, torch._C._len_torch_dispatch_stack, eval_frame
         fx_tracing, jit_tracing = is_fx_symbolic_tracing, torch._C._is_tracing
         hooks_changed = hooks.changed if hooks is not None else lambda: False
@@ -70,6 +84,7 @@ class Seal:
                 route = routes.get(key)
                 if route is None or not route[0]():
                     return first(key, args, kwargs)
+                introduce(key, route, args, kwargs)
                 return route[1](*args, **kwargs)
             finally:
                 set_callback(prior)
@@ -115,7 +130,15 @@ class Seal:
         with self._lock:
             if len(self._routes) >= _REMEMBERED:
                 self._routes.clear()
+            if self._known is not None:
+                self._known.forget(key)
             self._routes[key] = GlobalStateGuard().check, run
+
+    def _introduce(self, key: Key, route: Route, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Have the next call like this one compared in C. What eager serves is counted, and takes its time anyway."""
+        if self._known is not None and route[1] != self._eager:
+            with self._lock:
+                self._known.add(key, route, args, kwargs)
 
     def _eager(self, *args: Any, **kwargs: Any) -> Any:
         self._log.noticed("sealed call in eager: not compiled for its inputs")

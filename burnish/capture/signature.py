@@ -15,8 +15,8 @@ import torch
 Key = tuple[Hashable, ...]
 KeyMaker = Callable[[tuple[Any, ...], dict[str, Any]], Key]
 
-_BY_VALUE = (int, str, bool, type(None), bytes, type(Ellipsis), torch.dtype, torch.device, torch.layout)
-_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+BY_VALUE = (int, str, bool, type(None), bytes, type(Ellipsis), torch.dtype, torch.device, torch.layout)
+TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 class Same:
@@ -77,10 +77,10 @@ _tensor_key: Callable[[torch.Tensor], Key] = eval(f"lambda x: {_TENSOR_KEY}", {"
 def describe(x: Any, tensors: list[torch.Tensor]) -> Hashable:
     """A part of a key; tensors found on the way are appended to `tensors`."""
     kind = type(x)
-    if kind in _TENSORS:
+    if kind in TENSORS:
         tensors.append(x)
         return _tensor_key(x)
-    if kind in _BY_VALUE:
+    if kind in BY_VALUE:
         return kind, x
     if kind is float:
         return kind, x.hex()  # 0.0 and -0.0 differ, and NaN is NaN

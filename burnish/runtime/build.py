@@ -108,12 +108,20 @@ _guard = threading.Lock()
 
 
 def build_shared(
-    source: CSource, *, options: Options, cache: Cache, log: CompileLog, link: Sequence[Path] = ()
+    source: CSource,
+    *,
+    options: Options,
+    cache: Cache,
+    log: CompileLog,
+    link: Sequence[Path] = (),
+    include: Sequence[Path] = (),
 ) -> ctypes.CDLL:
-    """The library made of `source`, loaded. It may call functions of the libraries in `link`."""
+    """The library made of `source`, loaded. It may call functions of the libraries in `link`, and include headers
+    from the directories in `include`."""
     for path in link:  # loaded for all to see, not linked against: a file in the cache may be evicted
         ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
-    return _obtain(_Job(source.name, (source,), GENERATED_FLAGS, exported=False), options, cache, log).handle
+    flags = (*GENERATED_FLAGS, *(f"-I{path}" for path in include))
+    return _obtain(_Job(source.name, (source,), flags, exported=False), options, cache, log).handle
 
 
 def native_library(options: Options, cache: Cache, log: CompileLog) -> tuple[ctypes.CDLL, Path]:

@@ -1,0 +1,104 @@
+"""The C extension that does the host's part of a call: `burnish/runtime/native/host`.
+
+It reads tensors without asking Python, for which it must know where in a Python tensor the C++ one lies and where in
+that its dispatch keys are. Both are looked for here in tensors whose answers are known, and used only if every one of
+them agrees. Where that, or building it, fails, Python does what it would have done.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import sysconfig
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from burnish.errors import CompileError
+from burnish.observe.log import CompileLog
+from burnish.options import Options
+from burnish.runtime.build import NATIVE_DIR, CSource, build_shared
+from burnish.runtime.cache import open_cache
+
+_WORD = 8
+_IN_PYTHON_OBJECT = range(16, 64, _WORD)  # behind the count of references and the type
+_IN_TENSOR = range(_WORD, 200, _WORD)
+
+Host = Any  # the module: Addresses, Route, Sealed and Launch
+_found: list[tuple[Host | None, str]] = []  # of this process, once it was looked for; or why there is none
+_guard = threading.Lock()
+
+
+def host_library(options: Options, log: CompileLog) -> Host | None:
+    """The extension, built at its first use; None where it cannot be had, which `stats().notices` says."""
+    with _guard:
+        if not _found:
+            _found.append(_opened(options, log))
+    host, reason = _found[0]
+    if host is None:
+        log.noticed(f"host path in Python: {reason}")
+    return host
+
+
+def _opened(options: Options, log: CompileLog) -> tuple[Host | None, str]:
+    try:
+        host = _built(options, log)
+        tensor_at, keys_at = _places()
+        host.open(_torch_library(), torch._C.TensorBase, tensor_at, keys_at)
+        _check(host)
+    except (CompileError, OSError, ImportError, AttributeError, LookupError) as error:
+        return None, str(error)
+    return host, ""
+
+
+def _built(options: Options, log: CompileLog) -> Host:
+    include = sysconfig.get_paths()["include"]
+    if not os.path.exists(os.path.join(include, "Python.h")):
+        raise LookupError(f"no Python.h in {include}")
+    text = (NATIVE_DIR / "host" / "host.c").read_text() + f"\n/* for {sys.implementation.cache_tag} */\n"
+    source = CSource(text, "host")
+    library = build_shared(source, options=options, cache=open_cache(options), log=log, include=(Path(include),))
+    start = ctypes.PyDLL(library._name).PyInit_burnish_host  # loaded already: this names it to another kind of caller
+    start.restype = ctypes.py_object
+    return start()
+
+
+def _torch_library() -> str:
+    return str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")
+
+
+def _places() -> tuple[int, int]:
+    """Where the C++ tensor is in a Python one, and where its dispatch keys are in that."""
+    known = _examples()
+    tensor_at = [k for k in _IN_PYTHON_OBJECT if all(_word(id(x) + k) == x._cdata for x in known)]
+    keys = [torch._C._dispatch_keys(x).raw_repr() for x in known]
+    keys_at = [k for k in _IN_TENSOR if all(_word(x._cdata + k) == each for x, each in zip(known, keys, strict=True))]
+    if len(tensor_at) != 1 or len(keys_at) != 1:
+        raise LookupError("tensors of this torch are laid out in an unknown way")
+    return tensor_at[0], keys_at[0]
+
+
+def _examples() -> list[torch.Tensor]:
+    """Tensors of many kinds: no word but the right one agrees with all of them."""
+    with torch.inference_mode():
+        inference = torch.empty(2)
+    plain, imaginary = torch.empty(2, 3), torch.empty(2, dtype=torch.complex64)
+    parameter = torch.nn.Parameter(torch.empty(2))
+    return [plain, plain.t(), inference, imaginary, imaginary.conj(), torch.empty(3, device="meta"), parameter]
+
+
+def _word(address: int) -> int:
+    return ctypes.c_uint64.from_address(address).value
+
+
+def _check(host: Host) -> None:
+    """It sees what Python sees."""
+    known = [x for x in _examples() if x.device.type == "cpu"]
+    addresses = [x.data_ptr() for x in known]
+    positions = list(range(len(known)))
+    same = host.Addresses(positions, addresses)
+    if not same(known) or same([*known[:-1], known[0]]):
+        raise LookupError("tensors' addresses are read in a wrong way")

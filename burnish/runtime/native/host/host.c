@@ -1,0 +1,22 @@
+/* The host's part of a call as a Python extension. burnish/capture/host.py loads it. */
+#include "host/graphs.h"
+#include "host/sealed.h"
+#include "host/tensors.h"
+
+static PyMethodDef functions[] = {
+    {"open", host_open, METH_VARARGS, "open(torch's library, base of tensors, where a tensor is, where its keys are)"},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "burnish_host", NULL, -1, functions, NULL, NULL, NULL, NULL};
+
+PyObject *PyInit_burnish_host(void)
+{
+    PyObject *module = PyModule_Create(&definition);
+    if (module
+        && (PyModule_AddType(module, &AddressesType) || PyModule_AddType(module, &RouteType)
+            || PyModule_AddType(module, &SealedType) || PyModule_AddType(module, &LaunchType)
+            || PyModule_AddIntMacro(module, MOST_ROUTES)))
+        Py_CLEAR(module);
+    return module;
+}
