@@ -395,9 +395,22 @@ class LoopPrinter:
         for n in early:
             self.statement(n)
         self.lines.append(AHEAD)
-        for n in self.body_values():
+        first = [*early, *self._asked_first()]
+        for n in dict.fromkeys([*first, *self.body_values()]):
             if n not in early:
                 self.statement(n)
+
+    def _asked_first(self) -> list[int]:
+        """Loads that wait for no reduction, with what they take: a reduction is a barrier, and what is asked for after
+        it would wait for memory once more."""
+        phases = Phases(self.loop)
+        if phases.last == 0 or self.loop.sequential:
+            return []
+        wanted = {n for n, i in enumerate(self.body) if isinstance(i, Load) and phases.ready[n] == 0}
+        for n in range(len(self.body) - 1, -1, -1):
+            if n in wanted:
+                wanted.update(instr_args(self.body[n]))
+        return sorted(wanted)
 
     def _is_early(self, i: Instr) -> bool:
         """What no kernel writes can be loaded while the one ahead still runs: the vectors a row is combined with."""

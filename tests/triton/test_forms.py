@@ -202,6 +202,16 @@ def test_whole_rows(interpreter: Interpreter, dtype: DType, width: int) -> None:
     interpreter.check(loop, softmax_buffers(5, width, dtype))
 
 
+def test_a_row_is_asked_for_before_the_first_reduction(interpreter: Interpreter) -> None:
+    space, w = axes(6, 100, reduce=(1,)), Writer()
+    total = w.reduce("sum", w.load("x", linear(space)))
+    w.store("y", linear(space), w.apply("add", w.load("z", linear(space)), total))
+    loop = w.loop(space)
+    text = print_loop(loop).text
+    assert form(loop) == "row" and text.rindex("tl.load") < text.index("tl.sum")
+    interpreter.check(loop, {"x": rand(6, 100), "z": rand(6, 100), "y": zeros(600)}, tolerance=1e-5)
+
+
 def test_several_rows_in_one_program(interpreter: Interpreter) -> None:
     loop = softmax(N, 10)
     (_, rows), _ = print_loop(loop).launches[0].blocks
