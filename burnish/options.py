@@ -110,6 +110,7 @@ class Options:
     fuel: int | None = field(default_factory=lambda: _env_count("BURNISH_FUEL"))  # BURNISH_FUEL
     threads: int | None = None  # None: as many as torch uses
     disable_cache: bool = field(default_factory=lambda: _env_bool("BURNISH_NO_CACHE"))  # BURNISH_NO_CACHE
+    warm_start: bool = field(default_factory=lambda: _env_switch("BURNISH_WARM_START"))  # BURNISH_WARM_START
     cuda_graphs: bool | None = None  # None: in the modes reduce-overhead and max-autotune
     graph_limit: int = 16  # CUDA graphs that an object keeps on a device; the least recently used goes first
     reuse_outputs: bool = False  # results are a CUDA graph's own memory, which the next call overwrites
@@ -240,6 +241,7 @@ _READERS: Mapping[str, tuple[Callable[[object], object], bool, str]] = {
     "fuel": (_as_count, True, "a whole number of rewrites, or None"),
     "threads": (_as_threads, True, "a whole number of at least 1, or None"),
     "disable_cache": (_as_bool, False, "True or False"),
+    "warm_start": (_as_bool, False, "True or False"),
     "cuda_graphs": (_as_bool, True, "True, False, or None"),
     "graph_limit": (_as_threads, False, "a whole number of at least 1"),
     "reuse_outputs": (_as_bool, False, "True or False"),
@@ -295,6 +297,7 @@ VARIABLES: Mapping[str, str] = {
     "BURNISH_NO_CACHE": "no cache on disk",
     "BURNISH_PRODUCTS": "who multiplies matrices on a CPU",
     "BURNISH_VERIFY": "every stage's output is checked",
+    "BURNISH_WARM_START": "whether what earlier processes compiled is used",
 }
 
 

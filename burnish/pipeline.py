@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch.fx import GraphModule
 
 from burnish.capture.aten import Captured, import_graph
-from burnish.codegen.c import generate
+from burnish.codegen.c import CUnit, generate
 from burnish.errors import CompileError
 from burnish.ir.graph import Graph
 from burnish.observe.log import CompileLog, failure_reason
@@ -17,10 +18,12 @@ from burnish.options import Options
 from burnish.passes import run_passes
 from burnish.passes.rewrite import Fuel
 from burnish.record import GraphRecord
+from burnish.runtime import stored_program
 from burnish.runtime.build import CSource, build_shared, native_library
-from burnish.runtime.cache import open_cache
+from burnish.runtime.cache import CacheKey, open_cache
+from burnish.runtime.data import NotData
 from burnish.runtime.product_choice import choose_libraries
-from burnish.runtime.program import Run, build_program, load_program
+from burnish.runtime.program import Program, Run, build_program, load_program
 from burnish.schedule.fuse import fuse
 from burnish.schedule.fusion_report import FusionReport
 from burnish.schedule.kernels import ExternKernel, Schedule
@@ -28,6 +31,9 @@ from burnish.schedule.lower import lower_graph
 from burnish.schedule.products import choose_products, group_siblings
 from burnish.schedule.split import split_reductions
 from burnish.trust.budget import current_deadline
+
+if TYPE_CHECKING:
+    from burnish.runtime.cuda_program import CudaUnit
 
 Kind = Literal["forward", "backward", "inference"]
 
@@ -41,10 +47,21 @@ def compile_graph(
     log: CompileLog,
     static_inputs: frozenset[int] = frozenset(),
     returned: int | None = None,
+    keep: Callable[[bytes], None] = lambda data: None,
 ) -> Callable[[list[Any]], Sequence[Any]]:
     """Compile one functional ATen graph into a boxed callable. Raises on any failure; the caller serves eager then.
 
-    `returned` is how many of a forward's results are the caller's; the others are saved for its backward."""
+    `returned` is how many of a forward's results are the caller's; the others are saved for its backward. `keep` is
+    given the program as data, for `load_stored`, where it can be had."""
+    setting = Setting(kind, options, log, static_inputs, returned)
+    key = None
+    if stored_program.is_wanted(options, log):
+        with _stage("lookup", log):
+            key = stored_program.program_key(gm, kind, options, static_inputs, returned, log.name)
+            data = stored_program.load(key, options, log) if key is not None else None
+        if data is not None and (run := _from_cache(data, key, gm, setting)) is not None:
+            keep(data)
+            return run
     with _stage("import", log):
         captured = import_graph(gm)  # ATen calls become our operations; sizes become expressions
     imported = captured.graph
@@ -63,17 +80,15 @@ def compile_graph(
     if captured.device.type == "cpu":
         with _stage("products", log):
             schedule = choose_libraries(schedule, options, fuel, log)  # the products that BLAS does faster
-    log.fusion(f"{kind}: {len(unfused.kernels)} kernels became {len(schedule.kernels)}")
+    fused = f"{kind}: {len(unfused.kernels)} kernels became {len(schedule.kernels)}"
+    log.fusion(fused)
     _checkpoint(f"{kind}.schedule", schedule, options, log)
     # Kernels as source, built, and the program that calls them.
-    if captured.device.type == "cuda":
-        run = _finish_for_cuda(kind, captured, schedule, options, log, static_inputs, returned)
-    else:
-        run = _finish_for_cpu(kind, captured, schedule, options, log)
-    for kernel in schedule.kernels:
-        if isinstance(kernel, ExternKernel):
-            log.aten_call(kernel.op.name)
-    log.program(run)
+    program = _generated(setting, captured, schedule)
+    run = _loaded(setting, program)
+    if key is not None and (data := _packed(program, fused, log)) is not None:
+        stored_program.store(key, data, options)
+        keep(data)
     if log.recorder is not None:
         spent = tuple(fuel.spent)
         run = log.recorder.graph(
@@ -90,14 +105,77 @@ def _fused(captured: Captured, schedule: Schedule, fuel: Fuel, report: FusionRep
     return group_siblings(split_reductions(fuse(schedule, fuel, report)))
 
 
-def _finish_for_cpu(kind: Kind, captured: Captured, schedule: Schedule, options: Options, log: CompileLog) -> Run:
+@dataclass(frozen=True)
+class Setting:
+    """What a program is made and loaded under, whether it comes from a schedule or from the cache."""
+
+    kind: Kind
+    options: Options
+    log: CompileLog
+    static: frozenset[int] = frozenset()
+    returned: int | None = None
+
+
+def load_stored(data: bytes, device: str, setting: Setting) -> Run:
+    """The program that `compile_graph` gave as data. Raises NotData where it cannot be read."""
+    stored = stored_program.unpacked(data, device)
+    run = _loaded(setting, stored.program)
+    setting.log.fusion(stored.fusion)
+    return run
+
+
+def _from_cache(data: bytes, key: CacheKey | None, gm: GraphModule, setting: Setting) -> Run | None:
+    assert key is not None
+    try:
+        return load_stored(data, stored_program.device_of(gm).type, setting)
+    except NotData as error:
+        stored_program.discard(key, str(error), setting.options, setting.log)
+        return None
+
+
+def _packed(program: Program, fusion: str, log: CompileLog) -> bytes | None:
+    try:
+        return stored_program.packed(program, fusion)
+    except stored_program.NotStored as why:
+        log.noticed(f"program not stored: {why}")
+        return None
+
+
+def _generated(setting: Setting, captured: Captured, schedule: Schedule) -> Program:
+    log, sources, arguments = setting.log, captured.symbols.sources, len(captured.graph.inputs)
+    unit: CUnit | CudaUnit
     with _stage("codegen", log):
-        unit = generate(schedule)  # one C file, each distinct kernel once
-        program = build_program(schedule, unit, captured.symbols.sources, len(captured.graph.inputs))
-    log.dump(f"{kind}.kernels.c", unit.text)
-    log.dump(f"{kind}.program.py", str(program))
+        if captured.device.type == "cuda":
+            from burnish.runtime.cuda_program import generate_cuda, overlaps  # a CPU never imports Triton
+
+            unit = generate_cuda(schedule, overlaps(captured.device))  # one module of Triton kernels
+            name, text = "kernels.py", unit.triton.text
+        else:
+            unit = generate(schedule)  # one C file, each distinct kernel once
+            name, text = "kernels.c", unit.text
+        program = build_program(schedule, unit, sources, arguments, captured.device)
+    log.dump(f"{setting.kind}.{name}", text)
+    if log.dump_dir is not None:
+        log.dump(f"{setting.kind}.program.py", str(program))
+    return program
+
+
+def _loaded(setting: Setting, program: Program) -> Run:
+    """The program's kernels built, or found in the cache, and loaded: what serves calls."""
+    log = setting.log
+    run = _load_for_cuda(setting, program) if program.device.type == "cuda" else _load_for_cpu(setting, program)
+    for kernel in program.schedule.kernels:
+        if isinstance(kernel, ExternKernel):
+            log.aten_call(kernel.op.name)
+    log.program(run)
+    return run
+
+
+def _load_for_cpu(setting: Setting, program: Program) -> Run:
+    unit, options, log = program.unit, setting.options, setting.log
+    assert isinstance(unit, CUnit)
     with _stage("build", log):
-        source = CSource(unit.text, f"{log.name or 'a graph'} ({kind})")
+        source = CSource(unit.text, f"{log.name or 'a graph'} ({setting.kind})")
         library = _build(source, unit.uses_library, options, log) if unit.segments else None
     with _stage("load", log):
         run = load_program(program, library)
@@ -105,36 +183,25 @@ def _finish_for_cpu(kind: Kind, captured: Captured, schedule: Schedule, options:
     return run
 
 
-def _finish_for_cuda(
-    kind: Kind,
-    captured: Captured,
-    schedule: Schedule,
-    options: Options,
-    log: CompileLog,
-    static: frozenset[int],
-    returned: int | None,
-) -> Run:
-    from burnish.runtime.cuda_program import generate_cuda, load_cuda_program, overlaps  # a CPU never imports Triton
+def _load_for_cuda(setting: Setting, program: Program) -> Run:
+    from burnish.runtime.cuda_program import CudaUnit, load_cuda_program  # a CPU never imports Triton
     from burnish.runtime.cudagraph import GraphedProgram, pool_for
     from burnish.runtime.graph_plan import graph_plan, obstacles
     from burnish.runtime.pieced import load_pieces
 
-    with _stage("codegen", log):
-        unit = generate_cuda(schedule, overlaps(captured.device))  # one module of Triton kernels
-        program = build_program(schedule, unit, captured.symbols.sources, len(captured.graph.inputs), captured.device)
-    log.dump(f"{kind}.kernels.py", unit.triton.text)
-    log.dump(f"{kind}.program.py", str(program))
+    unit, options, log, kind = program.unit, setting.options, setting.log, setting.kind
+    assert isinstance(unit, CudaUnit)
     pool = pool_for(log, program.device, options.graph_limit)
     reasons = obstacles(program) if options.captures_graphs and kind == "inference" else {}
     with _stage("build", log):
         if reasons:
-            return load_pieces(program, reasons, static, options, log, pool, unit.triton.overlapped)
-        run = load_cuda_program(program, options, log, static)
+            return load_pieces(program, reasons, setting.static, options, log, pool, unit.triton.overlapped)
+        run = load_cuda_program(program, options, log, setting.static)
     log.kernels(unit.kernels)
     if not options.captures_graphs:
         return run
-    plan = graph_plan(program, static, returned if kind == "forward" else None, options.reuse_outputs)
-    return GraphedProgram(run, plan, pool, log)
+    lent_from = setting.returned if kind == "forward" else None
+    return GraphedProgram(run, graph_plan(program, setting.static, lent_from, options.reuse_outputs), pool, log)
 
 
 @contextlib.contextmanager
