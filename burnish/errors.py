@@ -202,3 +202,63 @@ class TrialFailed(BurnishError):
         super().__init__(f"measuring {target!r} failed: its process ended with status {status}, saying:\n{output}")
         self.status = status
         self.said = output
+
+
+# -- burnish.generation -------------------------------------------------------------------------------------------
+
+
+class CannotGenerate(BurnishError):
+    """The model does not decode with a static cache. `generation` then decodes in eager, with this as the reason."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"this model cannot be decoded with a static cache: {reason}.")
+        self.reason = reason
+
+
+class NotACausalLM(UsageError, TypeError):
+    def __init__(self, what: object, reason: str) -> None:
+        super().__init__(
+            f"generation.compile takes a decoder-only Hugging Face causal language model, and {type(what).__name__} "
+            f"{reason}. For another kind of model, burnish.compile(model) compiles its calls."
+        )
+
+
+class UnsupportedGeneration(UsageError):
+    def __init__(self, what: str, way_out: str = "call llm.eager.generate(...) for it") -> None:
+        super().__init__(f"generation does not support {what}: {way_out}.")
+
+
+class UnknownGenerationSetting(UsageError):
+    def __init__(self, name: str, guess: str | None) -> None:
+        hint = f" Did you mean {guess!r}?" if guess else ""
+        super().__init__(f"generate() does not know {name!r}: it is no field of GenerationConfig.{hint}")
+        self.guess = guess
+
+
+class PromptTooLong(UsageError):
+    def __init__(self, prompt: int, new: int, limit: int, why: str) -> None:
+        super().__init__(
+            f"{prompt} tokens of prompt and {new} new ones do not fit into a cache of {limit} ({why}). Shorten the "
+            "prompt, ask for fewer tokens, or give generation.compile a larger max_length."
+        )
+
+
+class BatchTooLarge(UsageError):
+    def __init__(self, batch: int, limit: int) -> None:
+        super().__init__(
+            f"a batch of {batch} sequences is more than {limit}. Split it, or give generation.compile a larger "
+            "max_batch."
+        )
+
+
+class NothingToResume(UsageError):
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"resume=True, but {reason}. Call generate without resume first, with the same batch.")
+
+
+class GenerationInterrupted(UsageError):
+    def __init__(self) -> None:
+        super().__init__(
+            "this stream cannot go on: another request has begun meanwhile, and has taken over the cache. Read a "
+            "stream to its end first, or compile the model a second time."
+        )

@@ -16,3 +16,8 @@ def _one_by_one(tensors: list[torch.Tensor], addresses: list[int], positions: Se
 # (tensors, addresses, positions): whether each tensor k of `positions` begins at addresses[k]. Torch has it for its
 # own CUDA graphs, where it was built for CUDA.
 same_addresses: Same = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", _one_by_one)
+
+
+def stay(tensor: torch.Tensor) -> None:
+    """Promise that the tensor stays where it is: a CUDA graph reads and writes it in place."""
+    torch._dynamo.mark_static_address(tensor)

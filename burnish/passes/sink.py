@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from burnish.ir.expr import Dim, product, substitute, sym, symbols
+from burnish.ir.expr import Dim, of, product, substitute, sym, symbols
 from burnish.ir.graph import Full, Gather, Iota, Map, Node, TensorType, View
 from burnish.lower.builder import Builder
 
@@ -37,7 +37,8 @@ def _looked_up(
         case View(axes, inner, None):
             at = {a.name: i for a, i in zip(axes, index, strict=True)}
             composed = tuple(substitute(i, at) for i in inner)
-            return _looked_up(b, source.inputs[0], op, composed, indices, shape)
+            if _keeps_bounds(composed):
+                return _looked_up(b, source.inputs[0], op, composed, indices, shape)
         case Full(value):
             return b.add(Full(value), (), TensorType(source.type.dtype, shape))
         case Iota(axes, expr):
@@ -56,6 +57,15 @@ def _looked_up(
 def _narrows(node: Node) -> bool:
     """Whether a value takes less memory than what it is made of: it is what will be in memory."""
     return any(x.dtype.itemsize > node.dtype.itemsize for x in node.inputs)
+
+
+def _keeps_bounds(index: tuple[Dim, ...]) -> bool:
+    """Whether each looked-up number is the whole of one place: the size there is what it is checked against. A view
+    that joins or splits dimensions has no place of that size."""
+    parts = [list(symbols(i)) for i in index if _looks_up(i)]
+    names = [s.name for part in parts for s in part]
+    bare = all(len(part) == 1 and of(part[0]) in index for part in parts)
+    return bare and len(names) == len(set(names))
 
 
 def _looks_up(index: Dim) -> bool:

@@ -259,3 +259,20 @@ def test_operators(name):
 @pytest.mark.parametrize("name", [n for n in OPERATORS if n not in ("counting", "searching", "linalg", "sort")])
 def test_gradients_of_operators(name):
     check(OPERATORS[name], IMAGE.clone().requires_grad_())
+
+
+def test_rows_looked_up_behind_joined_dimensions():
+    """The last row of each of two: its number is checked against the rows of one, though the product has both's."""
+
+    def last_row(x, weight, row):
+        h = (x.view(32, 32) @ weight).view(2, 16, 32) + x
+        return torch.nn.functional.layer_norm(h, (32,))[:, row]
+
+    compiled = burnish.compile(last_row)
+    x, weight = torch.randn(2, 16, 32), torch.randn(32, 32)
+    for number in (0, 15):
+        row = torch.tensor([number])
+        torch.testing.assert_close(compiled(x, weight, row), last_row(x, weight, row))
+    assert burnish.stats(compiled).fallbacks == ()
+    with pytest.raises(IndexError):
+        compiled(x, weight, torch.tensor([16]))

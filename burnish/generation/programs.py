@@ -1,0 +1,131 @@
+"""The compiled programs: a prompt's chunk of each length, and the decode step of each kind. Made when first wanted."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import burnish
+from burnish.errors import NothingToSeal
+from burnish.generation.cache import cache_over
+from burnish.generation.selection import Selection
+from burnish.generation.state import State
+from burnish.stats import Stats
+
+Program = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Words:
+    """Which of the words that a step would like to say the model's forward understands."""
+
+    position_ids: bool
+    logits_to_keep: bool
+
+    @staticmethod
+    def of(model: Any) -> Words:
+        known = inspect.signature(type(model).forward).parameters
+        return Words("position_ids" in known, "logits_to_keep" in known)
+
+
+class Programs:
+    """Programs over one set of buffers. `settings` are further arguments of `burnish.compile`."""
+
+    def __init__(self, model: Any, state: State, settings: Mapping[str, Any], name: str) -> None:
+        self.model = model
+        self.state = state
+        self.settings = settings
+        self.name = name
+        self.words = Words.of(model)
+        self._made: dict[tuple[object, ...], Program] = {}
+        self._sealed: set[tuple[object, ...]] = set()
+
+    def prefill(self, size: int, visible: int, padded: bool) -> None:
+        """Run `size` tokens from slot `length` on, and leave the logits behind the last one that is used."""
+        key = ("prefill", size, visible, padded)
+        if key not in self._made:
+            step = prefill_step(self.model, self.state, self.words, size, visible, padded)
+            self._made[key] = self._compiled(step, f"prefill {size}" + (" of more" if visible != size else ""), padded)
+        self._run(key)
+
+    def decode(self, how: Selection | None, padded: bool) -> None:
+        """Run the pending token and choose the next; without `how`, leave the logits for others to choose by."""
+        key = ("decode", how, padded)
+        if key not in self._made:
+            step = decode_step(self.model, self.state, self.words, how, padded)
+            self._made[key] = self._compiled(step, f"decode {how or 'logits'}", padded)
+        with contextlib.nullcontext() if key in self._sealed else self._for_few_tokens():
+            self._run(key)
+
+    def _for_few_tokens(self) -> contextlib.AbstractContextManager[Any]:
+        """transformers' own choice of implementations (of experts) for decoding, while a step is traced."""
+        return getattr(self.model, "_optimize_model_for_decode", contextlib.nullcontext)()
+
+    def _compiled(self, step: Program, what: str, padded: bool) -> Program:
+        name = f"{self.name} {what}, batch {self.state.rows}{' padded' if padded else ''}"
+        return burnish.compile(step, dynamic=False, name=name, **self.settings)
+
+    def _run(self, key: tuple[object, ...]) -> None:
+        program = self._made[key]
+        program()
+        if key not in self._sealed:  # every call is like the first: nothing is left to check or to compile
+            self._sealed.add(key)
+            with contextlib.suppress(NothingToSeal):  # eager serves it, and the reason is in its statistics
+                burnish.seal(program)
+
+    def stats(self) -> list[Stats]:
+        return [burnish.stats(program) for program in self._made.values()]
+
+    def close(self) -> None:
+        for program in self._made.values():
+            burnish.api.handle_of(program).close()
+        self._made.clear()
+        self._sealed.clear()
+
+
+def prefill_step(model: Any, state: State, words: Words, size: int, visible: int, padded: bool) -> Program:
+    cache = cache_over(model, state.shape, state.memory, state.length, visible)
+
+    def prefill() -> None:
+        slots = torch.arange(size, device=state.length.device) + state.length
+        inputs: dict[str, Any] = {"input_ids": state.tokens.index_select(1, slots)}
+        if padded:
+            inputs["attention_mask"] = state.mask[:, :visible]
+        if words.position_ids:
+            inputs["position_ids"] = state.places.index_select(1, slots) if padded else slots.unsqueeze(0)
+        last = (state.used - 1).view(1)
+        if words.logits_to_keep:
+            logits = model(past_key_values=cache, use_cache=True, logits_to_keep=last, **inputs).logits
+        else:
+            logits = model(past_key_values=cache, use_cache=True, **inputs).logits.index_select(1, last)
+        state.logits.copy_(logits[:, -1])
+        state.length.add_(state.used)
+
+    return prefill
+
+
+def decode_step(model: Any, state: State, words: Words, how: Selection | None, padded: bool) -> Program:
+    cache = cache_over(model, state.shape, state.memory, state.length, state.capacity)
+
+    def decode() -> None:
+        inputs: dict[str, Any] = {"input_ids": state.token.unsqueeze(-1)}
+        if padded:
+            inputs["attention_mask"] = state.mask
+        if words.position_ids:
+            inputs["position_ids"] = state.positions.unsqueeze(-1) if padded else state.length.view(1, 1)
+        if words.logits_to_keep:
+            inputs["logits_to_keep"] = 1
+        logits = model(past_key_values=cache, use_cache=True, **inputs).logits[:, -1]
+        state.length.add_(1)
+        state.positions.add_(1)
+        if how is None:
+            state.logits.copy_(logits)
+        else:
+            state.take(logits.float(), how)
+
+    return decode
