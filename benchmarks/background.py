@@ -1,7 +1,8 @@
 """`python -m benchmarks.background`: what a compile in the background costs the calls that go on meanwhile.
 
 The first call against an eager call, and the latency of calls before the compile, while it runs, and after it. The
-figures to trust are the ratios: all of them are of one process, one after the other.
+figures to trust are the ratios: all of them are of one process, one after the other. What eager calls themselves show
+on this machine (`before_*`) is there to compare the tails with.
 """
 
 from __future__ import annotations
@@ -40,24 +41,35 @@ def main() -> None:
 
 def measured(target: str, size: str, calls: int, most: float, pause: float, cache: str) -> dict[str, Any]:
     model, inputs = WORKLOADS[target].build(size)
-    compiled = burnish.compile(model, options={"background": True, "cache_dir": cache})
+    options = {"background": True, "cache_dir": cache}
+    compiled = burnish.compile(model, options=options)
 
     def seconds(call: Callable[..., Any]) -> float:
         start = time.perf_counter()
         call(**inputs) if isinstance(inputs, dict) else call(*inputs)
         return time.perf_counter() - start
 
-    def first_call() -> float:
-        fresh = burnish.compile(model, options={"background": True, "cache_dir": cache})
-        taken = seconds(fresh)
+    def first_call(eager: bool, warm: int = 0) -> float:
+        """With nothing else at work in this process; and, unless warm, nothing in the processor's caches."""
+        fresh = burnish.compile(model, options=options)
+        time.sleep(_SETTLE_SECONDS)
+        for _ in range(warm):
+            seconds(model)
+        taken = seconds(model if eager else fresh)
         fresh.burnish.stop_compiling()
         return taken
 
-    for _ in range(3):
-        seconds(model)
-    first_call()
-    pairs = [(seconds(model), first_call()) for _ in range(calls)]  # in turns: the machine may be busy
-    eager, firsts = [list(times) for times in zip(*pairs, strict=True)]
+    def over_eager(warm: int) -> float:
+        pairs = [(first_call(True, warm), first_call(False, warm)) for _ in range(calls)]  # in turns
+        eager, ours = [quantile(list(times), 0.5) for times in zip(*pairs, strict=True)]
+        return ours / eager
+
+    first_call(False)
+    first, first_warm = over_eager(0), over_eager(3)
+    time.sleep(_SETTLE_SECONDS)
+    seconds(model)
+    one = min(seconds(model) for _ in range(3))
+    before = [seconds(model) for _ in range(max(calls, min(1000, int(1 / one))))]
     seconds(compiled)
     during: list[float] = []
     end = time.perf_counter() + most
@@ -68,20 +80,26 @@ def measured(target: str, size: str, calls: int, most: float, pause: float, cach
     swap = seconds(compiled)
     compiled.burnish.wait()
     after = [seconds(compiled) for _ in range(calls)]
-    middle = quantile(eager, 0.5)
+    middle = quantile(before, 0.5)
     return {
         "target": target,
         "eager_ms": middle * 1e3,
-        "first_call_over_eager": quantile(firsts, 0.5) / middle,
+        "first_call_over_eager": first,
+        "first_call_over_warm_eager": first_warm,
         "calls_during_compile": len(during),
         "compile_seconds": compile_seconds,
-        "during_p50_over_eager": quantile(during, 0.5) / middle,
-        "during_p95_over_eager": quantile(during, 0.95) / middle,
-        "during_max_over_eager": max(during) / middle,
+        **{f"before_{name}_over_eager": quantile(before, q) / middle for name, q in _QUANTILES.items()},
+        **{f"during_{name}_over_eager": quantile(during, q) / middle for name, q in _QUANTILES.items()},
+        "during_max_ms": max(during) * 1e3,
+        "during_share_above_2": sum(taken > 2 * middle for taken in during) / len(during),
         "first_compiled_call_over_eager": swap / middle,
         "after_p50_over_eager": quantile(after, 0.5) / middle,
         "jobs": [str(job) for job in burnish.stats(compiled).jobs],
     }
+
+
+_QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}
+_SETTLE_SECONDS = 0.03  # for the compiling thread to notice that it was told to stop
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ def bypass(target: Callable[..., Any], through: Callable[..., Any]) -> Callable[
         if left > 0:
             return target(*args, **kwargs)
         left = _LOOKS_EVERY
-        kind = _kind(args, kwargs)
+        kind = kind_of(args, kwargs)
         if kind in known or len(known) > _MOST_KNOWN:
             return target(*args, **kwargs)
         known.add(kind)
@@ -34,6 +34,8 @@ def bypass(target: Callable[..., Any], through: Callable[..., Any]) -> Callable[
     return call
 
 
-def _kind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
+def kind_of(args: tuple[Any, ...], kwargs: dict[str, Any], grad: bool | None = None) -> Hashable:
+    """Sizes and types: enough to tell most calls apart, and little work. `grad`: as the calling thread has it."""
     values = (*args, *kwargs.values())
-    return torch.is_grad_enabled(), tuple(x.shape if isinstance(x, torch.Tensor) else type(x) for x in values)
+    grad = torch.is_grad_enabled() if grad is None else grad
+    return grad, tuple([x.shape if isinstance(x, torch.Tensor) else type(x) for x in values])

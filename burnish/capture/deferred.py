@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import threading
 import time
 import types
 from collections import OrderedDict
@@ -21,8 +22,17 @@ from torch._dynamo import convert_frame, trace_rules
 from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
 
 from burnish.capture.diagnosis import GRAPH_BREAKS, serve_eager
+from burnish.capture.lobby import Lobby
 from burnish.capture.shield import beside_calls
-from burnish.capture.snapshot import CannotSnapshot, FrameSnapshot, ThreadState, inputs_in_words, signature
+from burnish.capture.snapshot import (
+    CannotSnapshot,
+    FrameSnapshot,
+    ThreadState,
+    can_wait,
+    inputs_in_words,
+    signature,
+)
+from burnish.capture.warmup import warm_up
 from burnish.errors import CompileError
 from burnish.observe.events import EventKind
 from burnish.observe.log import CompileLog
@@ -66,7 +76,10 @@ class DeferredFrames:
         self._errors: dict[types.CodeType, BaseException] = {}  # graph breaks under fullgraph=True
         self._overruns: dict[types.CodeType, int] = {}
         self._closed = False
+        self.lobby = Lobby()
         worker_for(urgent=not self._background)
+        if self._background:
+            warm_up()
 
     # -- in the calling thread ---------------------------------------------------------------------------------
 
@@ -80,7 +93,11 @@ class DeferredFrames:
         except CannotSnapshot as reason:
             serve_eager(self._log, "background", CompileError("background", f"{reason}", _WAY_OUT))
             return ONCE_IN_EAGER
-        if job is None or self._background:
+        if job is None:
+            return ONCE_IN_EAGER
+        if self._background:
+            if frame.f_code is self.lobby.code:
+                self.lobby.asked[threading.get_ident()] = job
             return ONCE_IN_EAGER
         if not job.done.wait(job.deadline.remaining()):
             self._over_budget(frame.f_code, job)
@@ -115,15 +132,21 @@ class DeferredFrames:
             return job
         if self._closed or not self._may_try(key) or self._pending() >= _MOST_PENDING:
             return None
-        snapshot = FrameSnapshot.of(frame)
-        work = lambda job: self._work(key, snapshot, cache_entry, frame_state, job)  # noqa: E731
+        first_try = self._background and key not in self._tries
+        later = first_try and all(map(can_wait, values.values()))
+        snapshot = FrameSnapshot.uncopied(frame) if later else FrameSnapshot.of(frame)
+        frames = (lambda: FrameSnapshot.of(snapshot)) if later else (lambda: snapshot)
+        work = lambda job: self._work(key, frames, cache_entry, frame_state, job)  # noqa: E731
+        return self._submitted(key, work, values)
+
+    def _submitted(self, key: Key, work: Callable[[Job], None], values: dict[str, Any]) -> Job:
         deadline = Deadline(
             self._budget,
             on_check=self.pace.check if self._background else None,
             low_priority=self._background,
             starts_later=self._background,  # a budget is for compiling, not for waiting in a queue
         )
-        job = Job(_plain_name(frame.f_code), inputs_in_words(values), work, deadline, self.pace)
+        job = Job(_plain_name(key[0]), inputs_in_words(values), work, deadline, self.pace)
         first = self._jobs.setdefault(key, job)
         if first is job:  # and no other thread was faster
             if self._background:
@@ -158,7 +181,27 @@ class DeferredFrames:
 
     # -- in the compiling thread -------------------------------------------------------------------------------
 
-    def _work(self, key: Key, frame: FrameSnapshot, cache_entry: Any, frame_state: Any, job: Job) -> None:
+    def admit_first(self) -> None:
+        """Make a job of what the first call of all left behind. Whoever asks for jobs does it, too."""
+        if (first := self.lobby.first_call()) is None:
+            return
+        frame = first.frame()
+        job = None
+        if frame is not None and not self._closed:
+            key: Key = (frame.f_code, first.state, signature(frame.f_locals))
+            work = lambda job: self._work(key, lambda: FrameSnapshot.of(frame), None, {}, job)  # noqa: E731
+            job = self._submitted(key, work, frame.f_locals)
+        self.lobby.admitted(first, job)
+
+    def _work(
+        self, key: Key, frame_of: Callable[[], FrameSnapshot], cache_entry: Any, frame_state: Any, job: Job
+    ) -> None:
+        try:
+            self._compile(key, frame_of(), cache_entry, frame_state, job)
+        finally:
+            self.lobby.is_over(job)
+
+    def _compile(self, key: Key, frame: FrameSnapshot, cache_entry: Any, frame_state: Any, job: Job) -> None:
         code = frame.f_code
         begin = time.perf_counter()
         fallbacks = len(self._log.fallbacks)
@@ -231,6 +274,7 @@ class DeferredFrames:
     # -- from outside ------------------------------------------------------------------------------------------
 
     def jobs(self) -> list[Job]:
+        self.admit_first()
         return list(self._jobs.values())
 
     def stats(self) -> list[JobStats]:
@@ -246,6 +290,7 @@ class DeferredFrames:
         for job in self.jobs():
             job.deadline.cancel("no longer wanted")
             job.finish("cancelled", "no longer wanted")
+        self.lobby.clear()
 
 
 _WAY_OUT = "compile it with background=False"

@@ -35,11 +35,13 @@ from burnish.capture.dynamo import make_backend
 from burnish.capture.hooks import Hooks
 from burnish.capture.overhead import guards_us, module_call_us, way_in_us
 from burnish.capture.seal import Seal
+from burnish.capture.shield import without_guard_profiling
 from burnish.capture.unguarded import remember_sources
 from burnish.errors import CompileError
 from burnish.observe.log import CompileLog
 from burnish.options import Options
 from burnish.runtime.build import prepare_native
+from burnish.trust.background import worker_for
 
 _serial = itertools.count(1)
 # What torch.compiler.set_stance replaces, and puts back. (None, which no stance is, if it had been replaced already.)
@@ -157,7 +159,12 @@ class Entrance:
         self._forget = forget = weakref.finalize(self, native.reset_code, frame.__code__)
         forget.atexit = False
         call = self._direct(frame, callback, context(frame), hooks)
-        return _counted(call, self.deferred.pace.calls) if self.deferred and self.options.background else call
+        if self.deferred is None or not self.options.background:
+            return call
+        deferred = self.deferred
+        ring = lambda: worker_for(urgent=False).ring(deferred.admit_first)  # noqa: E731
+        ordinary = lambda: _is_ordinary(hooks)  # noqa: E731
+        return deferred.lobby.entrance(self.target, call, frame, ordinary, deferred.pace.calls, ring)
 
     def _direct(
         self, frame: Callable[..., Any], callback: FrameCompiler, general: Callable[..., Any], hooks: Hooks | None
@@ -203,6 +210,12 @@ class Entrance:
         return self.call(*args, **kwargs)
 
 
+def _is_ordinary(hooks: Hooks | None) -> bool:
+    """The circumstances in which a call is Dynamo's."""
+    tracing = is_fx_symbolic_tracing() or torch._C._is_tracing()
+    return not tracing and eval_frame._stance is _ORDINARY_STANCE and not (hooks is not None and hooks.changed())
+
+
 def _called_weakly(method: Callable[[], None]) -> Callable[[], None]:
     """A bound method, as long as its object lives."""
     reference = weakref.WeakMethod(method)
@@ -212,20 +225,6 @@ def _called_weakly(method: Callable[[], None]) -> Callable[[], None]:
             alive()
 
     return call
-
-
-def _counted(call: Callable[..., Any], in_flight: list[None]) -> Callable[..., Any]:
-    """`call`, noting while it runs that the compiling thread should keep out of its way."""
-    enter, leave = in_flight.append, in_flight.pop
-
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        enter(None)
-        try:
-            return call(*args, **kwargs)
-        finally:
-            leave()
-
-    return counted
 
 
 class FrameCompiler:
@@ -337,7 +336,8 @@ class FrameCompiler:
         others = len(native._debug_get_cache_entry_list(code)) - len(self.entries(code))
         others -= self.deferred.unused(code) if self.deferred is not None else 0
         shapes = eval_frame.set_enable_dynamic(self._dynamic) if self._dynamic is not None else contextlib.nullcontext()
-        with shapes, dynamo_config.patch(recompile_limit=dynamo_config.recompile_limit + others):
+        limit = dynamo_config.patch(recompile_limit=dynamo_config.recompile_limit + others)
+        with shapes, limit, without_guard_profiling():
             yield
 
     def _give_up(self, error: Exception) -> ConvertFrameReturn:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch._dynamo import guards
 from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -45,6 +46,17 @@ def beside_calls(checkpoint: Callable[[], None]) -> Iterator[None]:
         for tracer, method in ((InstructionTranslatorBase, "step"), (FakeTensorMode, "dispatch")):
             if hasattr(tracer, method):  # private names: without them a compile pauses at stages only
                 stack.enter_context(_patched(tracer, method, _after(checkpoint, is_ours)))
+        yield
+
+
+@contextlib.contextmanager
+def without_guard_profiling() -> Iterator[None]:
+    """Hold Dynamo's compile lock around it. For a figure in its log, Dynamo empties the processor's caches after each
+    compile and times the guards: 25 ms in which no other Python thread runs."""
+    if not hasattr(guards, "profile_guard_manager"):
+        yield
+        return
+    with _patched(guards, "profile_guard_manager", lambda original: lambda *args: 0.0):
         yield
 
 

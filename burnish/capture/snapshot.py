@@ -3,26 +3,31 @@
 Dynamo reads a frame's arguments, and the objects they lead to, while it traces, and once more when it makes its
 guards. In between, the call that is going on changes them: it counts steps, fills caches, switches from train() to
 eval(). A graph of the one state under guards of the other would be wrong without anybody noticing. So what Python
-code can change (modules, containers, plain objects) is copied when the frame is entered, tensors apart: of those
-only the shape matters. Guards name objects by the way to them ("self.layers[0].training") and not by identity, and
-hold for the originals as they do for the copies. Where one does not, it is noticed when the code is to be used.
+code can change (modules, containers, plain objects) is copied before Dynamo looks, tensors apart: of those only the
+shape matters. A call's own objects are copied when the frame is entered; the model is at first copied by the compiling
+thread, and if what came of that did not fit any call, when the frame is entered, too. Guards name objects by the way to
+them ("self.layers[0].training") and not by identity, and hold for the originals as they do for the copies. Where one
+does not, it is noticed when the code is to be used.
 """
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import enum
+import inspect
 import itertools
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
 
 _LARGEST = 100_000  # elements of containers and attributes looked at
+_NOT_BEGUN = -1  # f_lasti of a frame before its first instruction
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement
 _CONSTANTS = (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size, torch.layout)
 
@@ -46,11 +51,43 @@ class FrameSnapshot:
     closure: tuple[Any, ...]
 
     @classmethod
+    def uncopied(cls, frame: Any) -> FrameSnapshot:
+        return cls(
+            frame.f_code, frame.f_globals, dict(frame.f_locals), frame.f_builtins, frame.f_lasti, tuple(frame.closure)
+        )
+
+    @classmethod
     def of(cls, frame: Any) -> FrameSnapshot:
         copies = _Copies()
         f_locals = {name: copies.of(value) for name, value in frame.f_locals.items()}
         closure = tuple(copies.of(cell) for cell in frame.closure)
         return cls(frame.f_code, frame.f_globals, f_locals, frame.f_builtins, frame.f_lasti, closure)
+
+
+def can_wait(value: Any) -> bool:
+    """Whether a call that is given this leaves it as it is, tensors' contents and a model's state apart. Then its frame
+    may be copied later, by another thread: code and guards are made of the same copy, so that they fit each other
+    whatever moment it is of; and of most models, one moment is like any other."""
+    kind = type(value)
+    if kind in _LEAVES:
+        return True
+    if kind is tuple:
+        return all(type(element) in _LEAVES for element in value)
+    if kind is dict:
+        return all(type(element) in _LEAVES for element in value.values())
+    return isinstance(value, torch.nn.Module)
+
+
+def entered(function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> FrameSnapshot:
+    """The frame of a call of `function`, with nothing copied yet. Raises TypeError where the call does."""
+    code = function.__code__
+    bound = inspect.signature(function, follow_wrapped=False).bind(*args, **kwargs)
+    bound.apply_defaults()
+    f_locals = {name: bound.arguments[name] for name in code.co_varnames if name in bound.arguments}
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # empty
+            f_locals[name] = cell.cell_contents
+    return FrameSnapshot(code, function.__globals__, f_locals, vars(builtins), _NOT_BEGUN, function.__closure__ or ())
 
 
 class _Copies:
@@ -210,8 +247,7 @@ def _leaves(value: Any, depth: int = 3) -> Iterator[Any]:
 # -- what a thread has set ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class ThreadState:
+class ThreadState(NamedTuple):
     """Everything about a thread that decides what Dynamo captures. Equal states may share compiled code."""
 
     grad: bool
@@ -226,17 +262,15 @@ class ThreadState:
     def here(cls) -> ThreadState:
         if torch._C._len_torch_dispatch_stack() or torch._C._functorch.get_dynamic_layer_stack_depth():
             raise CannotSnapshot("a dispatch mode or a function transform is active")
-        autocast = tuple(
-            (device, torch.get_autocast_dtype(device)) for device in _DEVICES if torch.is_autocast_enabled(device)
-        )
+        autocast = torch._C._is_any_autocast_enabled()
         return cls(
             torch.is_grad_enabled(),
             torch.is_inference_mode_enabled(),
-            autocast,
-            torch.is_autocast_cache_enabled(),
-            tuple(_get_current_function_mode_stack()),
+            _autocast() if autocast else (),
+            torch.is_autocast_cache_enabled() if autocast else True,
+            tuple(_get_current_function_mode_stack()) if torch._C._len_torch_function_stack() else (),
             torch.get_num_threads(),
-            torch.cuda.current_device() if torch.cuda.is_available() and torch.cuda.is_initialized() else None,
+            torch.cuda.current_device() if torch.cuda.is_initialized() else None,
         )
 
     @contextlib.contextmanager
@@ -255,6 +289,10 @@ class ThreadState:
                 _push_mode(mode)
                 stack.callback(_pop_mode)
             yield
+
+
+def _autocast() -> tuple[tuple[str, torch.dtype], ...]:
+    return tuple((device, torch.get_autocast_dtype(device)) for device in _DEVICES if torch.is_autocast_enabled(device))
 
 
 _DEVICES = ("cpu", "cuda")

@@ -10,26 +10,33 @@ One thread per process compiles (Dynamo lets no two compile at once anyway). It 
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import itertools
 import os
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from queue import Empty, SimpleQueue
 
 from burnish.observe.log import failure_reason
 from burnish.trust.budget import Cancelled, Deadline
 from burnish.trust.jobs import JobState, JobStats
 from burnish.trust.process import at_exit
 
-SLICE_SECONDS = 0.001  # processor time that a compile takes in one go while calls are in flight ...
-REST_SECONDS = 0.005  # ... and then it rests for at least so long, unless they end sooner, ...
+SLICE_SECONDS = 0.0005  # processor time that a compile takes in one go while calls are in flight ...
+REST_SECONDS = 0.005  # ... and then it rests for at least so long, ...
 TURN_SECONDS = 0.004  # ... until the other threads have had so much processor time, ...
 LONGEST_REST_SECONDS = 0.02  # ... but on a busy machine, or if they wait for something, not forever
 NAP_SECONDS = 0.001
 FIRST_REST_SECONDS = 2.0  # before a job begins: the call that asked for it should be over
 EXIT_SECONDS = 2.0  # how long the end of the process waits for the current compile to notice
 FORK_SECONDS = 1.0  # the same before a fork
+
+SWITCH_SECONDS = 0.0005  # after which a thread that wants Python's turn asks the one that has it
+_NEVER = 1_000_000
 
 _FORK = "interrupted by a fork"
 
@@ -52,7 +59,10 @@ class Pace:
         self._since = 0.0
 
     def begin(self) -> None:
-        self._rest(FIRST_REST_SECONDS, FIRST_REST_SECONDS)
+        end = self._clock() + FIRST_REST_SECONDS
+        while self.calls and self._clock() < end:
+            self._sleep(REST_SECONDS)
+        self._since = self._worked()
 
     def check(self) -> None:
         """Called by the compiling thread, often."""
@@ -61,11 +71,45 @@ class Pace:
 
     def _rest(self, shortest: float, longest: float) -> None:
         start, turn_ends = self._clock(), self._others_worked() + TURN_SECONDS
-        while self.calls and (rested := self._clock() - start) < longest:
-            if rested >= shortest and self._others_worked() >= turn_ends:
-                break
+        self._sleep(shortest)  # in one go: to look whether they have ended takes Python's turn from them
+        while self.calls and self._clock() - start < longest and self._others_worked() < turn_ends:
             self._sleep(NAP_SECONDS)
         self._since = self._worked()
+
+
+class GoodManners:
+    """How Python shares itself out while the thread for the background has work; as it was, afterwards.
+
+    A thread that wants its turn asks for it after 5 ms, at each op of its call: here it may after a fraction of that.
+    And the garbage collector goes through all that torch has made, which holds everybody up for a quarter of a second,
+    when much is new: that is left for later."""
+
+    def __init__(self) -> None:
+        self._before: tuple[float, tuple[int, int, int]] | None = None
+        self._during: tuple[float, tuple[int, int, int]] | None = None
+
+    def assume(self) -> None:
+        if self._before is not None:
+            return
+        interval, thresholds = sys.getswitchinterval(), gc.get_threshold()
+        self._before = interval, thresholds
+        sys.setswitchinterval(min(interval, SWITCH_SECONDS))
+        gc.set_threshold(thresholds[0], thresholds[1], _NEVER)
+        self._during = sys.getswitchinterval(), gc.get_threshold()
+
+    def drop(self) -> None:
+        """What somebody else has set meanwhile stays."""
+        if self._before is None or self._during is None:
+            return
+        (interval, thresholds), (our_interval, our_thresholds) = self._before, self._during
+        self._before = self._during = None
+        if sys.getswitchinterval() == our_interval:
+            sys.setswitchinterval(interval)
+        if gc.get_threshold() == our_thresholds:
+            gc.set_threshold(*thresholds)
+
+
+_manners = GoodManners()  # one, because one thread compiles in the background
 
 
 class Job:
@@ -124,16 +168,23 @@ class Job:
         return JobStats(self.function, self.inputs, self.state, self.reason, self.seconds)
 
 
+def _nothing() -> None:
+    pass
+
+
 class Worker:
     """A thread and its queue.
 
     The thread keeps its priority: a low one would be held up by other processes while it has Python's turn, and with
     it everybody who waits for that. Only C compilers it starts run at a low one."""
 
-    def __init__(self) -> None:
+    def __init__(self, urgent: bool = True) -> None:
+        self._gives_way = not urgent
         self._jobs: deque[Job] = deque()
+        # What wakes the thread. A call that asks may be over in 40 us: this costs it a tenth of what a condition does.
+        self._rings: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._current: Job | None = None
-        self._wanted = threading.Condition(_lock)
+        self._changed = threading.Condition(_lock)
         self._held = False
         self._stopped = False
         self._thread = threading.Thread(target=self._loop, name="burnish-compile", daemon=True)
@@ -142,7 +193,11 @@ class Worker:
     def submit(self, job: Job) -> None:
         with _lock:
             self._jobs.append(job)
-            self._wanted.notify_all()
+        self.ring()
+
+    def ring(self, bring: Callable[[], None] = _nothing) -> None:
+        """Wake the thread and have it call `bring`, which submits jobs. The one who rings waits for nothing."""
+        self._rings.put(bring)
 
     def _loop(self) -> None:
         while (job := self._next()) is not None:
@@ -155,29 +210,47 @@ class Worker:
             finally:
                 with _lock:
                     self._current = None
-                    self._wanted.notify_all()
+                    self._changed.notify_all()
 
     def _next(self) -> Job | None:
-        with _lock:
-            while not self._stopped and (self._held or not self._jobs):
-                self._wanted.wait()
-            if self._stopped:
-                return None
-            self._current = self._jobs.popleft()
-            return self._current
+        while True:
+            with _lock:
+                if self._stopped:
+                    _manners.drop()
+                    return None
+                if self._jobs and not self._held:
+                    self._current = self._jobs.popleft()
+                    return self._current
+            self._answer_one()
+
+    def _answer_one(self) -> None:
+        if self._gives_way:
+            _manners.drop()
+        bring = self._rings.get()
+        if self._gives_way:
+            _manners.assume()
+            time.sleep(NAP_SECONDS)  # the call that rang has not returned yet
+        with contextlib.suppress(Exception):  # nothing that an object does may end the thread of all
+            bring()
+
+    def _answer_rings(self) -> None:
+        with contextlib.suppress(Empty):
+            while True:
+                self._rings.get_nowait()()
 
     def hold(self, seconds: float) -> None:
         """Interrupt the current job; wait until that is done, or for so long."""
+        self._answer_rings()  # so that nobody's wish is lost in the child
         with _lock:
             self._held = True
             if self._current is not None:
                 self._current.deadline.cancel(_FORK)
-            self._wanted.wait_for(lambda: self._current is None, timeout=seconds)
+            self._changed.wait_for(lambda: self._current is None, timeout=seconds)
 
     def release(self) -> None:
         with _lock:
             self._held = False
-            self._wanted.notify_all()
+        self.ring()
 
     def stop(self, seconds: float) -> None:
         with _lock:
@@ -186,7 +259,7 @@ class Worker:
                 self._current.deadline.cancel("cancelled because the process ends")
             for job in self._jobs:
                 job.finish("cancelled", "the process ends")
-            self._wanted.notify_all()
+        self.ring()
         self._thread.join(seconds)
 
     def abandon(self) -> None:
@@ -209,11 +282,10 @@ def submit(job: Job, urgent: bool) -> None:
 
 def worker_for(urgent: bool) -> Worker:
     """Asked for when an object is compiled, too: starting a thread takes longer than a small model's call."""
-    with _lock:
-        worker = _workers.get(urgent)
-        if worker is None:
-            worker = _workers[urgent] = Worker()
+    if (worker := _workers.get(urgent)) is not None:
         return worker
+    with _lock:
+        return _workers.get(urgent) or _workers.setdefault(urgent, Worker(urgent))
 
 
 def wait_for(jobs: Iterable[Job], timeout: float | None = None) -> bool:
@@ -241,6 +313,7 @@ def _after_fork_in_parent() -> None:
 
 def _after_fork_in_child() -> None:
     _lock.release()
+    _manners.drop()
     workers = list(_workers.values())
     _workers.clear()
     for worker in workers:

@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,9 +21,11 @@ from torch import nn
 from torch.nn import functional as F
 
 import burnish
+from burnish.capture.deferred import DeferredFrames
 from burnish.capture.snapshot import CannotSnapshot, FrameSnapshot, signature
 from burnish.errors import BadOptionValue, GraphBreakError
-from burnish.trust.background import LONGEST_REST_SECONDS, REST_SECONDS, TURN_SECONDS, Pace
+from burnish.trust import background
+from burnish.trust.background import LONGEST_REST_SECONDS, REST_SECONDS, TURN_SECONDS, GoodManners, Pace, worker_for
 from burnish.trust.faults import WrongBy
 from burnish.trust.gate import GraphFacts
 from burnish.trust.rehearsal import rehearse
@@ -63,6 +66,81 @@ def test_no_call_waits_and_a_later_one_changes_over(held: Held) -> None:
     assert held.runs >= 3
     assert (held.compiles, burnish.stats(compiled).compiles) == (1, 1)
     assert burnish.stats(compiled).fallbacks == ()
+
+
+def test_calls_that_could_only_wait_do_not_ask(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To ask costs more than a small model's call. The first one leaves its arguments behind; the others know."""
+    asked: list[str] = []
+    ask = DeferredFrames.__call__
+
+    def asking(self: DeferredFrames, frame: Any, *rest: Any) -> Any:
+        asked.append(threading.current_thread().name)
+        return ask(self, frame, *rest)
+
+    monkeypatch.setattr(DeferredFrames, "__call__", asking)
+    compiled = in_background(scaled, dynamic=False)
+    x, other = torch.randn(4, 8), torch.randn(5, 8)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(x), scaled(x))
+    assert held.reached.wait(LONG)
+    compiled(x)
+    assert asked == []
+    for _ in range(3):
+        torch.testing.assert_close(compiled(other), scaled(other))
+    assert len(asked) == 1, "the first of another size"
+    held.go.set()
+    assert compiled.burnish.wait(LONG)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), scaled(x))
+        torch.testing.assert_close(compiled(other), scaled(other))
+    assert len(asked) == 3, "once for each, to change over"
+    assert held.compiles == 2 and held.runs >= 4
+
+
+def test_a_first_call_whose_arguments_change_leaves_it_to_the_next(held: Held) -> None:
+    """They are looked at after the call: what it has done to a list is not what the next call will find."""
+    held.go.set()
+
+    def appends(x: torch.Tensor, seen: list[torch.Tensor]) -> torch.Tensor:
+        seen.append(x + 1)
+        return seen[-1] * len(seen)
+
+    compiled = in_background(appends)
+    x = torch.randn(3)
+    for _ in range(3):
+        seen: list[torch.Tensor] = []
+        torch.testing.assert_close(compiled(x, seen), (x + 1) * 1)
+        assert len(seen) == 1
+        assert compiled.burnish.wait(LONG)
+    assert held.runs > 0 and held.compiles == 1
+
+
+def test_python_is_as_it_was_when_the_work_is_done(held: Held) -> None:
+    interval, thresholds = sys.getswitchinterval(), gc.get_threshold()
+    compiled = in_background(scaled)
+    compiled(torch.randn(4, 8))
+    assert held.reached.wait(LONG)
+    assert sys.getswitchinterval() < interval, "whoever wants its turn gets it sooner"
+    assert gc.get_threshold()[:2] == thresholds[:2] and gc.get_threshold()[2] > thresholds[2], "no full collections"
+    held.go.set()
+    assert compiled.burnish.wait(LONG)
+    worker_for(urgent=False).stop(LONG)  # the only way to know that it has nothing left to do
+    background._workers.pop(False)
+    assert (sys.getswitchinterval(), gc.get_threshold()) == (interval, thresholds)
+
+
+def test_what_somebody_sets_meanwhile_stays() -> None:
+    interval, thresholds = sys.getswitchinterval(), gc.get_threshold()
+    manners = GoodManners()
+    try:
+        manners.assume()
+        sys.setswitchinterval(0.02)
+        gc.set_threshold(500, 5, 5)
+        manners.drop()
+        assert sys.getswitchinterval() == pytest.approx(0.02) and gc.get_threshold() == (500, 5, 5)
+    finally:
+        sys.setswitchinterval(interval)
+        gc.set_threshold(*thresholds)
 
 
 def test_new_sizes_come_the_same_way(held: Held) -> None:
