@@ -40,7 +40,7 @@ from burnish.capture.unguarded import remember_sources
 from burnish.errors import CompileError
 from burnish.observe.log import CompileLog
 from burnish.options import Options
-from burnish.runtime.build import prepare_native
+from burnish.runtime.ahead import Ahead, begin, wanted_by
 from burnish.trust.background import worker_for
 
 _serial = itertools.count(1)
@@ -150,7 +150,7 @@ class Entrance:
         if inner is None:  # Dynamo is switched off for this process
             return self.target
         callback = context.callback = FrameCompiler(  # type: ignore
-            inner, self.options, self.log, self.place, needs_runtime=_has_large_weights(self.target)
+            inner, self.options, self.log, self.place, ahead=wanted_by(self.target)
         )
         self.deferred = callback.deferred
         callback.on_verdict = _called_weakly(self.reconsider)  # Dynamo keeps graphs, which must not keep the module
@@ -236,7 +236,7 @@ class FrameCompiler:
         options: Options,
         log: CompileLog,
         place: Place,
-        needs_runtime: bool = False,
+        ahead: Ahead,
     ) -> None:
         self._torchdynamo_orig_backend = inner  # the chain by which Dynamo finds whose code an entry in its cache is
         self.__name__ = getattr(inner, "__name__", "burnish")
@@ -248,7 +248,7 @@ class FrameCompiler:
         self._dynamic = options.dynamic
         self._failures: dict[str, int] = {}
         self._options = options
-        self._needs_runtime = needs_runtime
+        self._ahead = ahead
         self.on_verdict: Callable[[], None] = lambda: None
         self._variants: weakref.WeakSet[Any] = weakref.WeakSet()
         # The guards of what was compiled last. They know the module: whoever keeps them keeps it.
@@ -264,9 +264,7 @@ class FrameCompiler:
 
     def compile(self, frame: Any, cache_entry: Any, frame_state: Any) -> ConvertFrameReturn:
         """In this thread, now."""
-        if self._needs_runtime:
-            self._needs_runtime = False
-            prepare_native(self._options)  # the C compiler works while Dynamo traces
+        self._ahead = begin(self._ahead, self._options, self._log)
         with convert_frame.compile_lock, self._settings(frame.f_code):
             if self._was_made_meanwhile(frame):
                 return ONCE_IN_EAGER  # another thread compiled it while this one waited for the lock
@@ -352,13 +350,6 @@ class FrameCompiler:
         given_up = not isinstance(error, dynamo_errors.TorchRuntimeError) or tries >= _BAD_INPUT_LIMIT
         action = FrameAction.RUN_ONLY if given_up else FrameAction.SKIP
         return ConvertFrameReturn(FrameExecStrategy(action, FrameAction.DEFAULT), apply_to_code=given_up)
-
-
-def _has_large_weights(target: object) -> bool:
-    """Whether the matrix products of the native library will be wanted."""
-    return isinstance(target, torch.nn.Module) and any(
-        p.numel() >= 1 << 16 and p.device.type == "cpu" for p in target.parameters()
-    )
 
 
 def _limit_reached(function: str) -> CompileError:

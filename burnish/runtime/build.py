@@ -15,6 +15,7 @@ import shlex
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -135,13 +136,15 @@ def native_library(options: Options, cache: Cache, log: CompileLog) -> tuple[cty
     return library.handle, library.path
 
 
-def prepare_native(options: Options) -> None:
+def prepare_native(options: Options, log: CompileLog) -> None:
     """Build the C runtime in the background. A failure is silent here: whoever needs the library meets it again."""
     deadline = current_deadline()
 
     def build() -> None:
+        begin = time.perf_counter()
         with contextlib.suppress(Exception, Cancelled), deadline.governing():
             native_library(options, open_cache(options), CompileLog())
+        log.beside("cc (native library)", begin, time.perf_counter())
 
     threading.Thread(target=build, name="burnish-native", daemon=True).start()
 

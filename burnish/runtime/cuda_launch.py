@@ -266,3 +266,13 @@ def _make(device: int, options: Options, log: CompileLog) -> Launcher:
 def launch_library(options: Options, log: CompileLog) -> ctypes.CDLL:
     text = (NATIVE_DIR / "cuda" / "launch.c").read_text()
     return build_shared(CSource(text, "CUDA launcher"), options=options, cache=open_cache(options), log=log)
+
+
+def prepare_launcher(options: Options) -> None:
+    """Compile it in the background. A failure is silent here: whoever needs it meets it again."""
+
+    def build() -> None:
+        with contextlib.suppress(Exception):
+            launch_library(options, CompileLog())
+
+    threading.Thread(target=build, name="burnish-launcher", daemon=True).start()

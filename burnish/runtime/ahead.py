@@ -1,0 +1,41 @@
+"""Work that can begin while Dynamo still traces: it will be wanted, whatever the graph turns out to be."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from burnish.observe.log import CompileLog
+from burnish.options import Options
+from burnish.runtime.build import prepare_native
+
+_LARGE = 1 << 16  # elements of a weight whose products the native library will compute
+
+
+class Ahead(NamedTuple):
+    native: bool = False  # the C runtime is compiled
+    workers: bool = False  # processes that build Triton kernels import Triton, and the launcher is compiled
+
+
+def wanted_by(target: object) -> Ahead:
+    if not isinstance(target, torch.nn.Module):
+        return Ahead()
+    native = workers = False
+    for weight in target.parameters():
+        native = native or (weight.device.type == "cpu" and weight.numel() >= _LARGE)
+        workers = workers or weight.device.type == "cuda"
+    return Ahead(native, workers)
+
+
+def begin(ahead: Ahead, options: Options, log: CompileLog) -> Ahead:
+    """Start what is wanted, and return what is still to be started: nothing."""
+    if ahead.native:
+        prepare_native(options, log)
+    if ahead.workers:
+        from burnish.runtime.cuda_launch import prepare_launcher
+        from burnish.runtime.triton_workers import prepare_workers
+
+        prepare_workers()
+        prepare_launcher(options)
+    return Ahead()

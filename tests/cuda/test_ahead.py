@@ -1,0 +1,45 @@
+"""What begins while Dynamo traces."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from burnish.observe.log import CompileLog
+from burnish.options import Options
+from burnish.runtime import ahead, cuda_launch, triton_workers
+from burnish.runtime.ahead import Ahead, begin, wanted_by
+
+
+def test_a_model_on_a_gpu_wants_workers_and_a_large_one_on_a_cpu_the_library() -> None:
+    with torch.device("meta"):
+        small, large = torch.nn.Linear(8, 8), torch.nn.Linear(512, 512)
+    assert wanted_by(small) == wanted_by(len) == Ahead()
+    on_cpu = torch.nn.Linear(512, 512)
+    assert wanted_by(on_cpu) == Ahead(native=True)
+    large._parameters["weight"] = _On("cuda")  # type: ignore[assignment]
+    assert wanted_by(large) == Ahead(workers=True)
+
+
+class _On(torch.nn.Parameter):
+    """A parameter that says it is on a device that this machine may not have."""
+
+    def __new__(cls, device: str) -> _On:
+        made = torch.Tensor._make_subclass(cls, torch.empty(512, 512))
+        made.said = torch.device(device)
+        return made
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return self.said
+
+
+def test_what_is_wanted_begins_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+    monkeypatch.setattr(ahead, "prepare_native", lambda options, log: begun.append("native"))
+    monkeypatch.setattr(triton_workers, "prepare_workers", lambda: begun.append("workers"))
+    monkeypatch.setattr(cuda_launch, "prepare_launcher", lambda options: begun.append("launcher"))
+    left = begin(Ahead(native=True, workers=True), Options(), CompileLog())
+    assert begun == ["native", "workers", "launcher"]
+    begin(left, Options(), CompileLog())
+    assert len(begun) == 3
