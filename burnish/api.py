@@ -34,6 +34,7 @@ def compile(
     sample: float | None = None,
     background: bool | None = None,
     budget: float | None = None,
+    tuning: object = None,
 ) -> Model: ...
 
 
@@ -53,6 +54,7 @@ def compile(
     sample: float | None = None,
     background: bool | None = None,
     budget: float | None = None,
+    tuning: object = None,
 ) -> Callable[[Model], Model]: ...
 
 
@@ -71,6 +73,7 @@ def compile(
     sample: float | None = None,
     background: bool | None = None,
     budget: float | None = None,
+    tuning: object = None,
 ) -> Any:
     """Compile a module or a function; the arguments are those of `torch.compile`.
 
@@ -89,11 +92,15 @@ def compile(
     each compile 30 seconds, after which it is cancelled and eager serves: a call waits no longer than that, and not at
     all if both are given.
 
+    `mode="max-autotune"` measures on a GPU in which form each kernel is fastest, and keeps that in the cache.
+    `burnish.stats(compiled).tuning_record` is what it found; `tuning=` takes it back, as text in a file or as a dict,
+    in any mode.
+
     A module comes back as an object of its own class over the same parameters, buffers and hooks; `.eager` (and
     `.burnish.eager`, on functions too) is the original. Compiling a compiled object replaces its settings.
     """
     settings = Settings(
-        fullgraph, dynamic, backend, mode, options, disable, name, verify, gate, sample, background, budget
+        fullgraph, dynamic, backend, mode, options, disable, name, verify, gate, sample, background, budget, tuning
     )
     settings.resolved()  # a mistake in the arguments is raised here, not at the first call
     _check_backend(backend)

@@ -44,6 +44,7 @@ class Settings:
     sample: float | None = None
     background: bool | None = None
     budget: float | None = None
+    tuning: object = None
 
     @property
     def is_ours(self) -> bool:
@@ -56,6 +57,7 @@ class Settings:
             "sample": self.sample,
             "background": self.background,
             "budget": self.budget,
+            "tuning": self.tuning,
             "inductor": True if self.backend == "auto" else None,
         }
         for name in ("background", "budget"):

@@ -16,6 +16,7 @@ from typing import Literal
 
 from burnish.errors import BadOptionValue, ModeWithOptions, UnknownMode, UnknownOption
 from burnish.trust.faults import Fault
+from burnish.tuning.record import Tuning
 
 MODES: tuple[str, ...] = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
@@ -124,6 +125,12 @@ class Options:
     sample: float = 0.0  # share of later calls that are compared with eager
     inductor: bool = False  # backend="auto": Inductor takes part in the race
     fault: Fault | None = None  # a failure on purpose: burnish/trust/faults.py
+    tuning: Tuning | None = None  # a record of forms, as max-autotune found them, for kernels on a GPU
+
+    @property
+    def searches(self) -> bool:
+        """Whether the forms of kernels on a GPU are measured."""
+        return self.mode in ("max-autotune", "max-autotune-no-cudagraphs")
 
     @property
     def captures_graphs(self) -> bool:
@@ -220,6 +227,13 @@ def _as_fault(value: object) -> Fault:
     raise TypeError(value)
 
 
+def _as_tuning(value: object) -> Tuning:
+    try:
+        return Tuning.read(value)
+    except OSError as error:
+        raise ValueError(value) from error
+
+
 def _as_level(value: object) -> str:
     if isinstance(value, str) and value.lower() in LOG_LEVELS:
         return value.lower()
@@ -257,6 +271,7 @@ _READERS: Mapping[str, tuple[Callable[[object], object], bool, str]] = {
     "sample": (_as_share, False, "a share of calls from 0 to 1"),
     "inductor": (_as_bool, False, "True or False"),
     "fault": (_as_fault, True, "a burnish.trust.faults.Fault, or None"),
+    "tuning": (_as_tuning, True, "what `burnish explain --tuning` printed: its file, or the dict, or None"),
 }
 
 OPTION_NAMES: tuple[str, ...] = tuple(_READERS)

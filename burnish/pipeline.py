@@ -31,6 +31,7 @@ from burnish.schedule.lower import lower_graph
 from burnish.schedule.products import choose_products, group_siblings
 from burnish.schedule.split import split_reductions
 from burnish.trust.budget import current_deadline
+from burnish.tuning.tuner import tuner_for
 
 if TYPE_CHECKING:
     from burnish.runtime.cuda_program import CudaUnit
@@ -76,7 +77,7 @@ def compile_graph(
     _checkpoint(f"{kind}.schedule.unfused", schedule, options, log)
     unfused, fusion = schedule.copy(), FusionReport()
     with _stage("fuse", log):
-        schedule = _fused(captured, schedule, fuel, fusion)  # loops that share data become one
+        schedule = _fused(captured, schedule, fuel, fusion, setting)  # loops that share data become one
     if captured.device.type == "cpu":
         with _stage("products", log):
             schedule = choose_libraries(schedule, options, fuel, log)  # the products that BLAS does faster
@@ -97,11 +98,23 @@ def compile_graph(
     return run
 
 
-def _fused(captured: Captured, schedule: Schedule, fuel: Fuel, report: FusionReport) -> Schedule:
+def _fused(captured: Captured, schedule: Schedule, fuel: Fuel, report: FusionReport, setting: Setting) -> Schedule:
     if captured.device.type == "cpu":
         return fuse(schedule, fuel, report)
     # What follows a product decides who computes it; what the library's product is followed by fuses with what is next.
-    schedule = choose_products(fuse(schedule, fuel, only_products=True))
+    schedule = fuse(schedule, fuel, only_products=True)
+    tuner = tuner_for(captured.device, setting.options, setting.log, current_deadline())
+    if tuner is None:
+        return _fused_further(choose_products(schedule), fuel, report)
+    with _stage("tune", setting.log):  # the forms that kernels take: as a record says, or as they measure best
+        schedule = choose_products(schedule, tuner.who(schedule, _fused_further))
+        schedule = _fused_further(schedule, fuel, report)
+        schedule.forms = tuner.how(schedule)
+    return schedule
+
+
+def _fused_further(schedule: Schedule, fuel: Fuel | None = None, report: FusionReport | None = None) -> Schedule:
+    """A GPU's schedule, once it is known who computes its products."""
     return group_siblings(split_reductions(fuse(schedule, fuel, report)))
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from burnish.trust.jobs import JobStats
 from burnish.trust.record import VariantStats
+from burnish.tuning.record import Tuned, Tuning
 
 SCHEMA = 1
 
@@ -135,11 +136,17 @@ class Stats:
     jobs: tuple[JobStats, ...] = ()  # frames given to the compiling thread, with background=True or a budget
     events: Mapping[str, int] = field(default_factory=dict)  # kind (burnish/observe/events.py) -> how many
     rollbacks: Mapping[str, int] = field(default_factory=dict)  # cause (exception, numbers, asked) -> how many
+    tuning: tuple[Tuned, ...] = ()  # the forms of kernels on a GPU, where they were searched for or given
     schema: int = SCHEMA
 
     @property
     def compile_seconds(self) -> float:
         return sum(self.seconds.values())
+
+    @property
+    def tuning_record(self) -> Tuning:
+        """`tuning` as `burnish.compile(tuning=...)` takes it; print it to get its text."""
+        return Tuning.of(self.tuning)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists, numbers and text: what JSON can hold."""
@@ -180,6 +187,7 @@ class Stats:
             ("latency", self.latency),
             ("variants", self.variants),
             ("jobs", self.jobs),
+            ("tuning", self.tuning),
         ):
             if entries:
                 lines.append(f"  {title} ({len(entries)})")

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-from burnish.errors import CompileError
 from burnish.observe.log import CompileLog
 from burnish.options import Options
 from burnish.runtime.build import NATIVE_DIR, CSource, build_shared
@@ -43,13 +42,19 @@ def host_library(options: Options, log: CompileLog) -> Host | None:
     return host
 
 
+def prepare_host(options: Options) -> None:
+    """Build it in the background, while the program that will want it is compiled."""
+    if not _found:
+        threading.Thread(target=host_library, args=(options, CompileLog()), name="burnish-host", daemon=True).start()
+
+
 def _opened(options: Options, log: CompileLog) -> tuple[Host | None, str]:
     try:
         host = _built(options, log)
         tensor_at, keys_at = _places()
         host.open(_torch_library(), torch._C.TensorBase, tensor_at, keys_at)
         _check(host)
-    except (CompileError, OSError, ImportError, AttributeError, LookupError) as error:
+    except Exception as error:  # whatever it is, Python does the same
         return None, str(error)
     return host, ""
 

@@ -97,12 +97,19 @@ class _Unit:
         )
 
 
-def generate(schedule: Schedule, interpreted: bool = False, overlapped: bool = False) -> TritonUnit:
+def generate(
+    schedule: Schedule,
+    interpreted: bool = False,
+    overlapped: bool = False,
+    steady: frozenset[str] | None = None,
+) -> TritonUnit:
     """`interpreted` makes a module that runs under Triton's interpreter, which has no CUDA math library. In an
     `overlapped` one (Hopper and later) each kernel may be launched before the one ahead of it ends: it says at its
-    start that the next may come, and waits for the one ahead before it touches memory."""
+    start that the next may come, and waits for the one ahead before it touches memory. `steady` are the buffers that it
+    need not wait for, where the schedule is a part of a program."""
     unit = _Unit()
-    steady = steady_buffers(schedule) if overlapped else frozenset()
+    found = steady_buffers(schedule) if steady is None else steady
+    steady = found if overlapped else frozenset()
     for n, kernel in enumerate(schedule.kernels):
         if isinstance(kernel, ExternKernel):
             continue

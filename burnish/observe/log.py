@@ -23,6 +23,7 @@ from burnish.observe.memory import memory_of
 from burnish.record import Recorder
 from burnish.stats import Fallback, GraphBreak, Recompile, Span, Stats
 from burnish.trust.record import VariantStats
+from burnish.tuning.record import Tuned
 
 _MOST_SPANS = 4096  # of one object: a process that recompiles for ever must not grow
 
@@ -68,6 +69,7 @@ class CompileLog:
         self.cache_hits = 0
         self.cache_misses = 0
         self.kernel_count = 0
+        self.tuning: dict[str, Tuned] = {}  # by key
         self._kernels_told = 0  # in events
         self.compiles = 0
         self._histograms: dict[tuple[str, str], Histogram] = {}
@@ -141,6 +143,11 @@ class CompileLog:
         """Count something that a run-time, not the compiler, decided: a graph captured, a call that ran without."""
         with self._lock:
             self.notices[what] += 1
+
+    def tuned(self, entry: Tuned) -> None:
+        """A kernel's form was found, in whatever way."""
+        with self._lock:
+            self.tuning[entry.key] = entry
 
     def kernels(self, n: int) -> None:
         with self._lock:
@@ -270,6 +277,7 @@ class CompileLog:
                 variants=variants,
                 events=dict(self.events),
                 rollbacks=dict(self.rollbacks),
+                tuning=tuple(self.tuning.values()),
             )
 
 

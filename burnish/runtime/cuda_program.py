@@ -48,8 +48,8 @@ class CudaUnit:
         return self.triton.kernels
 
 
-def generate_cuda(schedule: Schedule, overlapped: bool = False) -> CudaUnit:
-    unit = generate(schedule, overlapped=overlapped)
+def generate_cuda(schedule: Schedule, overlapped: bool = False, steady: frozenset[str] | None = None) -> CudaUnit:
+    unit = generate(schedule, overlapped=overlapped, steady=steady)
     slots = {"error": ERROR_SLOT}
     segments: list[list[int]] = []
     adjacent = False

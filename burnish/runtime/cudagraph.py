@@ -28,8 +28,10 @@ from typing import Any
 import torch
 
 from burnish.capture.addresses import same_addresses
+from burnish.capture.host import Host
 from burnish.observe.log import CompileLog, failure_reason
 from burnish.runtime.cuda_program import CudaRun, is_capturing
+from burnish.runtime.graph_launch import DriverLaunch, driver_launch
 from burnish.runtime.graph_plan import GraphPlan
 
 current_raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0)
@@ -43,6 +45,7 @@ class GraphPool:
     def __init__(self, device: torch.device, limit: int) -> None:
         self.device = device
         self.limit = limit
+        self._index = device.index or 0
         self.lock = threading.RLock()
         self.handle: Any = None
         self.capture_stream: Any = None
@@ -71,16 +74,17 @@ class GraphPool:
             return 0
         return sum(s["total_size"] for s in segments if tuple(s["segment_pool_id"]) == tuple(self.handle))
 
-    def take_turn(self, captured: Captured) -> None:
-        """What is launched on the current stream from now on comes after everything replayed before."""
+    def take_turn(self, captured: Captured) -> int:
+        """What is launched on the current stream from now on comes after everything replayed before. What the driver
+        calls that stream."""
         self._captured.move_to_end(captured)
-        raw = current_raw_stream(self.device.index or 0)
-        if raw == self._last_raw:
-            return
-        current = torch.cuda.current_stream(self.device)
-        if self._last is not None:
-            current.wait_stream(self._last)
-        self._last, self._last_raw = current, raw
+        raw = current_raw_stream(self._index)
+        if raw != self._last_raw:
+            current = torch.cuda.current_stream(self.device)
+            if self._last is not None:
+                current.wait_stream(self._last)
+            self._last, self._last_raw = current, raw
+        return raw
 
     def add(self, captured: Captured) -> None:
         self._captured[captured] = None
@@ -101,7 +105,7 @@ class GraphPool:
     def is_lending(self) -> bool:
         """Whether a forward's saved tensors are in use. Another graph's replay might write over them, unless it is
         their backward's, which was captured while they were alive."""
-        return any(captured.is_lending() for captured in self._lenders)
+        return bool(self._lenders) and any(captured.is_lending() for captured in self._lenders)
 
     def lent_addresses(self) -> set[int]:
         return {x.data_ptr() for captured in self._lenders for x in captured.lent}
@@ -152,13 +156,25 @@ class Captured:
     """A graph with its own arguments and results."""
 
     def __init__(
-        self, graph: Any, args: Sequence[Any], twins: Mapping[int, torch.Tensor], borrowed: set[int], plan: GraphPlan
+        self,
+        graph: Any,
+        args: Sequence[Any],
+        twins: Mapping[int, torch.Tensor],
+        borrowed: set[int],
+        plan: GraphPlan,
+        host: Host | None = None,
     ) -> None:
         self.graph = graph
+        self.twins = dict(twins)  # arguments that are copied in
+        self.settled = False  # whether it has been replayed, and who replays it is decided
+        self.launch: DriverLaunch | None = None  # what replays it instead of torch
         self.plan = plan
         self.borrowed = borrowed  # arguments that are saved tensors of a captured forward
         self.by_address = [k for k in _tensors(args, plan) if k not in twins]
         self.addresses = _addresses(args)
+        self.fits: Callable[[list[Any]], bool] = (
+            host.Addresses(self.by_address, self.addresses) if host is not None else self._fits
+        )
         overlapping = {k for k, twin in twins.items() if _overlaps(twin)}
         self.flat_in = {k: _flat(twins[k]) for k in overlapping}
         self.copies_in = _by_type({k: twin for k, twin in twins.items() if k not in overlapping})
@@ -184,14 +200,41 @@ class Captured:
             if isinstance(x := self.results[n], torch.Tensor)
         ]
 
-    def fits(self, args: list[Any]) -> bool:
+    def _fits(self, args: list[Any]) -> bool:
         return same_addresses(args, self.addresses, self.by_address)
 
     def is_lending(self) -> bool:
         count = torch._C._storage_Use_Count
         return any(count(c) > before for c, before in zip(self._counted, self._uses, strict=True))
 
-    def replay(self, args: list[Any]) -> tuple[Any, ...]:
+    def launch_by_driver(self, host: Host, device: torch.device) -> None:
+        """From now on replay it without torch, if that can be done."""
+        own = {n: x for group, positions in self.copies_out for n, x in zip(positions, group, strict=True)}
+        back = {k: self.twins[k] for k in self.plan.written if k in self.twins}
+        self.fresh_positions = list(own)
+        self.all_fresh = self.fresh_positions == list(range(len(self.results)))
+        with torch.cuda.device(device):
+            self.launch = driver_launch(host, self.graph, self.twins, back, list(own.values()))
+
+    def replay(self, args: list[Any], stream: int) -> tuple[Any, ...]:
+        launch = self.launch
+        if launch is None:
+            return self._replay_by_torch(args)
+        fresh = launch.results(stream)
+        if not launch.run(args, fresh, stream):  # strides that the graph's own arguments do not have
+            return self._replay_by_torch(args)
+        if self.all_fresh:
+            results = tuple(fresh)
+        else:
+            out = list(self.results)
+            for n, x in zip(self.fresh_positions, fresh, strict=True):
+                out[n] = x
+            results = self._with_shared(out, args)
+        args.clear()
+        launch.prepare(stream)
+        return results
+
+    def _replay_by_torch(self, args: list[Any]) -> tuple[Any, ...]:
         for twins, positions in self.copies_in:
             _copy(twins, [args[k] for k in positions])
         for k, twin in self.flat_in.items():
@@ -208,16 +251,22 @@ class Captured:
             _copy(fresh, results)
             for n, x in zip(positions, fresh, strict=True):
                 out[n] = x
+        shared = self._with_shared(out, args)
+        args.clear()
+        return shared
+
+    def _with_shared(self, out: list[Any], args: list[Any]) -> tuple[Any, ...]:
+        """Results that are not copies: in the graph's memory, or in an argument's."""
         for n in self.lent_positions:
             out[n] = self.results[n].detach()  # a tensor of its own over the same memory
         for n, k, shape, strides, offset in self.views:
             out[n] = args[k].as_strided(shape, strides, args[k].storage_offset() + offset)
-        args.clear()
         return tuple(out)
 
     def release(self) -> None:
         self.graph.reset()
-        self.graph = None
+        self.graph = self.launch = None
+        self.twins = {}
         self.results, self.lent, self.lent_positions, self.views = (), [], [], []
         self._storages, self._counted, self._uses = [], [], []
         self.copies_in, self.copies_back, self.copies_out, self.flat_in = [], [], [], {}
@@ -278,6 +327,7 @@ class GraphedProgram:
         self.log = log
         self._key = _key_function(plan.sources)
         self._cases: dict[tuple[int, ...], _Case] = {}
+        self._host: Host | None = None
         if plan.obstacle:
             log.noticed(f"no CUDA graph: {plan.obstacle}")
 
@@ -289,9 +339,21 @@ class GraphedProgram:
             case = self._case(args)
             captured = case.captured if case else None
             if captured is not None and captured.graph is not None and self._may_replay(captured, args):
-                self.pool.take_turn(captured)
-                return captured.replay(args)
+                stream = self.pool.take_turn(captured)
+                return captured.replay(args, stream) if captured.settled else self._first_replay(captured, args, stream)
         return self.program(args)
+
+    def _first_replay(self, captured: Captured, args: list[Any], stream: int) -> tuple[Any, ...]:
+        """By torch, which alone knows how to give a graph its random numbers; one that draws none can do without."""
+        random = _RandomState(self.pool.device)
+        results = captured.replay(args, stream)
+        captured.settled = True
+        if self._host is not None and not self.plan.draws and not random.has_moved():
+            try:
+                captured.launch_by_driver(self._host, self.pool.device)
+            except (AttributeError, ImportError, RuntimeError, ValueError) as error:  # an older torch, an older driver
+                self.log.noticed(f"CUDA graph replayed by torch: {failure_reason(error)}")
+        return results
 
     def _case(self, args: list[Any]) -> _Case | None:
         """The case of these arguments, captured if it was time to; None where this call is its first."""
@@ -368,7 +430,9 @@ class GraphedProgram:
         moves = tensors - stays - borrowed - self.plan.static
         twins = {k: _twin(args[k], keep_offset=k in aliased) for k in sorted(moves)}
         inputs = [twins.get(k, x) for k, x in enumerate(args)]
-        captured = Captured(torch.cuda.CUDAGraph(), args, twins, borrowed, self.plan)
+        if self._host is None:
+            self._host = self.program.host()
+        captured = Captured(torch.cuda.CUDAGraph(), args, twins, borrowed, self.plan, self._host)
         before = self.pool.bytes()
         run = self.program.private()  # over workspaces in the graph's memory, which nothing else may have
         with torch.cuda.device(self.pool.device):
@@ -403,6 +467,12 @@ class _RandomState:
         index = device.index or 0
         self.generator = generators[index] if index < len(generators) else None
         self.copy = None if self.generator is None else self.generator.clone_state()
+
+    def has_moved(self) -> bool:
+        """Whether numbers were drawn since."""
+        if self.generator is None or self.copy is None:
+            return False
+        return bool(self.generator.get_offset() != self.copy.get_offset())
 
     def put_back(self) -> None:
         if self.generator is not None and self.copy is not None:

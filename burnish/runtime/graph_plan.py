@@ -25,6 +25,7 @@ class GraphPlan:
     reuse_outputs: bool = False
     internal: frozenset[int] = frozenset()  # results that go no further than to the next piece of a program
     used: frozenset[int] | None = None  # arguments that matter; None: all
+    draws: bool = False  # random numbers
 
 
 def graph_plan(
@@ -47,6 +48,7 @@ def graph_plan(
         reuse_outputs,
         internal,
         _used(program),
+        _draws(program),
     )
 
 
@@ -78,6 +80,11 @@ def _used(program: Program) -> frozenset[int]:
     named |= {r.operand.buffer for r in schedule.results if isinstance(r, ResultBuffer)}
     used = {b.position for b in schedule.buffers.values() if b.role == "input" and b.name in named}
     return frozenset(used) | frozenset(_aliases(program).values())
+
+
+def _draws(program: Program) -> bool:
+    targets = [step.kernel.op.target for step in program.steps if isinstance(step, ExternStep)]
+    return any(torch.Tag.nondeterministic_seeded in target.tags for target in targets)
 
 
 def obstacles(program: Program) -> dict[int, str]:

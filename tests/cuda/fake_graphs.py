@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from burnish.capture.host import Host
 from burnish.runtime import cudagraph
 
 
@@ -19,6 +20,7 @@ class FakeGraph:
         self.steps: list[Callable[[], None]] = []
         self.replays = 0
         self.gone = False
+        self._launched = ctypes.CFUNCTYPE(None)(self.replay)
 
     def replay(self) -> None:
         assert not self.gone
@@ -28,6 +30,12 @@ class FakeGraph:
 
     def reset(self) -> None:
         self.gone = True
+
+    def raw_cuda_graph_exec(self) -> int:
+        """What the fake driver calls to launch it."""
+        address = ctypes.cast(self._launched, ctypes.c_void_p).value
+        assert address is not None
+        return address
 
 
 class FakeStream:
@@ -50,6 +58,7 @@ class FakeCuda:
     synchronized: int = 0
     fail: Exception | None = None
     capturing: FakeGraph | None = None
+    host: Host | None = None  # with it graphs are replayed by the driver
 
     def __post_init__(self) -> None:
         self.stream = FakeStream("default", self)
@@ -100,6 +109,7 @@ class FakeRun:
         self.plain = 0
         self.released = False
         self.run = self
+        self.host: Callable[[], Host | None] = lambda: cuda.host
 
     def __call__(self, args: list[Any]) -> tuple[Any, ...]:
         self.plain += 1

@@ -2,28 +2,44 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import subprocess
 import threading
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from burnish.capture.host import host_library
 from burnish.observe.log import CompileLog
-from burnish.runtime import cudagraph
+from burnish.options import Options
+from burnish.runtime import cudagraph, graph_launch
 from burnish.runtime.cudagraph import GraphedProgram, GraphPool, close_pools, pool_for
 from burnish.runtime.graph_plan import GraphPlan
-from tests.cuda.fake_graphs import FakeCuda, FakeRun, FakeStream
+from tests.cuda.fake_graphs import FakeCuda, FakeGraph, FakeRun, FakeStream
 
 CPU = torch.device("cpu")
 
 
-@pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    built = tmp_path_factory.mktemp("driver") / "libfake.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", built, Path(__file__).parent / "fake_driver.c"], check=True)
+    return built
+
+
+@pytest.fixture(params=["torch", "driver"])
+def cuda(request: pytest.FixtureRequest, driver: Path, monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    """Graphs replayed by torch, and by the driver."""
     fake = FakeCuda()
     fake.install(monkeypatch)
+    if request.param == "driver":
+        fake.host = host_library(Options(), CompileLog())
+        monkeypatch.setattr(graph_launch, "DRIVER_LIBRARY", str(driver))
     return fake
 
 
@@ -358,3 +374,172 @@ def test_release_drops_the_programs_own_graphs_only(cuda: FakeCuda) -> None:
         h(fresh()), h(fresh())
     f.program.release()
     assert [graph.gone for graph in cuda.graphs] == [True, False] and f.run.released
+
+
+# -- replayed by the driver ----------------------------------------------------------------------------------------
+
+
+class Driver:
+    """The fake driver's memory."""
+
+    def __init__(self, path: Path) -> None:
+        self._library = ctypes.CDLL(str(path))
+
+    def number(self, name: str) -> ctypes.c_int64:
+        return ctypes.c_int64.in_dll(self._library, name)
+
+    def copies(self) -> list[list[int]]:
+        """The latest, each as (into, out of, bytes, stream)."""
+        rows = ((ctypes.c_int64 * 4) * 64).in_dll(self._library, "log_copies")
+        return [list(rows[k]) for k in range(self.number("copy_count").value)]
+
+    def forget(self) -> None:
+        for name in ("graph_launches", "graph_fails", "copy_count"):
+            self.number(name).value = 0
+
+
+@pytest.fixture
+def log_of(driver: Path) -> Driver:
+    found = Driver(driver)
+    found.forget()
+    return found
+
+
+BY_DRIVER = pytest.mark.parametrize("cuda", ["driver"], indirect=True)
+
+
+@BY_DRIVER
+def test_copies_and_launch_are_the_drivers_on_the_current_stream(cuda: FakeCuda, log_of: Driver) -> None:
+    f = Graphed(cuda, lambda w, x: (w * x, x + 1), static=frozenset({0}))
+    w = fresh()
+    f(w, fresh()), f(w, fresh())
+    assert log_of.number("graph_launches").value == 0  # the first replay is torch's
+    x = fresh()
+    first, second = f(w, x)
+    assert log_of.number("graph_launches").value == 1
+    (one, two, three), stream = log_of.copies(), id(cuda.stream)
+    assert one[1:] == [x.data_ptr(), 16, stream]
+    assert (two[0], three[0]) == (first.data_ptr(), second.data_ptr()) and two[2:] == three[2:] == [16, stream]
+    torch.testing.assert_close((first, second), (w * x, x + 1))
+
+
+@BY_DRIVER
+def test_results_made_ready_are_for_their_stream_and_mode(cuda: FakeCuda) -> None:
+    f = Graphed(cuda, double)
+    for _ in range(3):
+        f(fresh())
+    launch = next(iter(f.program._cases.values())).captured.launch
+    ready = launch._ready[2][0]
+    assert f(fresh()).data_ptr() == ready.data_ptr()
+    ready = launch._ready[2][0]
+    cuda.stream = FakeStream("other", cuda)
+    assert f(fresh()).data_ptr() != ready.data_ptr()
+    ready = launch._ready[2][0]
+    with torch.inference_mode():
+        y = f(torch.randn(4))
+    assert y.is_inference() and y is not ready and not f(fresh()).is_inference()
+
+
+@BY_DRIVER
+def test_large_results_are_not_made_ready(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph_launch, "_SMALL", 15)
+    f = Graphed(cuda, double)
+    for _ in range(4):
+        x = fresh()
+        torch.testing.assert_close(f(x), x * 2)
+    assert next(iter(f.program._cases.values())).captured.launch._ready is None
+
+
+@BY_DRIVER
+def test_no_memory_for_the_next_results_loses_no_call(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    f = Graphed(cuda, double)
+    for _ in range(3):
+        f(fresh())
+    launch = next(iter(f.program._cases.values())).captured.launch
+
+    def no_room() -> Any:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(launch, "_fresh", no_room)
+    x = fresh()
+    torch.testing.assert_close(f(x), x * 2)
+    with pytest.raises(torch.OutOfMemoryError):
+        f(x)
+
+
+@BY_DRIVER
+def test_an_error_of_the_driver_is_raised_with_its_words(cuda: FakeCuda, log_of: Driver) -> None:
+    f = Graphed(cuda, double)
+    for _ in range(3):
+        f(fresh())
+    log_of.number("graph_fails").value = 1
+    with pytest.raises(RuntimeError, match="CUDA driver error 700"):
+        f(fresh())
+
+
+@BY_DRIVER
+def test_strides_that_the_graph_does_not_have_are_copied_by_torch(cuda: FakeCuda, log_of: Driver) -> None:
+    f = Graphed(cuda, double)
+    for _ in range(3):
+        f(torch.randn(2, 3))
+    log_of.forget()
+    x = torch.randn(3, 2).t()
+    torch.testing.assert_close(f(x), x * 2)
+    assert log_of.number("graph_launches").value == 0 and len(cuda.graphs) == 1
+
+
+@BY_DRIVER
+@pytest.mark.parametrize(
+    "slice_of", [lambda x: x[:, :1], lambda x: x[:, :3].t()], ids=["mostly gaps", "gaps that are somebody's"]
+)
+def test_what_is_written_back_leaves_its_neighbours_alone(
+    cuda: FakeCuda, slice_of: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    f = Graphed(cuda, lambda cache: (cache.add_(1).sum(),), written=frozenset({0}))
+    for _ in range(5):
+        whole = torch.zeros(4, 4)
+        part = slice_of(whole)
+        f(part)
+        assert part.eq(1).all() and whole.sum() == part.numel()
+
+
+@BY_DRIVER
+def test_many_copies_are_torchs(cuda: FakeCuda, log_of: Driver) -> None:
+    f = Graphed(cuda, lambda x: tuple(x + k for k in range(9)))
+    for _ in range(4):
+        x = fresh()
+        torch.testing.assert_close(f(x), tuple(x + k for k in range(9)))
+    assert log_of.number("graph_launches").value == 0 and f.replays == 3
+
+
+class FakeGenerator:
+    def __init__(self, offset: int = 0) -> None:
+        self.offset = offset
+
+    def clone_state(self) -> FakeGenerator:
+        return FakeGenerator(self.offset)
+
+    def get_offset(self) -> int:
+        return self.offset
+
+
+@BY_DRIVER
+@pytest.mark.parametrize("known", [True, False])
+def test_graphs_that_draw_random_numbers_stay_torchs(
+    cuda: FakeCuda, log_of: Driver, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    generator = FakeGenerator()
+    monkeypatch.setattr(torch.cuda, "default_generators", (generator,))
+    f = Graphed(cuda, double, draws=known)
+    f(fresh())
+
+    def replay_and_draw(graph: FakeGraph) -> None:
+        generator.offset += 0 if known else 4
+        for step in graph.steps:
+            step()
+
+    monkeypatch.setattr(FakeGraph, "replay", replay_and_draw)
+    for _ in range(4):
+        x = fresh()
+        torch.testing.assert_close(f(x), x * 2)
+    assert log_of.number("graph_launches").value == 0

@@ -1,0 +1,86 @@
+"""A captured graph's launch through the driver, with the copies around it: one native call for them all.
+
+Torch's way costs a Python method, a device guard and for each copy a pass through the dispatcher. Here the C extension
+(`burnish.capture.host`) has the addresses of the graph's own memory at hand and asks a call's tensors only for theirs.
+
+Results that are copied out want fresh memory, and asking the allocator for it takes as long as a small graph runs: so
+small ones are asked for ahead, after the launch, while the device is at work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from burnish.capture.host import Host
+from burnish.runtime.cuda_launch import DRIVER_LIBRARY
+
+_FEW = 6  # copies of one kind; more of them are quicker as torch's multi-tensor copy
+_SMALL = 1 << 20  # bytes of results for which memory is kept ready
+_GAPS = 2  # times its elements that a tensor may extend over, to be copied as it lies
+
+Copies = Mapping[int, torch.Tensor]  # position among the arguments -> the graph's own memory
+
+
+class DriverLaunch:
+    """`run` is the graph with its copies; `results` are fresh ones for it. One call at a time."""
+
+    def __init__(self, native: Any, templates: Sequence[torch.Tensor]) -> None:
+        self.run: Callable[[list[Any], list[torch.Tensor], int], bool] = native.run
+        self._templates = [(x.shape, x.stride(), x.dtype, x.device) for x in templates]
+        self._is_small = sum(x.numel() * x.element_size() for x in templates) <= _SMALL
+        self._ready: tuple[int, bool, list[torch.Tensor]] | None = None
+
+    def results(self, stream: int) -> list[torch.Tensor]:
+        """Memory for the results on this, the current stream. An allocator's memory belongs to a stream, and a tensor
+        to the inference mode it was made in."""
+        ready, self._ready = self._ready, None
+        if ready is not None and ready[0] == stream and ready[1] == torch.is_inference_mode_enabled():
+            return ready[2]
+        return self._fresh()
+
+    def prepare(self, stream: int) -> None:
+        """Have results ready for a next call like this one."""
+        if self._is_small:
+            try:
+                self._ready = stream, torch.is_inference_mode_enabled(), self._fresh()
+            except torch.OutOfMemoryError:  # this call has its results: let the next one see for itself
+                self._ready = None
+
+    def _fresh(self) -> list[torch.Tensor]:
+        return [torch.empty_strided(size, stride, dtype=t, device=d) for size, stride, t, d in self._templates]
+
+
+def driver_launch(
+    host: Host, graph: Any, into: Copies, back: Copies, out: Sequence[torch.Tensor], driver: str = ""
+) -> DriverLaunch | None:
+    """Into the graph's memory before it runs, back to arguments and out to results after it. None where torch's own
+    copies serve better. The device must be current."""
+    if max(map(len, (into, back, out))) > _FEW or not all(map(_may_be_copied_over, back.values())):
+        return None
+    if not all(_extent(x) <= _GAPS * x.numel() for x in (*into.values(), *out)):
+        return None
+    copies = (_listed(into), _listed(back), _listed(dict(enumerate(out))))
+    return DriverLaunch(host.Launch(driver or DRIVER_LIBRARY, graph.raw_cuda_graph_exec(), *copies), out)
+
+
+def _listed(copies: Copies) -> list[tuple[int, torch.Tensor, int]]:
+    return [(k, x, _extent(x) * x.element_size()) for k, x in copies.items()]
+
+
+def _extent(x: torch.Tensor) -> int:
+    """Elements from the first to the last, those between that are not x's included."""
+    return 1 + sum((d - 1) * s for d, s in zip(x.shape, x.stride(), strict=True)) if x.numel() else 0
+
+
+def _may_be_copied_over(x: torch.Tensor) -> bool:
+    """Without gaps, in which somebody else's values may be."""
+    step = 1
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size > 1:
+            if stride != step:
+                return False
+            step *= size
+    return True
