@@ -7,7 +7,7 @@ import dataclasses
 import gc
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -201,17 +201,7 @@ class Handle:
     def close(self) -> None:
         """Give back what compiled programs hold: CUDA graphs and their memory, arenas, packed weights, kernels' code.
         Results handed out before stay valid. A later call compiles again; counts in `stats()` stay."""
-        self._restart()
-        self.log.release()
-        for _ in range(2):  # caches and code refer to one another, and what the first pass freed to programs
-            gc.collect()
-        if torch.cuda.is_initialized():
-            from burnish.runtime.cudagraph import close_pools
-
-            close_pools(self.log)
-            torch.cuda.synchronize()
-            torch.cuda.empty_cache()
-        self.log.emit("closed")
+        close_all([self])
 
     def reset(self) -> None:
         """Forget everything compiled and counted; the next call compiles."""
@@ -227,6 +217,24 @@ class Handle:
 
     def __repr__(self) -> str:
         return f"<burnish handle of {self.name}: {self.log.compiles} compiles>"
+
+
+def close_all(handles: Sequence[Handle]) -> None:
+    """`Handle.close` for several objects, which share the search for what nobody refers to any more."""
+    for handle in handles:
+        handle._restart()
+        handle.log.release()
+    for _ in range(2):  # caches and code refer to one another, and what the first pass freed to programs
+        gc.collect()
+    if torch.cuda.is_initialized():
+        from burnish.runtime.cudagraph import close_pools
+
+        for handle in handles:
+            close_pools(handle.log)
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+    for handle in handles:
+        handle.log.emit("closed")
 
 
 def reset_all() -> None:

@@ -15,6 +15,7 @@ from burnish.errors import NothingToSeal
 from burnish.generation.cache import cache_over
 from burnish.generation.selection import Selection
 from burnish.generation.state import State
+from burnish.handle import close_all
 from burnish.stats import Stats
 
 Program = Callable[[], None]
@@ -82,8 +83,7 @@ class Programs:
         return [burnish.stats(program) for program in self._made.values()]
 
     def close(self) -> None:
-        for program in self._made.values():
-            burnish.api.handle_of(program).close()
+        close_all([burnish.api.handle_of(program) for program in self._made.values()])
         self._made.clear()
         self._sealed.clear()
 

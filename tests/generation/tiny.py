@@ -87,3 +87,21 @@ def left_padded(ids: torch.Tensor, lengths: list[int], pad: int = 0) -> dict[str
     """The last `lengths[row]` tokens of each row, with padding before them."""
     mask = torch.arange(ids.shape[1]) >= ids.shape[1] - torch.tensor(lengths).unsqueeze(-1)
     return {"input_ids": ids.where(mask, pad), "attention_mask": mask.long()}
+
+
+def same_tokens(model: Any, ours: torch.Tensor, theirs: torch.Tensor, mask: torch.Tensor | None = None) -> None:
+    """Equal, or different from a token on that eager itself cannot tell from ours: a tie in its logits."""
+    assert ours.shape == theirs.shape
+    for row in range(ours.shape[0]):
+        differs = (ours[row] != theirs[row]).nonzero()
+        if not len(differs):
+            continue
+        at = int(differs[0])
+        seen = torch.ones(1, at, dtype=torch.long)
+        if mask is not None:
+            seen[:, : mask.shape[1]] = mask[row]
+        with torch.no_grad():
+            positions = (seen.cumsum(-1) - 1).clamp(min=0)
+            logits = model(theirs[row : row + 1, :at], attention_mask=seen, position_ids=positions).logits[0, -1]
+        gap = float(logits[theirs[row, at]] - logits[ours[row, at]])
+        assert gap <= 1e-5 * float(logits.abs().max()), f"row {row}, token {at}: {ours[row]} instead of {theirs[row]}"
