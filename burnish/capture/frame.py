@@ -49,6 +49,8 @@ _ORDINARY_STANCE = eval_frame._stance if eval_frame._stance == eval_frame.Dynamo
 _CHANGED_MEANWHILE = "state changed while dynamo tracing"
 _EXCUSES = 64  # calls; as many threads may wait for one compile
 _EXCUSES_SECONDS = 600.0
+_LOOKS = 8  # at Dynamo's list, before a call is served by eager
+_LOOK_SECONDS = 0.0005
 _BAD_INPUT_LIMIT = 8  # attempts at a frame that fails in the same way, before giving up on more
 
 
@@ -153,6 +155,7 @@ class Entrance:
             inner, self.options, self.log, self.place, ahead=wanted_by(self.target)
         )
         self.deferred = callback.deferred
+        callback.own_code = frame.__code__
         callback.on_verdict = _called_weakly(self.reconsider)  # Dynamo keeps graphs, which must not keep the module
         self._compiled = frame, callback
         # Dynamo remembers the code it has read, and the code what was compiled for it: programs and their memory.
@@ -167,7 +170,7 @@ class Entrance:
         return deferred.lobby.entrance(self.target, call, frame, ordinary, deferred.pace.calls, ring)
 
     def _direct(
-        self, frame: Callable[..., Any], callback: FrameCompiler, general: Callable[..., Any], hooks: Hooks | None
+        self, frame: types.FunctionType, callback: FrameCompiler, general: Callable[..., Any], hooks: Hooks | None
     ) -> Callable[..., Any]:
         # Every name the call reads is a local of this function: it has a few us in all.
         set_callback, dispatch_modes = native.set_eval_frame, torch._C._len_torch_dispatch_stack
@@ -175,22 +178,49 @@ class Entrance:
         fx_tracing, jit_tracing = is_fx_symbolic_tracing, torch._C._is_tracing
         as_error = GRAPH_BREAKS if self.options.fullgraph else ()
 
+        def generally(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return general(*args, **kwargs)
+            except LookAgain:
+                return target(*args, **kwargs)
+
         def call(*args: Any, **kwargs: Any) -> Any:
             if hooks is not None and hooks.changed():
                 return self._call_afresh(hooks, args, kwargs)
             if fx_tracing() or jit_tracing():  # somebody takes the model down: as it was written
                 return target(*args, **kwargs)
             if stances._stance is not ordinary or dispatch_modes():
-                return general(*args, **kwargs)
+                return generally(*args, **kwargs)
             prior = set_callback(callback)
             try:
                 return frame(*args, **kwargs)
+            except LookAgain:
+                set_callback(prior)
+                return self._look_again(frame, callback, args, kwargs)
             except as_error as error:
                 raise graph_break_error(error, self.place) from error.with_traceback(None)
             finally:
                 set_callback(prior)
 
         return call
+
+    def _look_again(
+        self, frame: types.FunctionType, callback: FrameCompiler, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Nothing of the frame has run yet. Whatever another thread is doing to Dynamo's list takes it microseconds."""
+        for _ in range(_LOOKS):
+            time.sleep(_LOOK_SECONDS)
+            prior = native.set_eval_frame(callback)
+            try:
+                return frame(*args, **kwargs)
+            except LookAgain:
+                continue
+            except GRAPH_BREAKS as error:  # under fullgraph=True
+                raise graph_break_error(error, self.place) from error.with_traceback(None)
+            finally:
+                native.set_eval_frame(prior)
+        callback.excuse(frame.__code__)
+        return self.target(*args, **kwargs)
 
     def _through_torch(self, compiled: Callable[..., Any], hooks: Hooks | None) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -227,6 +257,10 @@ def _called_weakly(method: Callable[[], None]) -> Callable[[], None]:
     return call
 
 
+class LookAgain(BaseException):
+    """Leaves the frame that an entrance has entered: what was compiled for it is there, and Dynamo has missed it."""
+
+
 class FrameCompiler:
     """Dynamo's callback for one entrance: called for a frame that has no compiled code for its inputs yet."""
 
@@ -253,11 +287,14 @@ class FrameCompiler:
         self._variants: weakref.WeakSet[Any] = weakref.WeakSet()
         # The guards of what was compiled last. They know the module: whoever keeps them keeps it.
         self._newest: weakref.WeakValueDictionary[types.CodeType, Any] = weakref.WeakValueDictionary()
+        self.own_code: types.CodeType | None = None  # of the frame that the entrance enters
         self._excused: dict[types.CodeType, tuple[float, int]] = {}  # since when, and how many calls were
         defers = options.background or options.budget is not None
         self.deferred = DeferredFrames(self.compile, self.entries, options, log) if defers else None
 
     def __call__(self, frame: Any, cache_entry: Any, frame_state: Any) -> ConvertFrameReturn:
+        if self._is_there(frame):
+            return self._missed(frame.f_code)
         if self.deferred is not None:
             return self.deferred(frame, cache_entry, frame_state)
         return self.compile(frame, cache_entry, frame_state)
@@ -266,8 +303,8 @@ class FrameCompiler:
         """In this thread, now."""
         self._ahead = begin(self._ahead, self._options, self._log)
         with convert_frame.compile_lock, self._settings(frame.f_code):
-            if self._was_made_meanwhile(frame):
-                return ONCE_IN_EAGER  # another thread compiled it while this one waited for the lock
+            if self.deferred is None and self._is_there(frame):  # made while this thread waited for the lock
+                return self._missed(frame.f_code)
             graphs = self._log.compiles
             mutation_guard.install_generation_tagging_init()
             watch = Watch()
@@ -292,21 +329,30 @@ class FrameCompiler:
     def entries(self, code: types.CodeType) -> list[Any]:
         return [entry for entry in native._debug_get_cache_entry_list(code) if entry.backend is self._backend]
 
-    def _was_made_meanwhile(self, frame: Any) -> bool:
-        """Asked with the compile lock held. Dynamo files what was compiled only after it has been let go: so what was
-        made last is looked at, too. And a thread that searches Dynamo's list while another moves what it found to the
-        front may miss what is there. Should a frame that fits come back all the time, it is compiled after all."""
-        code, now = frame.f_code, time.monotonic()
+    def _is_there(self, frame: Any) -> bool:
+        """A thread that searches Dynamo's list while another moves what it found to the front may miss what is there.
+        And Dynamo files what was compiled only after the compile lock has been let go: so what was made last is looked
+        at, too. Should a frame that fits come back all the time, it is compiled after all."""
+        code = frame.f_code
         managers = [entry.guard_manager for entry in self.entries(code)]
-        newest = self._newest.get(code)
+        newest = self._newest.get(code) if self.deferred is None else None
         managers += [newest] if newest is not None else []
-        since, count = self._excused.get(code, (now, 0))
-        if now - since > _EXCUSES_SECONDS:
-            since, count = now, 0
-        if count >= _EXCUSES or not any(each.check(frame.f_locals) for each in managers):
+        if not any(each.check(frame.f_locals) for each in managers):
             return False
-        self._excused[code] = since, count + 1
-        return True
+        since, count = self._excused.get(code, (0.0, 0))
+        return count < _EXCUSES or time.monotonic() - since > _EXCUSES_SECONDS
+
+    def _missed(self, code: types.CodeType) -> ConvertFrameReturn:
+        if code is self.own_code:
+            raise LookAgain
+        self.excuse(code)
+        return ONCE_IN_EAGER  # in the midst of a call: what was before the frame has run already
+
+    def excuse(self, code: types.CodeType) -> None:
+        """A call was served by eager although there is something compiled for it."""
+        now = time.monotonic()
+        since, count = self._excused.get(code, (now, 0))
+        self._excused[code] = (now, 1) if now - since > _EXCUSES_SECONDS else (since, count + 1)
 
     def _made(self, frame: Any, guarded: Any, graphs_before: int) -> None:
         if guarded is None:

@@ -210,8 +210,9 @@ def test_two_objects_at_once(held: Held) -> None:
     assert (burnish.stats(first).compiles, burnish.stats(second).compiles) == (1, 1)
 
 
-def test_sixteen_threads_and_six_sizes() -> None:
-    compiled = in_background(scaled, dynamic=False)
+def test_sixteen_threads_and_six_sizes(held: Held) -> None:
+    held.go.set()
+    compiled = in_background(scaled, dynamic=False, gate=False)
     inputs = [torch.randn(rows, 7) for rows in range(2, 8)]
 
     def work(number: int) -> None:
@@ -223,11 +224,14 @@ def test_sixteen_threads_and_six_sizes() -> None:
     for x in inputs:  # those that no call had asked for yet, if any
         compiled(x)
         assert compiled.burnish.wait(LONG)
+        compiled(x)
+    before = held.runs
     together(16, work)
     stats = burnish.stats(compiled)
     assert stats.compiles == 6
     assert [job.state for job in stats.jobs] == ["ready"] * len(stats.jobs)
     assert stats.fallbacks == ()
+    assert held.runs - before == 16 * 30, "nobody is stuck in eager"
 
 
 # -- what changes while it compiles --------------------------------------------------------------------------------

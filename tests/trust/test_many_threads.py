@@ -5,10 +5,13 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
 import burnish
+from burnish.capture.frame import LookAgain
+from burnish.capture.snapshot import entered
 from burnish.trust.faults import Fault
 from tests.semantics.test_threads import together
 
@@ -58,13 +61,27 @@ def test_sixteen_threads_and_six_shapes():
             for i in range(6):
                 compiled(inputs[i])
 
-    # One after the other: a thread that searches Dynamo's list while another reorders it may miss what is there, and
-    # then runs that one call in eager.
-    for number in range(16):
-        together(1, lambda _, number=number: again(number))
+    together(16, again)
     served = {variant: len(runs) - before[variant] for variant, runs in fault.runs.items()}
     assert len(served) == 6 and set(served.values()) == {16}, served
     assert burnish.stats(compiled).compiles == 6
+
+
+def test_a_call_that_dynamo_misses_looks_again() -> None:
+    """As if another thread had reordered Dynamo's list just then: what is there is found at the second look."""
+    fault = Counted()
+    compiled = burnish.compile(model(), options={"fault": fault})
+    x = torch.randn(3, 6)
+    with torch.no_grad():
+        compiled(x)
+        frame, compiler = compiled.burnish.entrance._compiled
+        (entry,) = compiler.entries(frame.__code__)
+        with pytest.raises(LookAgain):  # which the entrance catches
+            compiler(entered(frame, (x,), {}), entry, {})
+        before = len(fault.runs[1])
+        torch.testing.assert_close(compiled.burnish.entrance._look_again(frame, compiler, (x,), {}), compiled.eager(x))
+    assert len(fault.runs[1]) == before + 1
+    assert burnish.stats(compiled).compiles == 1
 
 
 def test_others_call_while_a_trial_is_under_way():
