@@ -6,6 +6,7 @@ Memory a call works in belongs to the stream it runs on: a workspace is made for
 from __future__ import annotations
 
 import ctypes
+import functools
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 
 from burnish.capture.addresses import same_addresses
+from burnish.capture.host import Host, host_library, prepare_host
 from burnish.codegen.c import ERROR_SLOT
 from burnish.codegen.triton import TritonCall, TritonUnit, generate
 from burnish.codegen.triton_launch import Launch as TritonLaunch
@@ -181,7 +183,11 @@ def load_cuda_program(
     # The flag is memory of the host that kernels, too, can reach: they write it when an index is bad, which costs
     # nothing when none is, and reading it waits for nobody.
     flag = torch.zeros(1, dtype=torch.int64).pin_memory() if program.unit.checks else None
-    return assemble(LoadedUnit(program, launcher, kernels, flag), torch._C._cuda_getCurrentRawStream, log, static)
+    run = assemble(LoadedUnit(program, launcher, kernels, flag), torch._C._cuda_getCurrentRawStream, log, static)
+    if options.captures_graphs:
+        prepare_host(options)
+        run.host = functools.partial(host_library, options, log)
+    return run
 
 
 def assemble(
@@ -221,6 +227,7 @@ class CudaRun:
 
     def __init__(self, function: Run, new_pool: Callable[[], WorkspacePool], check: Callable[[], None]) -> None:
         self._new_pool = new_pool
+        self.host: Callable[[], Host | None] = lambda: None  # what replays a graph of it without torch
         self.check = check
         self._function: Any = function
         self.run = self.private()
