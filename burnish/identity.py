@@ -128,8 +128,18 @@ def _compiled_members(original: type, shown: tuple[str, ...]) -> dict[str, Any]:
         "__copy__": __copy__,
         "__reduce_ex__": __reduce_ex__,
         **_shared_members(original, eager),
+        **_for_generate(original),
         **{name: properties[name] for name in shown},
     }
+
+
+def _for_generate(original: type) -> dict[str, Any]:
+    """transformers' `generate` asks its model for a compiled way to call it, where that can be: it is this one."""
+
+    def get_compiled_call(self: Any, compile_config: object = None) -> Callable[..., Any]:
+        return self.__call__
+
+    return {"get_compiled_call": get_compiled_call} if hasattr(original, "get_compiled_call") else {}
 
 
 def _disabled_members(original: type, shown: tuple[str, ...]) -> dict[str, Any]:
