@@ -36,6 +36,7 @@ from burnish.capture.hooks import Hooks
 from burnish.capture.overhead import guards_us, module_call_us, way_in_us
 from burnish.capture.seal import Seal
 from burnish.capture.shield import without_guard_profiling
+from burnish.capture.torch_times import guards_apart
 from burnish.capture.unguarded import remember_sources
 from burnish.errors import CompileError
 from burnish.observe.log import CompileLog
@@ -309,7 +310,7 @@ class FrameCompiler:
             mutation_guard.install_generation_tagging_init()
             watch = Watch()
             try:
-                with self._log.stage("dynamo"):
+                with self._log.stage("dynamo"), guards_apart(self._log):
                     result = self._inner(frame, cache_entry, frame_state)
             except GRAPH_BREAKS:
                 raise  # fullgraph=True, and the caller's to translate

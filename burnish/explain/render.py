@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import re
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 
 from rich import box
@@ -14,11 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from burnish.explain.result import Explanation, GraphFacts, KernelFacts
+from burnish.explain.timings import stage_table
 from burnish.measure import duration
 
 _KERNELS_SHOWN = 12
 _REASONS_SHOWN = 8
-_BAR = 32
 
 
 def as_text(explanation: Explanation, full: bool = False, timings: bool = False) -> str:
@@ -34,7 +33,7 @@ def report(e: Explanation, full: bool = False, timings: bool = False) -> Rendera
     for graph in e.graphs:
         parts += _graph(graph, e.ceiling, full)
     if timings:
-        parts += [_title("Compile time by stage"), stage_table(e.stats.seconds)]
+        parts += [_title("Compile time by stage"), stage_table(e.stats.seconds, e.stats.timeline)]
     parts += [Text(f"  note          {note}") for note in e.notes]
     return Group(*parts)
 
@@ -193,21 +192,6 @@ def _refused(graph: GraphFacts, full: bool) -> list[RenderableType]:
 def _general(reason: str) -> str:
     """The reason without the buffer it is about, so that equal ones add up."""
     return re.sub(r"\b(b|in|out)\d+\b", "a buffer", reason)
-
-
-def stage_table(seconds: Mapping[str, float]) -> Table:
-    """Where compiling spent its time; the bars follow one another as the stages did."""
-    total = sum(seconds.values()) or 1.0
-    table = _table(("stage", False), ("seconds", True), ("share", True), ("", False))
-    before = 0.0
-    for stage, spent in seconds.items():
-        left = round(before / total * _BAR)
-        width = max(round((before + spent) / total * _BAR) - left, 0)
-        bar = " " * left + ("█" * width or "▏")
-        table.add_row(stage, f"{spent:.3f}", f"{spent / total:.0%}", bar)
-        before += spent
-    table.add_row("all", f"{sum(seconds.values()):.3f}", "", "")
-    return table
 
 
 def _table(*columns: tuple[str, bool]) -> Table:

@@ -121,6 +121,15 @@ class CompileLog:
             return time.perf_counter() - stack[0].start
         return self._open_stages.__dict__.get("last")
 
+    def charge(self, name: str, seconds: float) -> None:
+        """The last `seconds` of the open stage were spent on something that has a name of its own."""
+        stack: list[_OpenStage] = self._open_stages.__dict__.get("stack", [])
+        now = time.perf_counter()
+        if stack:
+            stack[-1].inner += seconds
+        self.add_seconds(name, seconds)
+        self._span(name, now - seconds, now, len(stack))
+
     def beside(self, name: str, begin: float, end: float) -> None:
         """Note work done beside the stages, by a thread that did nothing else meanwhile; times are perf_counter's."""
         self._span(name, begin, end, 0)

@@ -144,7 +144,7 @@ def prepare_native(options: Options, log: CompileLog) -> None:
         begin = time.perf_counter()
         with contextlib.suppress(Exception, Cancelled), deadline.governing():
             native_library(options, open_cache(options), CompileLog())
-        log.beside("cc (native library)", begin, time.perf_counter())
+        log.beside("cc native library", begin, time.perf_counter())
 
     threading.Thread(target=build, name="burnish-native", daemon=True).start()
 

@@ -12,7 +12,7 @@ from torch import nn
 from burnish.cli import main
 from burnish.explain import ceiling
 from burnish.explain.ceiling import bandwidth_ceiling, measure_bandwidth
-from burnish.explain.render import as_text, stage_table
+from burnish.explain.render import as_text
 from burnish.explain.result import Explanation
 from burnish.options import Options
 from tests.explain.test_advice import explained
@@ -120,16 +120,6 @@ def test_dynamic_sizes_are_counted_at_their_values() -> None:
     x = torch.randn(48, 32)
     (graph,) = explained(lambda x: x.sin(), x, dynamic=True).graphs
     assert graph.fused_bytes == 2 * x.numel() * 4 == graph.eager_bytes
-
-
-def test_stages_are_shown_with_bars() -> None:
-    table = stage_table({"dynamo": 3.0, "build": 1.0})
-    from rich.console import Console
-
-    console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(table)
-    first, second = (line for line in console.export_text().splitlines() if "█" in line)
-    assert first.count("█") == 3 * second.count("█") and "75%" in first and "25%" in second
 
 
 def test_the_ceiling_is_the_best_of_several_runs_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
