@@ -24,6 +24,7 @@ from burnish.runtime.cache import CacheKey, open_cache
 from burnish.runtime.data import NotData
 from burnish.runtime.product_choice import choose_libraries
 from burnish.runtime.program import Program, Run, build_program, load_program
+from burnish.schedule.columns import join_columns
 from burnish.schedule.fuse import fuse
 from burnish.schedule.fusion_report import FusionReport
 from burnish.schedule.kernels import ExternKernel, Schedule
@@ -115,7 +116,7 @@ def _fused(captured: Captured, schedule: Schedule, fuel: Fuel, report: FusionRep
 
 def _fused_further(schedule: Schedule, fuel: Fuel | None = None, report: FusionReport | None = None) -> Schedule:
     """A GPU's schedule, once it is known who computes its products."""
-    return group_siblings(split_reductions(fuse(schedule, fuel, report)))
+    return group_siblings(split_reductions(join_columns(fuse(schedule, fuel, report), fuel)))
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,11 @@
 """Which tile of a loop one Triton program computes, and how many: the form of the kernel and its block sizes.
 
-Four forms. Lanes are the dimensions of the tile; each runs over some of the loop's axes, flattened.
+Five forms. Lanes are the dimensions of the tile; each runs over some of the loop's axes, flattened.
   map    x: every axis                                       nothing is reduced
   tile   y, x: two axes, the others in the program's number  a load runs along one axis, a store along another
   row    x: rows, r: the whole row                           every value is computed once and stays in registers
   long   x: rows, r: a chunk of the row                      one sweep over the row per dependent reduction
+  sweep  x: rows, a few at a time, r: the whole row          one program takes many rows and adds up their columns
 
 The cost model. Loops are bound by memory, so the first candidate is the one whose threads each move 16 bytes of the
 narrowest type at once along the contiguous axis, provided that leaves a few programs for every multiprocessor; a loop
@@ -17,10 +18,10 @@ what is tried: blocks up to a factor of four from the model's, more and fewer th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from burnish.ir.body import Axis, Load, Loop, Scanned, Store, instr_args
-from burnish.ir.expr import Dim, coefficient, floordiv, product
+from burnish.ir.expr import Dim, coefficient, floordiv, mentions, product
 from burnish.schedule.axes import column_axis, row_order
 from burnish.schedule.form import Form
 from burnish.schedule.gpu import MULTIPROCESSORS
@@ -66,7 +67,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Plan:
-    form: str  # map | tile | row | long
+    form: str  # map | tile | row | long | sweep
     lanes: tuple[Lane, ...]
     outside: tuple[Axis, ...]  # axes that only the program's number runs over
     launches: tuple[Launch, ...]
@@ -74,6 +75,8 @@ class Plan:
 
 def plan(loop: Loop, form: Form | None = None) -> Plan:
     """The form of a normalised loop's kernel with at most two launches, the more promising first; or `form`."""
+    if any(s.mode == "total" for s in loop.stores):
+        return _plan_sweep(loop, form)
     if form is not None:
         return _as_told(loop, form)
     if loop.reduction:
@@ -241,11 +244,30 @@ def _whole_row_shapes(loop: Loop, rows: int, length: int, columns: bool) -> list
 
 def _long_row_shapes(loop: Loop, rows: int, length: int, columns: bool) -> list[tuple[list[int], int]]:
     if columns:
-        across = _clamp(power_of_two(rows), 16, 64)
+        across = _clamp(power_of_two(rows // MULTIPROCESSORS), _strip(loop, columns), 64)
         return [([across, 32], 4), ([across, 64], 8)]
     chunk = _clamp(power_of_two(length), 64, 2048)
     warps = _warps(chunk, 2 * _per_access(loop))
     return [([1, chunk], warps), ([1, 2 * chunk], _clamp(2 * warps, 1, 16))]
+
+
+def _plan_sweep(loop: Loop, form: Form | None) -> Plan:
+    """Rows along the axis that no total mentions, by one program; the other axes count the programs."""
+    totals = [s.index for s in loop.stores if s.mode == "total"]
+    (along,) = (a for a in loop.parallel if not any(mentions(index, {a.name}) for index in totals))
+    outside = tuple(a for a in loop.parallel if a is not along)
+    lanes = (Lane("x", (along,)), Lane("r", row_order(loop)))
+    if form is None:
+        length = power_of_two(_static(lanes[1].size))
+        dividing = [n for n in (1, 2, 4, 8) if _divides(n, along.size)]  # rows taken at once
+        rows = max(n for n in dividing if n == 1 or n * length <= 1024)
+        more = max(n for n in dividing if n <= 2 * rows)
+        shapes = [([n, length], _warps(n * length, _per_access(loop))) for n in (rows, more)]
+    else:
+        shapes = [([form["XBLOCK"], form["RBLOCK"]], form["warps"])]
+    planned = _finish("sweep", lanes, outside, shapes)
+    programs = product([a.size for a in outside])
+    return replace(planned, launches=tuple(replace(launch, programs=programs) for launch in planned.launches))
 
 
 # --- every form -------------------------------------------------------------------------------------------------
@@ -261,7 +283,9 @@ def loop_forms(loop: Loop) -> list[Form]:
     chosen = _form(planned.form, [block for _, block in first.blocks], lanes, first.warps)
     if not loop.axes or not all(isinstance(a.size, int) for a in loop.axes):
         return [chosen]
-    shapes = {"map": _map_shapes, "tile": _tile_shapes, "row": _row_shapes, "long": _chunk_shapes}[planned.form]
+    shapes = {
+        "map": _map_shapes, "tile": _tile_shapes, "row": _row_shapes, "long": _chunk_shapes, "sweep": _sweep_shapes
+    }[planned.form]  # fmt: skip
     near = [_form(planned.form, blocks, lanes, warps) for blocks, warps in shapes(loop, first)]
     near.sort(key=lambda f: _distance(f, chosen))
     others: list[Form] = []
@@ -306,6 +330,12 @@ def _row_shapes(loop: Loop, first: Launch) -> list[tuple[list[int], int]]:
     least = _strip(loop, column_axis(loop) is not None)
     most = max(rows, LONGEST_ROW // length)
     return [([x, length], w) for x in _around(rows, least, most) for w in _threads(x * length)]
+
+
+def _sweep_shapes(loop: Loop, first: Launch) -> list[tuple[list[int], int]]:
+    (_, rows), (_, length) = first.blocks
+    (along,) = plan(loop).lanes[0].axes
+    return [([x, length], w) for x in _around(rows, 1, 8) if _divides(x, along.size) for w in _threads(x * length)]
 
 
 def _chunk_shapes(loop: Loop, first: Launch) -> list[tuple[list[int], int]]:

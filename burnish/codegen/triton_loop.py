@@ -27,6 +27,7 @@ from burnish.codegen.triton_scalar import (
     takes_literals,
     typed_text,
 )
+from burnish.codegen.triton_sweep import Sweep
 from burnish.ir.body import (
     Apply,
     Axis,
@@ -125,7 +126,7 @@ class LoopPrinter:
         # eleven.
         level = loop.element_level()
         elements = [i for n, i in enumerate(loop.body) if isinstance(i, Store) and (level[n] or not loop.reduction)]
-        self.rounds = bool(elements) and all(s.dtype is DType.bf16 for s in elements)
+        self.rounds = bool(elements) and all(s.dtype is DType.bf16 or s.mode == "total" for s in elements)
         self.inside: set[str] = set()  # lanes whose current block is known to end before they do
         self.prefix = ""  # of the values' names, where several bodies stand in one function
         self.signature.checks = any(isinstance(i, Checked) for i in self.body)
@@ -376,6 +377,9 @@ class LoopPrinter:
     # --- whole kernels ------------------------------------------------------------------------------------------
 
     def print(self) -> TritonKernel:
+        if self.plan.form == "sweep":
+            Sweep(self, AHEAD).print()
+            return TritonKernel(self.text(), self.signature, self.types(), self.plan.launches, self.reach)
         if self.plan.form == "tile":
             self._tile_lanes()
         else:
@@ -395,12 +399,12 @@ class LoopPrinter:
         for n in early:
             self.statement(n)
         self.lines.append(AHEAD)
-        first = [*early, *self._asked_first()]
+        first = [*early, *self.asked_first()]
         for n in dict.fromkeys([*first, *self.body_values()]):
             if n not in early:
                 self.statement(n)
 
-    def _asked_first(self) -> list[int]:
+    def asked_first(self) -> list[int]:
         """Loads that wait for no reduction, with what they take: a reduction is a barrier, and what is asked for after
         it would wait for memory once more."""
         phases = Phases(self.loop)

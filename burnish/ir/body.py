@@ -80,7 +80,7 @@ class Store:
     buffer: str
     index: Dim
     value: int
-    mode: str = "set"  # set | add | prod | max | min
+    mode: str = "set"  # set | add | prod | max | min | total: the sum over the points that store there, nothing else
     dtype: DType = DType.f32
 
 

@@ -120,6 +120,9 @@ class _Evaluation:
         at, value = at.broadcast_to(shape).flatten(), value.broadcast_to(shape).flatten().to(self.buffers[buffer].dtype)
         if mode == "set":
             self.buffers[buffer][at] = value
+        elif mode == "total":
+            self.buffers[buffer][at] = 0
+            self.buffers[buffer].index_add_(0, at, value)
         else:
             self.buffers[buffer].scatter_reduce_(0, at, value, SCATTER_REDUCE[mode])
 

@@ -41,6 +41,7 @@ from burnish.schedule.phases import Phases
 
 _STRIP = 64  # neighbouring columns one worker takes together
 _PIECES = 8  # per worker: a column's sum waits for memory, which several of them ask for at once
+_SHORT_COLUMN = 512  # elements that a worker asks for all at once
 _SHORTEST = 2048  # elements in a worker's share of a piece
 
 
@@ -81,8 +82,10 @@ def _choose_cut(loop: Loop, workers: int, least: int) -> tuple[Axis, int] | None
     elements = min(width, rows) * _static(length)
     if strips >= workers or elements * _bytes_per_element(loop) < least:
         return None
-    axis = max(loop.reduction, key=lambda a: _static(a.size))
     stores = bool(Phases(loop).element_stores(0))
+    if width > 1 and _static(length) <= _SHORT_COLUMN and not stores:
+        return None
+    axis = max(loop.reduction, key=lambda a: _static(a.size))
     places = any(isinstance(i, Reduced) and i.kind.startswith("arg") for i in loop.body)
     if places and len(loop.reduction) > 1:
         return None  # the first of equal elements would depend on the order of the pieces
@@ -139,7 +142,7 @@ class _Split:
         """Each piece's reductions, and the element-level stores that wait for none."""
         step = make_axis(self.axis.name, self.length, True)
         at = _position(self.piece) * self.length + _position(step)
-        out = _Body(self.loop, {self.axis.name: at})
+        out = PartialBody(self.loop, {self.axis.name: at})
         exact = self.axis.size == self.length * self.pieces
         if not exact:
             out.guard_past(at, self.axis.size)
@@ -173,7 +176,7 @@ class _Split:
     def _combine(self) -> Loop:
         """The pieces' results reduced, and all row-level work that needs no more than those."""
         along = make_axis("piece", self.pieces, True)
-        out = _Body(self.loop, {})
+        out = PartialBody(self.loop, {})
         where = _position(along) * product(self.rows) + self.row
         for n in self.first:
             out.values[n] = self._combined(out, self._reduced(n), self.stored[n], where, _position(along))
@@ -188,7 +191,7 @@ class _Split:
             out.emit(Store(self.kept[n], self.row, out.value(n), "set", i.dtype.compute))
         return Loop((*self.loop.parallel, along), prune(out.instrs))
 
-    def _combined(self, out: _Body, i: Reduced, parts: list[str], where: Dim, along: Expr) -> int:
+    def _combined(self, out: PartialBody, i: Reduced, parts: list[str], where: Dim, along: Expr) -> int:
         if not i.kind.startswith("arg"):
             return out.emit(replace(i, arg=out.emit(Load(parts[0], where, i.dtype))))
         value = out.emit(Load(parts[1], where, self.buffers[parts[1]].dtype or i.dtype))
@@ -208,7 +211,7 @@ class _Split:
         roots = [n for n, i in enumerate(body) if isinstance(i, Store) and ready[n] > (0 if level[n] else 1)]
         if not roots:
             return None
-        out = _Body(self.loop, {})
+        out = PartialBody(self.loop, {})
         for n, name in self.kept.items():
             dtype = self.buffers[name].dtype
             assert dtype is not None
@@ -220,7 +223,7 @@ class _Split:
         return Loop(tuple(replace(a, reduce=a.reduce and reduces) for a in self.loop.axes), instrs)
 
 
-class _Body(BodyBuilder):
+class PartialBody(BodyBuilder):
     """Parts of a loop's body, re-emitted under new axes as they are asked for."""
 
     def __init__(self, loop: Loop, axes: Mapping[str, Dim]) -> None:

@@ -74,6 +74,18 @@ def softmax(rows: Dim, width: Dim, dtype: DType = DType.f32) -> Loop:
     return w.loop(space)
 
 
+def row_and_column_sums(programs: int, rows: int, width: int, dtype: DType = DType.f32) -> Loop:
+    """Rows less their mean, times a vector; each program adds up its rows and their squares."""
+    space, w = axes(programs, rows, width, reduce=(2,)), Writer()
+    x = w.load("x", linear(space), dtype)
+    mean = w.apply("div", w.reduce("sum", x), w.const(float(width)))
+    y = w.apply("mul", w.apply("sub", x, mean), w.load("w", at(space[2])))
+    w.store("y", linear(space), y, dtype)
+    for name, value in (("sums", y), ("squares", w.apply("mul", x, x))):
+        w.store(name, at(space[0]) * width + at(space[2]), value, mode="total")
+    return w.loop(space)
+
+
 def column_sums(rows: Dim, width: Dim, dtype: DType = DType.f32) -> Loop:
     space, w = axes(rows, width, reduce=(0,)), Writer()
     x = w.load("x", linear(space), dtype)

@@ -20,6 +20,7 @@ CASES = {
     "tile": loops.transposed(4, 100, 768),
     "row": loops.softmax(512, 768, DType.bf16),
     "long_row": loops.softmax(sym("s0", 2), sym("s1", 2)),
+    "sweep": loops.row_and_column_sums(512, 16, 768, DType.bf16),
     "columns": loops.column_sums(8192, 768, DType.bf16),
     "argmax": loops.reduced("argmax", 8, 1000, DType.f32, DType.i64),
 }

@@ -12,7 +12,7 @@ from burnish.ir.dtypes import DType
 from burnish.ir.expr import sym
 from burnish.schedule.kernels import LoopKernel, Schedule
 from tests.triton.compiler import Compiler
-from tests.triton.loops import biased, column_sums, reduced, scanned, softmax, transposed
+from tests.triton.loops import biased, column_sums, reduced, row_and_column_sums, scanned, softmax, transposed
 from tests.triton.test_forms import embedding, scatter
 from tests.triton.test_scalars import FLOATS, INTEGERS, every_operation
 
@@ -24,6 +24,7 @@ LOOPS: dict[str, Loop] = {
     "tile": transposed(4, 512, 768, DType.bf16),
     "row": softmax(512, 768, DType.bf16),
     "long": softmax(8, 50257, DType.bf16),
+    "sweep": row_and_column_sums(8, 16, 768, DType.bf16),
     "long_symbolic": softmax(N, M),
     "columns": column_sums(64, 768),
     "columns_long": column_sums(8192, 768, DType.bf16),

@@ -33,6 +33,7 @@ from tests.triton.loops import (
     column_sums,
     linear,
     reduced,
+    row_and_column_sums,
     scanned,
     softmax,
     transposed,
@@ -210,6 +211,14 @@ def test_a_row_is_asked_for_before_the_first_reduction(interpreter: Interpreter)
     text = print_loop(loop).text
     assert form(loop) == "row" and text.rindex("tl.load") < text.index("tl.sum")
     interpreter.check(loop, {"x": rand(6, 100), "z": rand(6, 100), "y": zeros(600)}, tolerance=1e-5)
+
+
+@pytest.mark.parametrize("width", [128, 200])
+def test_rows_one_after_the_other_with_sums_of_columns(interpreter: Interpreter, width: int) -> None:
+    loop = row_and_column_sums(3, 6, width, DType.bf16)
+    assert form(loop) == "sweep"
+    buffers = {"x": rand(18, width, dtype=DType.bf16), "w": rand(width), "y": zeros(18 * width, DType.bf16)}
+    interpreter.check(loop, {**buffers, "sums": zeros(3 * width) + 7, "squares": zeros(3 * width)}, tolerance=1e-5)
 
 
 def test_several_rows_in_one_program(interpreter: Interpreter) -> None:
