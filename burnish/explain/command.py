@@ -24,6 +24,12 @@ def add_explain(commands: Any, target_help: str) -> None:
     parser.add_argument("--mode", help="as burnish.compile's")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument(
+        "--tuning",
+        action="store_true",
+        help="on a GPU: search as mode max-autotune does, and print which form each kernel takes, as "
+        "burnish.compile(tuning=FILE) reads it",
+    )
+    parser.add_argument(
         "--dump",
         metavar="DIR",
         type=Path,
@@ -42,11 +48,15 @@ def run_explain(arguments: argparse.Namespace) -> int:
     target = load_target(arguments.target)
     plan = Plan(
         dynamic={"auto": None, "true": True, "false": False}[arguments.dynamic],
-        mode=arguments.mode,
+        mode=arguments.mode or ("max-autotune" if arguments.tuning else None),
         dump=arguments.dump,
-        other_sizes=arguments.dump is None,  # their files would replace those of the inputs given
+        other_sizes=arguments.dump is None and not arguments.tuning,  # files would replace those of the inputs given
+        referee=not arguments.tuning,
     )
-    if arguments.json:
+    if arguments.tuning:
+        explanation = run_explanation(target, plan)
+        print(explanation.stats.tuning_record)
+    elif arguments.json:
         explanation = run_explanation(target, plan)
         print(explanation.to_json())
     else:
@@ -56,11 +66,11 @@ def run_explain(arguments: argparse.Namespace) -> int:
         console = console if console.is_terminal else Console(highlight=False, markup=False, width=140)  # a log file
         console.print(report(explanation, arguments.full, arguments.timings), soft_wrap=not console.is_terminal)
         if not arguments.dump:
-            console.print("\nMore: --full, --timings, --json; --dump DIR writes every stage as a file.")
+            console.print("\nMore: --full, --timings, --json, --tuning; --dump DIR writes every stage as a file.")
     if arguments.dump:
         arguments.dump.mkdir(parents=True, exist_ok=True)
         (arguments.dump / "stats.txt").write_text(f"{explanation.stats}\n")
-        if not arguments.json:
+        if not arguments.json and not arguments.tuning:
             _print_files(arguments.dump)
     return 0
 

@@ -23,6 +23,7 @@ class Tuned:
     rule_seconds: float | None = None
     tried: int = 0
     source: str = "measured"  # measured, cached, given
+    device: str = ""
 
     @property
     def gain(self) -> float | None:
@@ -52,8 +53,10 @@ class Tuning:
         return dict(self.forms).get(key)
 
     @classmethod
-    def of(cls, tuned: Iterable[Tuned], device: str = "") -> Tuning:
-        return cls(tuple(sorted({t.key: t.form for t in tuned}.items())), device)
+    def of(cls, tuned: Iterable[Tuned]) -> Tuning:
+        known = list(tuned)
+        devices = dict.fromkeys(t.device for t in known)
+        return cls(tuple(sorted({t.key: t.form for t in known}.items())), ", ".join(devices))
 
     @classmethod
     def read(cls, source: object) -> Tuning:

@@ -56,9 +56,10 @@ class Tuner:
         measure: Measure | None,
         log: CompileLog,
         out_of_time: Callable[[], bool] = lambda: False,
+        device: str = "",
     ) -> None:
         self.given, self.store, self.measure, self.log = given, store, measure, log
-        self.out_of_time = out_of_time
+        self.out_of_time, self.device = out_of_time, device
         self.answers: dict[str, Form] = {}
         self._asked: set[str] = set()
 
@@ -182,7 +183,7 @@ class Tuner:
 
     def _settle(self, question: Question, form: Form, tuned: Tuned) -> None:
         self.answers[question.key] = form
-        self.log.tuned(tuned)
+        self.log.tuned(replace(tuned, device=self.device))
 
     def _noticed_time(self, questions: int) -> None:
         self.log.noticed(f"tuning stopped, its time was up: {questions} questions are answered by the rule")

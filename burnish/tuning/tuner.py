@@ -30,7 +30,7 @@ def tuner_for(device: torch.device, options: Options, log: CompileLog, deadline:
     if given.device and given.device != name:
         log.noticed(f"the tuning given was measured on {given.device}, not on {name}")
     measure: Measure | None = DeviceMeasure(device, options) if options.searches else None
-    return Tuner(given, CacheStore(open_cache(options), name), measure, log, out_of_time(deadline))
+    return Tuner(given, CacheStore(open_cache(options), name), measure, log, out_of_time(deadline), name)
 
 
 def out_of_time(deadline: Deadline, clock: Callable[[], float] = time.monotonic) -> Callable[[], bool]:

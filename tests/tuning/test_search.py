@@ -141,8 +141,9 @@ def test_what_the_cache_holds_is_not_trusted(tmp_path: Any) -> None:
 
 def test_a_pasted_record_is_obeyed_without_measuring() -> None:
     log = CompileLog()
-    found = tuned(Tuner(Tuning(), Memory(), FakeMeasure(few_externs_then_warps), log))
-    record = Tuning.read(eval(str(Tuning.of(log.tuning.values(), "a GPU"))))  # the text, pasted into a program
+    found = tuned(Tuner(Tuning(), Memory(), FakeMeasure(few_externs_then_warps), log, device="a GPU"))
+    record = Tuning.read(eval(str(Tuning.of(log.tuning.values()))))  # the text, pasted into a program
+    assert record.device == "a GPU"
     for measure in (None, FakeMeasure(lambda trial: 1.0)):
         log = CompileLog()
         schedule = tuned(Tuner(record, Memory(), measure, log))
