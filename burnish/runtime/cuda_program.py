@@ -31,6 +31,7 @@ from burnish.schedule.evaluate import ScheduleEvaluation
 from burnish.schedule.kernels import ExternKernel, Kernel, Operand, ResultBuffer, Schedule
 
 _ALIGNMENT = 16  # of every address that a kernel is given: it is compiled for that (triton_compile.py)
+_INT32 = 2**31 - 1
 _FEW = 4  # up to here, asking each parameter for its address is as quick as comparing them all
 
 
@@ -74,12 +75,14 @@ def generate_cuda(schedule: Schedule, overlapped: bool = False, steady: frozense
 
 @dataclass(frozen=True)
 class LoadedUnit:
-    """The unit's kernels on the device."""
+    """The unit's kernels on the device. Those whose sizes are known only now have indices of 32 bits; `wide` gives the
+    one with 64, which is built when a call first needs it."""
 
     program: Program
     launcher: Launcher
     kernels: Mapping[int, LoadedKernel]
     flag: torch.Tensor | None  # set by a kernel that met an index out of range
+    wide: Callable[[int], LoadedKernel]
 
     def segment(self, number: int, sizes: Mapping[str, int]) -> list[Launch]:
         """A segment's launches with their sizes put in; those with nothing to do are left out."""
@@ -91,7 +94,9 @@ class LoadedUnit:
             x, y, z = (evaluate(d, sizes) for d in _grid(call))
             names = (*call.buffers, *call.sizes, *(("error",) if call.checks else ()))
             if x * y * z:
-                out.append(Launch(self.kernels[n], (x, y, z), tuple(unit.slots[name] for name in names)))
+                is_far = any(evaluate(r, sizes) > _INT32 for r in call.reach)
+                kernel = self.wide(n) if is_far else self.kernels[n]
+                out.append(Launch(kernel, (x, y, z), tuple(unit.slots[name] for name in names)))
         return out
 
 
@@ -179,11 +184,13 @@ def load_cuda_program(
 ) -> CudaRun:
     assert isinstance(program.unit, CudaUnit)
     launcher = launcher_for(program.device.index or 0, options, log)
-    kernels = _kernels(program.unit.triton, launcher, program.device, options, log)
+    load = functools.partial(_kernels, program.unit.triton, launcher, program.device, options, log)
+    kernels = load()
     # The flag is memory of the host that kernels, too, can reach: they write it when an index is bad, which costs
     # nothing when none is, and reading it waits for nobody.
     flag = torch.zeros(1, dtype=torch.int64).pin_memory() if program.unit.checks else None
-    run = assemble(LoadedUnit(program, launcher, kernels, flag), torch._C._cuda_getCurrentRawStream, log, static)
+    wide = functools.cache(lambda n: load(index="int64", only=n)[n])
+    run = assemble(LoadedUnit(program, launcher, kernels, flag, wide), torch._C._cuda_getCurrentRawStream, log, static)
     if options.captures_graphs:
         prepare_host(options)
         run.host = functools.partial(host_library, options, log)
@@ -308,18 +315,29 @@ def _evaluator(device: torch.device) -> Callable[..., None]:
 
 
 def _kernels(
-    unit: TritonUnit, launcher: Launcher, device: torch.device, options: Options, log: CompileLog
+    unit: TritonUnit,
+    launcher: Launcher,
+    device: torch.device,
+    options: Options,
+    log: CompileLog,
+    *,
+    index: str = "int32",
+    only: int | None = None,
 ) -> Mapping[int, LoadedKernel]:
-    distinct = {(c.function, c.launches[0]): c for c in unit.calls.values() if c.launches}
+    calls = {n: c for n, c in unit.calls.items() if c.launches and only in (None, n)}
     capability = _capability(device)
-    sources = {key: kernel_source(unit, call, call.launches[0], capability) for key, call in distinct.items()}
+    sources = {
+        (c.function, c.launches[0]): kernel_source(unit, c, c.launches[0], capability, index) for c in calls.values()
+    }
     loaded = dict(zip(sources, launcher.load(list(sources.values()), builder_for(options), log), strict=True))
-    return {n: loaded[c.function, c.launches[0]] for n, c in unit.calls.items() if c.launches}
+    return {n: loaded[c.function, c.launches[0]] for n, c in calls.items()}
 
 
-def kernel_source(unit: TritonUnit, call: TritonCall, launch: TritonLaunch, capability: int) -> KernelSource:
-    """One way to run one kernel of a unit."""
-    constants: dict[str, int | str] = {"INDEX": "int64"} if call.reach else {}
+def kernel_source(
+    unit: TritonUnit, call: TritonCall, launch: TritonLaunch, capability: int, index: str = "int32"
+) -> KernelSource:
+    """One way to run one kernel of a unit. `index` is the type of indices where sizes decide it."""
+    constants: dict[str, int | str] = {"INDEX": index} if call.reach else {}
     return KernelSource(
         unit.alone(call.function),
         unit.symbol(call.function),

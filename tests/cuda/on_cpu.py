@@ -29,6 +29,7 @@ class CpuLauncher:
     sizes: dict[str, int] = field(default_factory=dict)
     launched: list[tuple[int, tuple[int, int, int]]] = field(default_factory=list)
     streams: list[int] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
 
     def load(self, sources: Any, builder: Any, log: CompileLog) -> list[Kernel]:
         raise AssertionError("nothing is compiled here")
@@ -39,6 +40,7 @@ class CpuLauncher:
     def launch(self, baked: Any) -> int:
         for launch, table, stream in baked:
             self.launched.append((launch.kernel.handle, launch.grid))
+            self.names.append(launch.kernel.name)
             self.streams.append(stream)
             self._run(launch, table)
         return 0
@@ -79,6 +81,7 @@ class OnCpu:
     inputs: list[Any]
     log: CompileLog
     stream: list[int]
+    loaded: LoadedUnit
 
 
 def cuda_program(
@@ -119,8 +122,9 @@ def assembled(
     kernels = {n: Kernel(f"k{n}", n, 4, 0) for n in unit.triton.calls}
     flag = torch.zeros(1, dtype=torch.int64) if unit.checks else None
     stream = [1]
-    run = assemble(LoadedUnit(program, launcher, kernels, flag), lambda device: stream[0], log, static)
-    return OnCpu(run, launcher, program, inputs, log, stream)
+    loaded = LoadedUnit(program, launcher, kernels, flag, lambda n: Kernel(f"wide{n}", n, 4, 0))
+    run = assemble(loaded, lambda device: stream[0], log, static)
+    return OnCpu(run, launcher, program, inputs, log, stream, loaded)
 
 
 def unaligned(x: torch.Tensor) -> torch.Tensor:

@@ -35,6 +35,18 @@ def test_sizes_of_the_call_make_the_grid() -> None:
     assert grids[0] == grids[2] != grids[1]
 
 
+def test_indices_have_64_bits_only_where_a_call_needs_them() -> None:
+    f = lambda x: torch.exp(x) + 1  # noqa: E731
+    on = cuda_program(f, torch.randn(300, 64), dynamic=True)
+    for rows in (300, 40):
+        x = torch.randn(rows, 64)
+        torch.testing.assert_close(on.run([rows, x] if len(on.inputs) == 2 else [x])[0], f(x))
+    assert set(on.launcher.names) == {"k0"}
+    for size, used in ((1 << 12, "k0"), (1 << 31, "wide0")):
+        launches = on.loaded.segment(0, dict.fromkeys(on.program.sources, size))
+        assert [launch.kernel.name for launch in launches] == [used]
+
+
 def test_an_unaligned_argument_is_copied_and_counted() -> None:
     x, w, b = torch.randn(6, 40), torch.randn(40), torch.randn(40)
     on = cuda_program(norm, x, w, b)
