@@ -20,6 +20,8 @@ from burnish.tuning.record import Tuning
 
 MODES: tuple[str, ...] = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
+Regions = Literal["auto"] | tuple[type | str, ...] | None
+
 _DEFAULT_CACHE_LIMIT = 2 << 30
 LOG_LEVELS: tuple[str, ...] = ("debug", "info", "warning", "error")
 _SUFFIXES = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
@@ -124,6 +126,7 @@ class Options:
     gate: bool = field(default_factory=lambda: _env_switch("BURNISH_GATE"))  # BURNISH_GATE: use what is faster only
     sample: float = 0.0  # share of later calls that are compared with eager
     inductor: bool = False  # backend="auto": Inductor takes part in the race
+    regions: Regions = "auto"  # blocks that are traced once and copied: found, none, or these classes and modules
     fault: Fault | None = None  # a failure on purpose: burnish/trust/faults.py
     tuning: Tuning | None = None  # a record of forms, as max-autotune found them, for kernels on a GPU
 
@@ -234,6 +237,14 @@ def _as_tuning(value: object) -> Tuning:
         raise ValueError(value) from error
 
 
+def _as_regions(value: object) -> Regions:
+    if value == "auto":
+        return "auto"
+    if isinstance(value, (list, tuple)) and all(isinstance(item, (type, str)) for item in value):
+        return tuple(value)
+    raise TypeError(value)
+
+
 def _as_level(value: object) -> str:
     if isinstance(value, str) and value.lower() in LOG_LEVELS:
         return value.lower()
@@ -270,6 +281,7 @@ _READERS: Mapping[str, tuple[Callable[[object], object], bool, str]] = {
     "gate": (_as_bool, False, "True or False"),
     "sample": (_as_share, False, "a share of calls from 0 to 1"),
     "inductor": (_as_bool, False, "True or False"),
+    "regions": (_as_regions, True, "'auto', None, or a list of classes and names of modules"),
     "fault": (_as_fault, True, "a burnish.trust.faults.Fault, or None"),
     "tuning": (_as_tuning, True, "what `burnish explain --tuning` printed: its file, or the dict, or None"),
 }

@@ -73,6 +73,22 @@ class Span:
 
 
 @dataclass(frozen=True)
+class RegionStats:
+    """Calls of equal blocks: `traced` were captured anew, `copied` are copies of one that was, and `shared` of them all
+    went through AOTAutograd as one. `reason` is why the last block that was traced was no copy."""
+
+    name: str
+    traced: int
+    copied: int
+    shared: int = 0
+    reason: str = ""
+
+    def __str__(self) -> str:
+        why = f" ({self.reason})" if self.reason else ""
+        return f"{self.name}: {self.traced} traced, {self.copied} copied, {self.shared} as one in AOTAutograd{why}"
+
+
+@dataclass(frozen=True)
 class LatencyStats:
     """Calls of one variant by one engine, counted by how long they took on the host (with `latency=True`).
 
@@ -128,6 +144,7 @@ class Stats:
     cache_reasons: tuple[str, ...] = ()  # why an entry was not found
     fallbacks: tuple[Fallback, ...] = ()
     fusions: tuple[str, ...] = ()
+    regions: tuple[RegionStats, ...] = ()  # repeated blocks
     seconds: Mapping[str, float] = field(default_factory=dict)  # stage -> its own time, without the stages inside it
     timeline: tuple[Span, ...] = ()  # the same stages one by one, and what ran beside them
     latency: tuple[LatencyStats, ...] = ()  # empty unless compiled with the option latency=True

@@ -34,6 +34,7 @@ from burnish.capture.diagnosis import GRAPH_BREAKS, Place, Watch, graph_break_er
 from burnish.capture.dynamo import make_backend
 from burnish.capture.hooks import Hooks
 from burnish.capture.overhead import guards_us, module_call_us, way_in_us
+from burnish.capture.replay import copying_blocks
 from burnish.capture.seal import Seal
 from burnish.capture.shield import without_guard_profiling
 from burnish.capture.torch_times import guards_apart
@@ -310,7 +311,11 @@ class FrameCompiler:
             mutation_guard.install_generation_tagging_init()
             watch = Watch()
             try:
-                with self._log.stage("dynamo"), guards_apart(self._log):
+                with (
+                    self._log.stage("dynamo"),
+                    guards_apart(self._log),
+                    copying_blocks(frame, self._options.regions, self._log),
+                ):
                     result = self._inner(frame, cache_entry, frame_state)
             except GRAPH_BREAKS:
                 raise  # fullgraph=True, and the caller's to translate

@@ -21,7 +21,7 @@ from burnish.observe.events import Event, EventKind, Sink
 from burnish.observe.latency import Histogram
 from burnish.observe.memory import memory_of
 from burnish.record import Recorder
-from burnish.stats import Fallback, GraphBreak, Recompile, Span, Stats
+from burnish.stats import Fallback, GraphBreak, Recompile, RegionStats, Span, Stats
 from burnish.trust.record import VariantStats
 from burnish.tuning.record import Tuned
 
@@ -63,6 +63,7 @@ class CompileLog:
         self.rollbacks: Counter[str] = Counter()  # by cause
         self.fallbacks: list[Fallback] = []
         self.fusions: list[str] = []
+        self.regions: dict[str, RegionStats] = {}
         self.graph_breaks: list[GraphBreak] = []
         self.recompiles: list[Recompile] = []
         self.cache_reasons: list[str] = []
@@ -207,6 +208,14 @@ class CompileLog:
         with self._lock:
             self.fusions.append(text)
 
+    def region(self, name: str, *, traced: int = 0, copied: int = 0, shared: int = 0, reason: str = "") -> None:
+        """Add to what is known of the blocks of one class."""
+        with self._lock:
+            known = self.regions.get(name, RegionStats(name, 0, 0))
+            self.regions[name] = RegionStats(
+                name, known.traced + traced, known.copied + copied, known.shared + shared, reason or known.reason
+            )
+
     def dump(self, filename: str, text: str) -> None:
         """Write one stage's printed output where the user asked for it. A full disk must not fail the compile."""
         if self.dump_dir is None:
@@ -279,6 +288,7 @@ class CompileLog:
                 cache_reasons=tuple(self.cache_reasons),
                 fallbacks=tuple(self.fallbacks),
                 fusions=tuple(self.fusions),
+                regions=tuple(self.regions.values()),
                 seconds=dict(self.seconds),
                 timeline=_timeline(self._spans),
                 latency=tuple(histogram.snapshot() for histogram in self._histograms.values()),

@@ -1,0 +1,610 @@
+"""Repeated blocks in TorchDynamo: the first call of a block is traced, later calls of blocks like it are copied.
+
+While a model is traced, each call of a module that has equals in the model (`blocks.py`) passes through here. What
+Dynamo wrote into its graph for the first one is kept: the operations, what they read from outside, the result, and the
+guards on the block. The guards are all that Dynamo looked at in it, so they say whether it would write the same for
+another block: each is asked of that one. If all agree, the operations are copied with the new block's weights and
+arguments, and the guards are installed for it, too, so that a later change to it is noticed as ever. In every other
+case (a layer's number that the code reads, a cache object, a side effect) Dynamo traces the block as it always does.
+The graph is the same either way: flat, operation for operation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import fx
+from torch._dynamo import guards as dynamo_guards
+from torch._dynamo.exc import TorchDynamoException
+from torch._dynamo.variables import (
+    ConstantVariable,
+    ConstDictVariable,
+    ListVariable,
+    SymNodeVariable,
+    TensorVariable,
+    TupleVariable,
+)
+from torch._dynamo.variables.base import AttributeMutationExisting, AttributeMutationNew, ValueMutationNew
+from torch._dynamo.variables.builder import VariableBuilder, wrap_fx_proxy
+from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
+from torch._guards import ChainedSource, Guard, Source
+
+from burnish.capture.blocks import repeated_blocks
+from burnish.observe.log import CompileLog
+from burnish.options import Regions
+
+MARK = "burnish_block"  # in a node's meta: the `Span` it belongs to
+_GuardBuilder = dynamo_guards.GuardBuilder
+_active = threading.local()
+
+
+class Differs(Exception):
+    """Why a block is traced and not copied."""
+
+
+@dataclass(frozen=True, eq=False)
+class Span:
+    """One call of a block: its nodes in Dynamo's graph carry this."""
+
+    name: str  # of the block's class
+    serial: int
+
+
+@dataclass
+class _Recorded:
+    """What Dynamo made of one call."""
+
+    module: torch.nn.Module
+    source: Source
+    arguments: tuple[Any, ...]  # the description of them
+    state: tuple[Any, ...]
+    nodes: list[fx.Node]
+    # What is read from outside: an argument (which), something of the block (where), or what others read, too (None).
+    outside: list[tuple[fx.Node, int | Source | None]]
+    given: dict[fx.Node, int]  # tensors among the arguments
+    guards: list[Guard]
+    values: dict[Source, Any]  # what the guards looked at
+    result: Any
+
+
+@dataclass
+class Replay:
+    """One trace's blocks. `kinds` gives modules that have equals a key in common."""
+
+    kinds: dict[int, object]
+    copied: dict[str, int] = field(default_factory=dict)  # class -> calls
+    traced: dict[str, int] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)  # class -> why the last one that was traced was not copied
+    _records: dict[int, dict[object, list[_Recorded]]] = field(default_factory=dict)
+    _outputs: list[Any] = field(default_factory=list)  # keeps ids in `_records` valid
+    _inside: bool = False
+    _serial: int = 0
+
+    def call(self, trace: Callable[..., Any], variable: Any, tx: Any, args: Sequence[Any], kwargs: Any) -> Any:
+        kind = self.kinds.get(id(variable.value))
+        output = tx.output
+        if kind is None or self._inside or variable.source is None or len(output.tracers) != 1 or output.export:
+            return trace(variable, tx, args, kwargs)
+        name = type(variable.value).__name__
+        records = self._of(output).setdefault(kind, [])
+        span = self._span(name)
+        leaves: list[Any] = []
+        described = _described([*args, *kwargs.values()], leaves, tuple(kwargs))
+        if described is not None:
+            for record in reversed(records):
+                try:
+                    result = _Copy(tx, record, variable, described, leaves, span).make()
+                except Differs as why:
+                    self.reasons[name] = str(why)
+                    continue
+                except TorchDynamoException:
+                    raise
+                except Exception as error:  # a torch that works in another way than those we know
+                    self.reasons[name] = f"{type(error).__name__}: {error}"
+                    continue
+                self.copied[name] = self.copied.get(name, 0) + 1
+                return result
+        else:
+            self.reasons[name] = "an argument that is neither tensor nor constant"
+        return self._trace(trace, variable, tx, args, kwargs, described, leaves, records, span)
+
+    def _span(self, name: str) -> Span:
+        self._serial += 1
+        return Span(name, self._serial)
+
+    def _of(self, output: Any) -> dict[object, list[_Recorded]]:
+        if id(output) not in self._records:
+            self._outputs.append(output)
+            for counts in (self.copied, self.traced, self.reasons):  # Dynamo begins again
+                counts.clear()
+        return self._records.setdefault(id(output), {})
+
+    def _trace(
+        self,
+        trace: Callable[..., Any],
+        variable: Any,
+        tx: Any,
+        args: Sequence[Any],
+        kwargs: Any,
+        described: tuple[Any, ...] | None,
+        leaves: list[Any],
+        records: list[_Recorded],
+        span: Span,
+    ) -> Any:
+        graph = tx.output.graph
+        last, held = graph._root._prev, len(tx.output.nn_modules)
+        try:
+            state = _state(tx)
+        except Differs as why:
+            self.reasons[span.name], described = str(why), None
+        self._inside = True
+        try:
+            result = trace(variable, tx, args, kwargs)
+        finally:
+            self._inside = False
+        self.traced[span.name] = self.traced.get(span.name, 0) + 1
+        nodes = _after(last)
+        for node in nodes:
+            node.meta[MARK] = span
+        try:
+            if described is None:
+                return result
+            again: list[Any] = []
+            now = _described([*args, *kwargs.values()], again, tuple(kwargs))
+            if now is None or _skeleton(now) != _skeleton(described) or again != leaves:
+                raise Differs("it changes a list that it is given")
+            if state != _state(tx) or held != len(tx.output.nn_modules):
+                raise Differs("it changes something other than its result")
+            records.append(_record(tx, variable, now, leaves, nodes, state, result))  # with sizes that became known
+        except Differs as why:
+            self.reasons[span.name] = str(why)
+        except Exception as error:
+            self.reasons[span.name] = f"{type(error).__name__}: {error}"
+        return result
+
+
+def _after(last: fx.Node) -> list[fx.Node]:
+    found, node = [], last._next
+    while node.op != "root":
+        if node.op != "placeholder":
+            found.append(node)
+        node = node._next
+    return found
+
+
+def _state(tx: Any) -> tuple[Any, ...]:
+    """What the thread is set to, and what was changed on the way: the same operations mean something else under
+    another state."""
+    autocast = torch._C._is_any_autocast_enabled()
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        autocast,
+        tuple((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")) if autocast else (),
+        torch.get_default_dtype(),
+        torch._C._len_torch_function_stack(),
+        _pending(tx),
+    )
+
+
+def _pending(tx: Any) -> frozenset[Any]:
+    """What the code traced so far changed in objects that were there before it: their attributes' new values. Objects
+    of its own reach a block only as arguments."""
+    effects = tx.output.side_effects
+    changed = [v for v in effects.id_to_variable.values() if effects.is_modified(v)]
+    old = [v for v in changed if not isinstance(v.mutation_type, AttributeMutationNew | ValueMutationNew)]
+    found: set[Any] = {("hooks", len(effects.tensor_hooks)), ("saved", len(effects.save_for_backward))}
+    for variable in old:
+        if not isinstance(variable.mutation_type, AttributeMutationExisting):
+            found.add((id(variable), _contents(variable)))
+        for name, value in effects.store_attr_mutations.get(variable, {}).items():
+            found.add((id(variable), name, id(value)))
+    return frozenset(found)
+
+
+def _contents(variable: Any) -> tuple[Any, ...]:
+    """The members of a list or dictionary that was changed, by identity: tracing keeps them all alive."""
+    if isinstance(variable, ListVariable):
+        return tuple(map(id, variable.items))
+    if isinstance(variable, ConstDictVariable):
+        return tuple((id(key.vt), id(value)) for key, value in variable.items.items())
+    raise Differs(f"a {type(variable).__name__} was changed")
+
+
+# --- arguments --------------------------------------------------------------------------------------------------
+
+
+def _described(arguments: Sequence[Any], leaves: list[Any], names: tuple[str, ...]) -> tuple[Any, ...] | None:
+    """Arguments as data that can be compared; tensors among them are put into `leaves`, in order."""
+    shown = [_shown(a, leaves) for a in arguments]
+    return None if any(s is None for s in shown) else (names, *shown)
+
+
+def _shown(variable: Any, leaves: list[Any]) -> tuple[Any, ...] | None:
+    variable = variable.realize() if hasattr(variable, "realize") else variable
+    if type(variable) is TensorVariable:
+        leaves.append(variable)
+        first = next(i for i, known in enumerate(leaves) if known.as_proxy().node is variable.as_proxy().node)
+        return ("tensor", first, *_metadata(variable.as_proxy().node.meta["example_value"]))
+    if isinstance(variable, SymNodeVariable):
+        return ("size", str(variable.sym_num))
+    if isinstance(variable, ConstantVariable):
+        return ("constant", type(variable.value), variable.value)
+    if type(variable) in (TupleVariable, ListVariable):
+        items = [_shown(item, leaves) for item in variable.items]
+        return None if any(i is None for i in items) else (type(variable), *items)
+    return None
+
+
+def _skeleton(shown: Any) -> Any:
+    """Without what is known about tensors: tracing may find out more about sizes."""
+    if not isinstance(shown, tuple) or not shown:
+        return shown
+    return shown[:2] if shown[0] == "tensor" else tuple(map(_skeleton, shown))
+
+
+def _metadata(value: Any) -> tuple[Any, ...]:
+    if type(value).__name__ not in ("FakeTensor", "Parameter") or value.layout is not torch.strided:
+        raise Differs("a tensor of an unusual kind")
+    sizes = tuple(map(str, (*value.shape, *value.stride(), value.storage_offset())))
+    return (value.dtype, value.device, value.dim(), sizes, value.requires_grad, value.is_conj(), value.is_neg())
+
+
+# --- recording --------------------------------------------------------------------------------------------------
+
+
+def _record(
+    tx: Any, variable: Any, described: tuple[Any, ...], leaves: list[Any], nodes: list[fx.Node], state: Any, result: Any
+) -> _Recorded:
+    nodes = [node for node in nodes if not _is_number(node)]
+    own = set(nodes)
+    given: dict[fx.Node, int] = {}
+    for i, leaf in enumerate(leaves):
+        given.setdefault(leaf.as_proxy().node, i)
+    outside: dict[fx.Node, int | Source | None] = {}
+    for node in nodes:
+        if node.op not in ("call_function", "call_method"):
+            raise Differs(f"a {node.op} in the graph")
+        for read in node.all_input_nodes:
+            if read not in own and read not in outside:
+                outside[read] = _origin(tx, read, given, variable.source)
+    _copied_result(result, lambda leaf: _result_place(leaf, own, given))
+    guards = [g for g in tx.output.guards if _mentions(g, variable.source)]
+    values: dict[Source, Any] = {}
+    resolve = _Resolver(tx)
+    for guard in guards:
+        for source in _sources(guard):
+            values[source] = resolve(source)
+    return _Recorded(
+        variable.value, variable.source, described, state, nodes, list(outside.items()), given, guards, values, result
+    )
+
+
+def _origin(tx: Any, node: fx.Node, given: dict[fx.Node, int], block: Source) -> int | Source | None:
+    is_number = _is_number(node)
+    source = _source_of(node.args[0] if is_number else node)
+    of_block = source is not None and _within(source, block)
+    if node in given:
+        if of_block:
+            raise Differs("a weight of the block is also an argument")
+        return given[node]
+    if source is None or not (is_number or node.op == "placeholder"):
+        raise Differs(f"it reads {node.name}, which is no argument")
+    if not of_block:
+        return None
+    if is_number:
+        _require_undecided(tx, node.meta["example_value"])
+    elif not isinstance(node.meta.get("example_value"), torch.Tensor):
+        raise Differs("a number of the block is an input")
+    return source
+
+
+def _is_number(node: fx.Node) -> bool:
+    """A float that is an input, not a constant of the graph: Dynamo hands it over as a tensor and takes it out."""
+    of = node.args[0] if node.op == "call_method" and node.target == "item" else None
+    return isinstance(of, fx.Node) and of.op == "placeholder" and _source_of(of) is not None
+
+
+def _source_of(node: Any) -> Source | None:
+    return getattr(node.meta.get("grapharg"), "source", None)
+
+
+def _require_undecided(tx: Any, number: Any) -> None:
+    """The code must not have asked anything about it, for the answer would be another block's; or all: its value."""
+    if not isinstance(number, torch.SymFloat):
+        raise Differs("a number of the block is an input")
+    symbols = number.node.expr.free_symbols
+    if any(symbols & guard.expr.free_symbols for guard in tx.output.shape_env.guards):
+        raise Differs("a number of the block decides what is computed")
+
+
+def _result_place(leaf: Any, own: set[fx.Node], given: dict[fx.Node, int]) -> Any:
+    node = leaf.as_proxy().node
+    if node not in own and node not in given:
+        raise Differs("a result that the block did not compute")
+    return leaf
+
+
+def _copied_result(result: Any, tensor: Callable[[Any], Any]) -> Any:
+    """A result built anew with each tensor replaced."""
+    result = result.realize() if hasattr(result, "realize") else result
+    if type(result) is TensorVariable:
+        return tensor(result)
+    if isinstance(result, ConstantVariable):
+        return result
+    if type(result) in (TupleVariable, ListVariable):
+        return type(result)([_copied_result(i, tensor) for i in result.items], mutation_type=_as_new(result))
+    raise Differs("a result that is neither tensor nor a list of tensors")
+
+
+def _as_new(result: Any) -> Any:
+    return ValueMutationNew() if type(result) is ListVariable else None
+
+
+# --- sources and guards -----------------------------------------------------------------------------------------
+
+
+def _within(source: Any, block: Source) -> bool:
+    while source != block:
+        if not isinstance(source, ChainedSource):
+            return False
+        source = source.base
+    return True
+
+
+def _sources(guard: Guard) -> list[Source]:
+    found = [guard.originating_source]
+    if isinstance(guard.create_fn, functools.partial):
+        found += [v for v in (*guard.create_fn.args, *guard.create_fn.keywords.values()) if isinstance(v, Source)]
+    return found
+
+
+def _mentions(guard: Guard, block: Source) -> bool:
+    return any(_within(s, block) for s in _sources(guard))
+
+
+class _Moved:
+    """Sources of one block as sources of another."""
+
+    def __init__(self, old: Source, new: Source) -> None:
+        self._memo: dict[Source, Source] = {old: new}
+
+    def __call__(self, source: Source) -> Source:
+        if not isinstance(source, ChainedSource):
+            return self._memo.get(source, source)
+        known = self._memo.get(source)
+        if known is None:
+            base = self(source.base)
+            known = source if base is source.base else dataclasses.replace(source, base=base)
+            self._memo[source] = known
+        return known
+
+
+class _Missing:
+    """What a source that leads nowhere has for a value."""
+
+
+_MISSING = _Missing()
+
+
+class _Resolver:
+    def __init__(self, tx: Any) -> None:
+        self._globals = {"G": tx.output.root_tx.f_globals, "L": tx.output.root_tx.f_locals}
+        self._locals: dict[str, Any] = {}
+        self._cache: Any = {}
+
+    def __call__(self, source: Source) -> Any:
+        try:
+            return source.get_value(self._globals, self._locals, self._cache)
+        except Exception:
+            self._locals.clear()
+            return _MISSING
+
+
+def _same_value(a: Any, b: Any) -> bool:
+    return type(a) is type(b) and bool(a == b)
+
+
+def _same_keys(a: Any, b: Any) -> bool:
+    return type(a) is type(b) and list(a.keys()) == list(b.keys())
+
+
+def _same_length(a: Any, b: Any) -> bool:
+    return type(a) is type(b) and len(a) == len(b)
+
+
+def _same_type(a: Any, b: Any) -> bool:
+    return type(a) is type(b)
+
+
+# How to tell whether a guard on one object holds for another. Guards not listed want the very same object.
+_SAME: dict[str, Callable[[Any, Any], bool]] = {
+    "TYPE_MATCH": _same_type,
+    "TENSOR_MATCH": _same_type,  # the rest is compared when the tensor becomes an input
+    "CONSTANT_MATCH": _same_value,
+    "EQUALS_MATCH": _same_value,
+    "BOOL_MATCH": _same_value,
+    "NONE_MATCH": _same_value,
+    "SEQUENCE_LENGTH": _same_length,
+    "DICT_KEYS_MATCH": _same_keys,
+    "MAPPING_KEYS_CHECK": _same_keys,
+    "EMPTY_NN_MODULE_HOOKS_DICT": _same_length,
+}
+_ABOUT_KEY = {"DICT_CONTAINS", "DICT_NOT_CONTAINS", "SET_CONTAINS", "SET_NOT_CONTAINS"}
+
+
+class _Copy:
+    """A recorded call, made again for another block."""
+
+    def __init__(
+        self, tx: Any, record: _Recorded, variable: Any, described: tuple[Any, ...], leaves: list[Any], span: Span
+    ) -> None:
+        self.tx = tx
+        self.record = record
+        self.leaves = leaves
+        self.span = span
+        self.moved = _Moved(record.source, variable.source)
+        self.resolve = _Resolver(tx)
+        if record.arguments != described:
+            raise Differs("other arguments")
+        if record.state != _state(tx):
+            raise Differs("something was changed since")
+
+    def make(self) -> Any:
+        guards = [guard for guard in map(self._checked, self.record.guards) if guard is not None]
+        places = {node: self._outside(node, origin) for node, origin in self.record.outside}
+        self._require_same_sharing(places)
+        dynamo_guards.install_guard(*guards)
+        last = self.tx.output.graph._root._prev
+        try:
+            return self._written(places)
+        except BaseException:
+            for node in reversed(_after(last)):
+                self.tx.output.graph.erase_node(node)
+            raise
+
+    def _written(self, places: dict[fx.Node, fx.Node]) -> Any:
+        graph = self.tx.output.graph
+        for node in self.record.nodes:
+            copy = graph.create_node(
+                node.op,
+                node.target,
+                fx.map_arg(node.args, places.__getitem__),
+                fx.map_arg(node.kwargs, places.__getitem__),
+            )
+            copy.meta = {**node.meta, MARK: self.span}
+            if "nn_module_stack" in node.meta:  # modules of their own, called on their own
+                stack = node.meta["nn_module_stack"]
+                copy.meta["nn_module_stack"] = {f"{key}@{self.span.serial}": value for key, value in stack.items()}
+            places[node] = copy
+        return _copied_result(self.record.result, lambda leaf: self._result(leaf, places))
+
+    def _checked(self, guard: Guard) -> Guard | None:
+        """The guard for the new block, if it holds there; None if the new block has it from elsewhere."""
+        old, new = guard.originating_source, self.moved(guard.originating_source)
+        kind = guard.create_fn_name()
+        if new is old and kind != "DUPLICATE_INPUT":
+            return None
+        if not self._holds(kind, guard, self.record.values[old], self.resolve(new)):
+            raise Differs(f"{kind} of {new.name}")
+        if kind == "TENSOR_MATCH":
+            self._input(new)
+            return None
+        create = guard.create_fn
+        if isinstance(create, functools.partial):
+            moved = {k: self.moved(v) if isinstance(v, Source) else v for k, v in create.keywords.items()}
+            if create.args or "value" in moved:
+                raise Differs(f"a guard about an object: {kind} of {new.name}")
+            if moved != create.keywords:
+                create = functools.partial(create.func, **moved)
+        return Guard(new, create)
+
+    def _holds(self, kind: str, guard: Guard, old: Any, new: Any) -> bool:
+        if kind == "HASATTR":
+            attr = guard.create_fn.keywords.get("attr") if isinstance(guard.create_fn, functools.partial) else None
+            return (old is _MISSING) == (new is _MISSING) if attr is None else hasattr(old, attr) == hasattr(new, attr)
+        if old is _MISSING or new is _MISSING:
+            return False
+        if kind == "DUPLICATE_INPUT":
+            others = [self.resolve(self.moved(s)) for s in _sources(guard)[1:]]
+            return bool(others) and all(other is new for other in others)
+        if kind == "NOT_PRESENT_IN_GENERIC_DICT":
+            attr = guard.create_fn.keywords["attr"]  # type: ignore[attr-defined]
+            return type(old) is type(new) and attr not in old.__dict__ and attr not in new.__dict__
+        if kind in _ABOUT_KEY:
+            key = guard.create_fn.keywords["key"]  # type: ignore[attr-defined]
+            return type(old) is type(new) and (key in old) == (key in new)
+        same = _SAME.get(kind)
+        return old is new if same is None else same(old, new)
+
+    def _input(self, source: Source) -> Any:
+        return VariableBuilder(self.tx, source)(self.resolve(source)).realize()
+
+    def _outside(self, node: fx.Node, origin: int | Source | None) -> fx.Node:
+        if origin is None:
+            return node
+        if isinstance(origin, int):
+            given: fx.Node = self.leaves[origin].as_proxy().node
+            return given
+        variable = self._input(self.moved(origin))
+        found: fx.Node = variable.as_proxy().node
+        number = node.meta["example_value"]
+        if isinstance(number, torch.SymFloat) and isinstance(variable, SymNodeVariable):
+            if number.node.expr.is_number and not bool(variable.sym_num == float(number.node.expr)):  # which is guarded
+                raise Differs(f"{self.moved(origin).name} has another value")
+            return found
+        if type(variable) is not TensorVariable:
+            raise Differs(f"{self.moved(origin).name} is no plain tensor")
+        if _metadata(found.meta["example_value"]) != _metadata(node.meta["example_value"]):
+            raise Differs(f"{self.moved(origin).name} has another size or type")
+        return found
+
+    def _require_same_sharing(self, places: dict[fx.Node, fx.Node]) -> None:
+        if len(set(places.values())) != len(places):
+            raise Differs("two of its weights are one")
+
+    def _result(self, leaf: Any, places: dict[fx.Node, fx.Node]) -> Any:
+        node = leaf.as_proxy().node
+        if node in self.record.given:
+            return self.leaves[self.record.given[node]]
+        proxy = fx.Proxy(places[node], self.tx.output.current_tracer)
+        value = self._fresh(node.meta["example_value"])
+        places[node].meta.pop("example_value", None)
+        return wrap_fx_proxy(tx=self.tx, proxy=proxy, example_value=value)
+
+    def _fresh(self, value: torch.Tensor) -> torch.Tensor:
+        """A tensor like the recorded one that is not that one."""
+        with self.tx.fake_mode, torch.no_grad():
+            made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+            made.requires_grad_(value.requires_grad)
+        if not value.requires_grad or value.is_leaf:
+            return made
+        with self.tx.fake_mode, torch.enable_grad():
+            return made.view_as(made)
+
+
+# --- into Dynamo ------------------------------------------------------------------------------------------------
+
+_trace_call = UnspecializedNNModuleVariable.call_function
+
+
+def _call_function(self: Any, tx: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    replay: Replay | None = getattr(_active, "replay", None)
+    if replay is None:
+        return _trace_call(self, tx, list(args), kwargs)
+    return replay.call(_trace_call, self, tx, args, kwargs)
+
+
+@contextlib.contextmanager
+def copying_blocks(frame: Any, regions: Regions, log: CompileLog) -> Iterator[None]:
+    """While Dynamo traces this frame in this thread (under Dynamo's own lock), calls of equal blocks are copied."""
+    kinds = _kinds(frame, regions) if regions is not None else {}
+    if not kinds:
+        yield
+        return
+    replay = _active.replay = Replay(kinds)
+    UnspecializedNNModuleVariable.call_function = _call_function  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        _active.replay = None
+        UnspecializedNNModuleVariable.call_function = _trace_call  # type: ignore[method-assign]
+        for name in {*replay.traced, *replay.copied}:
+            traced, copied = replay.traced.get(name, 0), replay.copied.get(name, 0)
+            log.region(name, traced=traced, copied=copied, reason=replay.reasons.get(name, ""))
+
+
+def _kinds(frame: Any, regions: Literal["auto"] | tuple[type | str, ...]) -> dict[int, object]:
+    kinds: dict[int, object] = {}
+    for value in frame.f_locals.values():
+        value = getattr(value, "__self__", value)  # of a method
+        if isinstance(value, torch.nn.Module):
+            kinds |= repeated_blocks(value, regions)
+    return kinds
