@@ -142,7 +142,7 @@ def packed(program: Program, fusion: str) -> bytes:
     if program.device.type == "cuda" and (why := next(iter(obstacles(program).values()), "")):
         raise NotStored(why)  # then it may be cut into pieces, for which its kernels are needed
     kernels = [k if isinstance(k, ExternKernel) else _without_body(k) for k in program.schedule.kernels]
-    schedule = dataclasses.replace(program.schedule, kernels=kernels, notes=[])
+    schedule = dataclasses.replace(program.schedule, kernels=kernels, notes=[], forms={})  # the source has them, too
     found = StoredProgram(schedule, program.unit, dict(program.sources), program.arguments, program.device, fusion)
     try:
         return _codec(program.device.type).dumps(found)

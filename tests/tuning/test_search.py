@@ -14,6 +14,9 @@ from burnish.codegen.triton import launch_forms
 from burnish.observe.log import CompileLog
 from burnish.pipeline import _fused_further
 from burnish.runtime.cache import Cache
+from burnish.runtime.cuda_program import CudaUnit, generate_cuda
+from burnish.runtime.program import build_program
+from burnish.runtime.stored_program import packed, unpacked
 from burnish.schedule.evaluate import ScheduleEvaluation
 from burnish.schedule.form import LIBRARY, Form, ours
 from burnish.schedule.fuse import fuse
@@ -236,3 +239,13 @@ def test_forms_of_a_product() -> None:
     for text in ("", "Library", "ours pieces", "ours pieces=x", "tile A=1 B=-1"):
         with pytest.raises(ValueError):
             Form.parse(text)
+
+
+def test_a_tuned_program_is_stored_as_any_other() -> None:
+    schedule = tuned(Tuner(Tuning(), Memory(), FakeMeasure(few_externs_then_warps), CompileLog()))
+    unit = generate_cuda(schedule)
+    program = build_program(schedule, unit, {}, 4, torch.device("cuda"))
+    again = unpacked(packed(program, ""), "cuda")
+    assert isinstance(again.unit, CudaUnit) and again.unit.triton.calls == unit.triton.calls
+    for n, form in schedule.forms.items():
+        assert again.unit.triton.calls[n].launches[0].warps == form["warps"]
