@@ -83,7 +83,8 @@ class Rig:
         self.backward = backward
         self.inputs = SideInputs(args, facts.changed, detached=self.training)
         devices = devices_of(args)
-        self.random = RandomState(devices)
+        # Only then: the generators are the process's, and putting them back would repeat other threads' numbers.
+        self.random = RandomState(devices) if facts.draws else None
         self._cuda = [d for d in devices if d.type == "cuda"]
         self._cotangents: list[torch.Tensor] = []
 
@@ -96,8 +97,8 @@ class Rig:
         """The raw result; and all its tensors, the gradients of its inputs, and what it changed, to be compared."""
         args = self.inputs.take()
         if wide is not None:
-            args = tuple(map(widened, args))
-        self.random.restore()
+            args = widened(args)
+        self.same_numbers()
         with self._isolated(), wide or nullcontext():
             raw = call(*args)
             results = _tensors(raw)
@@ -122,22 +123,26 @@ class Rig:
             return min(self._one(call, clock) for _ in range(calls))
         args = self.inputs.take()
         with self._isolated():
-            self._synchronise()
+            self.synchronise()
             start = clock()
             for _ in range(calls):
                 self._step(call, args)
-            self._synchronise()
+            self.synchronise()
             return (clock() - start) / calls
 
     def _one(self, call: Call, clock: Clock) -> float:
-        self.random.restore()
+        self.same_numbers()
         args = self.inputs.take()
         with self._isolated():
-            self._synchronise()
+            self.synchronise()
             start = clock()
             self._step(call, args)
-            self._synchronise()
+            self.synchronise()
             return clock() - start
+
+    def same_numbers(self) -> None:
+        if self.random is not None:
+            self.random.restore()
 
     def _isolated(self) -> AbstractContextManager[Any]:
         return own_saved_tensors() if self.training else nullcontext()
@@ -147,7 +152,7 @@ class Rig:
         if self.backward:
             self._gradients(_tensors(raw), args)
 
-    def _synchronise(self) -> None:
+    def synchronise(self) -> None:
         for device in self._cuda:
             torch.cuda.synchronize(device)
 
@@ -196,6 +201,7 @@ class Gate:
         try:
             eager_raw, eager_results, first = self._timed(rig, eager)
         except torch.OutOfMemoryError:
+            rig.same_numbers()
             return self._by_rule(engines, "no memory for a second run", started)
         failures: dict[Engine, Failure] = {}
         opinions: dict[Engine, Opinion] = {}
@@ -205,6 +211,9 @@ class Gate:
             try:
                 raw, results, seconds = self._timed(rig, call)
                 opinion = self._opinion(rig, eager, eager_results, results)
+            except torch.OutOfMemoryError:  # beside what eager returned: alone it may well do
+                rig.same_numbers()
+                return self._by_rule(engines, "no memory for a second run", started)
             except Exception as error:
                 failures[name] = Failure.of(error)
                 continue
@@ -213,9 +222,10 @@ class Gate:
                 raws[name], times[name] = raw, [seconds]
             else:
                 failures[name] = Failure(opinion.wrong)
-        after = RandomState(devices_of(args)) if rig.results_are_real else rig.random
+        after = RandomState(devices_of(args)) if rig.random is not None and rig.results_are_real else rig.random
         rounds = self._race(rig, {"eager": eager, **{n: engines[n] for n in raws}}, times, started) if raws else 0
-        after.restore()
+        if after is not None:
+            after.restore()
         winner = self._winner(times, list(raws), rounds)
         served = winner if winner != "eager" else next(iter(raws), None)
         stats = GateStats(
@@ -241,9 +251,10 @@ class Gate:
         return Rig(self.facts, args, backward=self.backward)
 
     def _timed(self, rig: Rig, call: Call) -> tuple[Any, Results, float]:
+        rig.synchronise()  # what the caller has queued before is nobody's time
         start = self.clock()
         raw, results = rig.run(call)
-        rig._synchronise()
+        rig.synchronise()
         return raw, results, self.clock() - start
 
     def _opinion(self, rig: Rig, eager: Call, eagers: Results, ours: Results) -> Opinion:
@@ -269,7 +280,9 @@ class Gate:
             return 0
         budget = max(_SHARE_OF_COMPILE * self.compile_seconds, self.clock() - started + _SMALL_CHANGE)
         first = sum(values[0] for values in times.values())
-        if first > _LONG_CALLS and self.clock() - started + first > budget and self._wins_cold(times):
+        # A tiny graph's first run in eager may take long, too: its Python is written then.
+        are_long = len(times) * min(values[0] for values in times.values()) > _LONG_CALLS
+        if are_long and self.clock() - started + first > budget and self._wins_cold(times):
             return 1
         warm = min(rig.seconds(call, 1, self.clock) for call in calls.values())
         block = max(1, min(_LONGEST_BLOCK, int(_BLOCK_SECONDS / max(warm, 1e-7))))

@@ -118,7 +118,8 @@ def _leaf(value: Any, is_written: bool) -> Any:
 def free_bytes(device: torch.device) -> int:
     """Memory that could be had on a device now, roughly."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch, for tensors to come
+        return torch.cuda.mem_get_info(device)[0] + kept
     try:
         with open("/proc/meminfo") as file:
             for line in file:

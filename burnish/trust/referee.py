@@ -18,6 +18,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from burnish.capture.rounding import RandomRounding
+from burnish.trust.inputs import CannotCopy, free_bytes
 
 # Relative distance that needs no explanation: a unit in the last place for half types, sums in another order else.
 FLOOR = {torch.float64: 1e-11, torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 4e-3}
@@ -30,6 +31,7 @@ _ROUNDED_RUNS = 2
 
 _HALF = (torch.float16, torch.bfloat16)
 _WELL_KNOWN = 0.05  # rounding moves the result by less: a common factor of half a percent means something
+_SMALL = 64 << 20  # bytes about which nobody asks
 _NARROW = (torch.float16, torch.bfloat16, torch.float32)
 _CASTS = (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16)
 
@@ -217,7 +219,18 @@ def _attempt(exact: Exact | None, noise: RandomRounding | None = None) -> Result
         return None
 
 
-def widened(value: Any) -> Any:
+def widened(args: Sequence[Any]) -> tuple[Any, ...]:
+    """Arguments in float64. Raises where that leaves no memory: a large model's weights, once more and twice the size,
+    could end the process on a CPU, and on a GPU what runs beside it."""
+    narrow = [x for x in args if isinstance(x, torch.Tensor) and x.dtype in _NARROW]
+    for device in {x.device for x in narrow}:
+        size = sum(x.numel() for x in narrow if x.device == device) * torch.float64.itemsize
+        if size > _SMALL and 2 * size > free_bytes(device):
+            raise CannotCopy(f"{size >> 20} MiB of arguments in float64 leave no room")
+    return tuple(map(_widened, args))
+
+
+def _widened(value: Any) -> Any:
     if isinstance(value, torch.Tensor) and value.dtype in _NARROW:
         return value.detach().double().requires_grad_(value.requires_grad)
     return value

@@ -56,6 +56,8 @@ def rehearse(variant: OnTrial, inputs: Sequence[Any]) -> None:
         return
     shared = variant.facts.static - variant.facts.changed
     with contextlib.suppress(Exception):  # what goes wrong here, goes wrong in the trial of a call, which can say so
+        if any(isinstance(x, torch.Tensor) and x.is_cuda for x in inputs):
+            torch.cuda.synchronize()  # they may still be on their way, on the stream of the thread that called
         versions = _versions(inputs, shared)
         variant.call(*SideInputs(inputs, [i for i in range(len(inputs)) if i not in shared]).take())
         if _versions(inputs, shared) != versions:

@@ -7,12 +7,13 @@ numbers belong to the caller's thread. Samples that the thread has no time for a
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -52,6 +53,8 @@ def gaps(share: float, seed: int) -> Callable[[], int]:
 
 def sampled(variant: Watched, run: Callable[[Sequence[Any]], Any], args: Sequence[Any]) -> Any:
     """`run(args)`, and a comparison of what it does with what eager does."""
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        return run(args)  # somebody captures the call as a CUDA graph: copies would become part of it
     try:
         sample = Sample(variant, args)
     except (CannotCopy, CannotSnapshot, torch.OutOfMemoryError):
@@ -68,7 +71,7 @@ def sampled(variant: Watched, run: Callable[[Sequence[Any]], Any], args: Sequenc
 
 @dataclass(frozen=True)
 class _Cuda:
-    """Copies were made on the caller's stream; the comparison runs on one of its own, after them."""
+    """Of one device: copies were made on the caller's stream; the comparison runs on one of its own, after them."""
 
     copied: torch.cuda.Event
     stream: torch.cuda.Stream
@@ -91,16 +94,16 @@ class Sample:
         self._weights = _fingerprints(self._fixed)
         self._random = RandomState(devices_of(args)) if facts.draws else None
         self._ours: Results = []
-        self._cuda: _Cuda | None = None
+        self._cuda: list[_Cuda] = []
 
     def finish(self, result: Any, args: Sequence[Any]) -> None:
         """Right after the call: what it returned and changed, before anybody changes that."""
         self._ours = [x.detach().clone() for x in (*_tensors(result), *self._changed(args))]
-        devices = [x.device for x in self._ours if x.device.type == "cuda"]
-        if devices:
-            event = torch.cuda.Event()
-            event.record(torch.cuda.current_stream(devices[0]))
-            self._cuda = _Cuda(event, torch.cuda.Stream(devices[0]))
+        for device in {d for d in (*self._inputs.devices, *devices_of(self._ours)) if d.type == "cuda"}:
+            with torch.cuda.device(device):
+                event = torch.cuda.Event()
+                event.record(torch.cuda.current_stream(device))
+            self._cuda.append(_Cuda(event, torch.cuda.Stream(device)))
 
     def _changed(self, args: Sequence[Any]) -> Results:
         positions = sorted(self.variant.facts.changed)
@@ -108,7 +111,7 @@ class Sample:
 
     def compare(self) -> None:
         after = RandomState(self._inputs.devices) if self._random is not None else None
-        with self._state.entered(), torch.no_grad(), self._on_own_stream():
+        with self._state.entered(), torch.no_grad(), self._on_own_streams():
             opinion = self._opinion(self._ours)
             if not opinion.is_right and self._is_confirmed():
                 self.variant.roll_back(Failure(f"a sampled call: {opinion.wrong}"))
@@ -126,11 +129,18 @@ class Sample:
         if self.variant.doubts >= _MOST_DOUBTS:
             self.variant.roll_back(Failure(f"in {self.variant.doubts} sampled calls, {what}"))
 
-    def _on_own_stream(self) -> AbstractContextManager[Any]:
-        if self._cuda is None or self._random is not None:
-            return nullcontext()
-        self._cuda.stream.wait_event(self._cuda.copied)
-        return torch.cuda.stream(self._cuda.stream)
+    @contextlib.contextmanager
+    def _on_own_streams(self) -> Iterator[None]:
+        if self._random is not None:  # in the call, on its own stream
+            yield
+            return
+        with contextlib.ExitStack() as streams:
+            for each in self._cuda:
+                each.stream.wait_event(each.copied)
+                streams.enter_context(torch.cuda.stream(each.stream))
+            yield
+            for each in self._cuda:
+                each.stream.synchronize()  # before anything it reads is let go
 
     def _opinion(self, ours: Results) -> Opinion:
         facts = self.variant.facts
@@ -159,7 +169,7 @@ class Sample:
     def _run(self, call: Call, wide: InFloat64 | None = None) -> Results:
         args = self._inputs.take()
         if wide is not None:
-            args = tuple(map(widened, args))
+            args = widened(args)
         if self._random is not None:
             self._random.restore()
         with wide or nullcontext():

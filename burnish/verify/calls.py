@@ -108,7 +108,7 @@ class Calls:
         return self._interpret(_Float64(self.module, drawn), [widened(a) for a in copied(self.arguments)])
 
     def _interpret(self, interpreter: _Eager, arguments: list[Argument]) -> Results:
-        with torch.no_grad(), _same_draws():
+        with torch.no_grad(), same_draws():
             outputs = interpreter.run(*arguments)
         outputs = list(outputs) if isinstance(outputs, tuple | list) else [outputs]
         return Results(outputs, arguments, dict(interpreter.env))
@@ -124,7 +124,7 @@ class Calls:
 
     def run(self, run: Run) -> Results:
         arguments = copied(self.arguments)
-        with torch.no_grad(), _same_draws():
+        with torch.no_grad(), same_draws():
             return Results(list(run(list(arguments))), arguments)
 
     def written(self) -> list[int]:
@@ -185,7 +185,7 @@ def is_wrong(verdicts: Mapping[str, Verdict]) -> bool:
 
 
 @contextlib.contextmanager
-def _same_draws() -> Iterator[None]:
+def same_draws() -> Iterator[None]:
     """Every run of a graph starts from one generator state, and the caller's is put back."""
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices=devices):

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from burnish.verify.calls import Argument, Calls, Expected, Results, copied, is_wrong
+from burnish.verify.calls import Argument, Calls, Expected, Results, copied, is_wrong, same_draws
 
 _MOST_ATTEMPTS = 40
 
@@ -147,7 +147,7 @@ def cut(
 def annotated(module: fx.GraphModule, arguments: Sequence[Argument]) -> fx.GraphModule:
     """With the values that it computes where the importer looks for types, shapes and shared memory."""
     interpreter = fx.Interpreter(module, garbage_collect_values=False)
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with torch.no_grad(), same_draws():
         interpreter.run(*copied(arguments))
     for node, value in interpreter.env.items():
         node.meta["val"] = value
