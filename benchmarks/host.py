@@ -1,9 +1,13 @@
-"""Host time of a call: open and sealed, beside what launching its CUDA graph (or, on a CPU, its program) costs alone.
+"""Host time of a call, open and sealed, part by part, beside what launching its CUDA graph costs alone.
 
     PYTHONPATH=. python3 -m benchmarks.host [OUT.json]
 
-Rounds are interleaved and the median of each is taken; `host` is the time until the call returns, without waiting for
-the device, `wall` with waiting. `beyond` is host time beyond replaying the graph.
+Every number is the median in microseconds over calls that alternate with those of the other rows, each after the device
+has come to rest: `host` until the call returns, `wall` until the device is done, too. `beyond` is host time beyond the
+graph's launch by the driver.
+
+Below are the parts of a sealed call, from the outside in; each is called by itself, and what a part has inside it is
+taken off. On a CPU there is no graph, and the program stands for it.
 """
 
 from __future__ import annotations
@@ -14,13 +18,17 @@ import sys
 import time
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torch
 
 import burnish
+from burnish.runtime.cuda_launch import DRIVER_LIBRARY
 
-ROUNDS = 15
-CALLS = 100 if torch.cuda.is_available() else 10
+_ROUNDS = 10
+_CALLS = 30
+
+Call = Callable[[], Any]
 
 
 def _models(device: str) -> dict[str, tuple[torch.nn.Module, dict[str, torch.Tensor], torch.dtype]]:
@@ -40,51 +48,155 @@ def _models(device: str) -> dict[str, tuple[torch.nn.Module, dict[str, torch.Ten
     return found
 
 
-def _replay(compiled: Any) -> Callable[[], Any] | None:
-    """What replays the object's captured graph, and nothing else."""
+# -- measuring ------------------------------------------------------------------------------------------------------
+
+
+def _alternating(calls: dict[str, Call], wait: Call) -> dict[str, dict[str, float]]:
+    taken: dict[str, dict[str, list[int]]] = {name: {"host": [], "wall": []} for name in calls}
+    clock = time.perf_counter_ns
+    for _ in range(_ROUNDS):
+        for name, call in calls.items():
+            for _ in range(_CALLS):
+                begin = clock()
+                call()
+                returned = clock()
+                wait()
+                taken[name]["wall"].append(clock() - begin)
+                taken[name]["host"].append(returned - begin)
+    return {name: {k: _us(statistics.median(v)) for k, v in each.items()} for name, each in taken.items()}
+
+
+def _us(nanoseconds: float) -> float:
+    return round(nanoseconds / 1000, 2)
+
+
+# -- the parts of a sealed call -------------------------------------------------------------------------------------
+
+
+def _graphed(compiled: Any) -> tuple[Any, Any] | None:
+    """The object's program that was captured, and its graph."""
     for program in list(compiled.burnish.log._programs):
         for case in getattr(program, "_cases", {}).values():
             if case.captured is not None:
-                return case.captured.graph.replay
+                return program, case.captured
     return None
 
 
-def _microseconds(call: Callable[[], Any], wait: Callable[[], None], waiting: bool) -> float:
-    wait()
-    start = time.perf_counter()
-    for _ in range(CALLS):
+def _seen(owner: type, call: Call) -> list[Any]:
+    """The arguments that `owner` is called with during a call."""
+    seen: list[Any] = []
+    own = owner.__call__  # type: ignore[operator]
+
+    def watch(self: Any, args: list[Any]) -> Any:
+        seen.append(list(args))
+        return own(self, args)
+
+    with mock.patch.object(owner, "__call__", watch):
         call()
-        if waiting:
-            wait()
-    spent = time.perf_counter() - start
-    wait()
-    return spent / CALLS * 1e6
+    return seen[0] if seen else []
+
+
+def _route(sealed: Any, call: Call) -> Call | None:
+    """What a sealed call goes to once it is known."""
+    gone_to: list[tuple[Any, ...]] = []
+    from burnish.capture import unguarded
+
+    own = unguarded.Unguarded.first
+
+    def first(self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = own(self, args, kwargs)
+        gone_to.append((self.call, args, kwargs))
+        return result
+
+    with mock.patch.object(unguarded.Unguarded, "first", first):
+        burnish.seal(sealed)
+        call()
+    if not gone_to:
+        return None
+    run, args, kwargs = gone_to[0]
+    return lambda: run(*args, **kwargs)
+
+
+def _parts_of_graph(program: Any, captured: Any, args: list[Any]) -> dict[str, Call]:
+    device = program.pool.device
+    stream = torch.cuda.current_stream(device).cuda_stream
+    parts: dict[str, Call] = {
+        "program": lambda: program(list(args)),
+        "addresses": lambda: captured.fits(args),
+        "turn": lambda: program.pool.take_turn(captured),
+        "replay by torch": lambda: captured.graph.replay(),
+    }
+    launch = captured.launch
+    if launch is not None:
+        results = launch.results(stream)
+        alone = program._host.Launch(DRIVER_LIBRARY, captured.graph.raw_cuda_graph_exec(), [], [], [])
+        parts["replay"] = lambda: alone.run([], [], stream)
+        parts["copies and replay"] = lambda: launch.run(args, results, stream)
+        parts["new results"] = lambda: launch._fresh()
+    return parts
+
+
+def _shares(row: dict[str, dict[str, float]]) -> dict[str, float]:
+    """Host time of a sealed call by what it goes to."""
+    at = {name: each["host"] for name, each in row.items()}
+    route = at.get("route", 0.0)
+    outside = {"comparing the call": at["sealed"] - route}
+    if "program" not in at:
+        return _rounded({**outside, "compiled code": route})
+    whole = at.get("copies and replay", at["replay by torch"])
+    replay = at.get("replay", whole)
+    inside = {name: at.get(name, 0.0) for name in ("addresses", "turn", "new results")}
+    inside |= {"copies": whole - replay, "replay": replay}
+    inside["rest of the program"] = at["program"] - sum(inside.values())
+    return _rounded({**outside, "loading, building results": route - at["program"], **inside})
+
+
+def _rounded(us: dict[str, float]) -> dict[str, float]:
+    return {name: round(each, 2) for name, each in us.items()}
 
 
 def measure(name: str, model: torch.nn.Module, inputs: dict[str, torch.Tensor], device: str) -> dict[str, Any]:
-    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    wait: Call = torch.cuda.synchronize if device == "cuda" else lambda: None
     settings: dict[str, Any] = {"mode": "reduce-overhead", "gate": False, "verify": "off"}
     opened, sealed = (burnish.compile(model, name=f"{name} {k}", **settings) for k in ("open", "sealed"))
-    calls: dict[str, Callable[[], Any]] = {"eager": lambda: model(**inputs)}
+    calls: dict[str, Call] = {
+        "eager": lambda: model(**inputs),
+        "open": lambda: opened(**inputs),
+        "sealed": lambda: sealed(**inputs),
+    }
     with torch.no_grad():
         for compiled in (opened, sealed):
             for _ in range(4):
                 compiled(**inputs)
-        burnish.seal(sealed)
-        sealed(**inputs), sealed(**inputs)
-        calls |= {"open": lambda: opened(**inputs), "sealed": lambda: sealed(**inputs)}
-        replay = _replay(sealed)
-        if replay is not None:
-            calls["replay"] = replay
-        taken: dict[str, dict[str, list[float]]] = {k: {"host": [], "wall": []} for k in calls}
-        for _ in range(ROUNDS):
-            for k, call in calls.items():
-                taken[k]["host"].append(_microseconds(call, wait, waiting=False))
-                taken[k]["wall"].append(_microseconds(call, wait, waiting=True))
-    row = {k: {w: round(statistics.median(v), 2) for w, v in each.items()} for k, each in taken.items()}
-    alone = row.get("replay", {"host": 0.0})["host"]
-    beyond = {k: round(row[k]["host"] - alone, 2) for k in ("open", "sealed")} if replay is not None else {}
-    return {"model": name, **row, "beyond": beyond, "notices": dict(burnish.stats(sealed).notices)}
+        route = _route(sealed, calls["sealed"])
+        for _ in range(4):
+            calls["sealed"]()
+        if route is not None:
+            calls["route"] = route
+        graphed = _graphed(sealed)
+        if graphed is not None:
+            calls |= _parts_of_graph(*graphed, _seen(type(graphed[0]), calls["sealed"]))
+        row = _alternating(calls, wait)
+    alone = min((row[k]["host"] for k in ("replay", "replay by torch") if k in row), default=None)
+    beyond = {} if alone is None else {k: round(row[k]["host"] - alone, 2) for k in ("open", "sealed")}
+    notices = dict(burnish.stats(sealed).notices)
+    return {"model": name, "calls": row, "beyond": beyond, "sealed by part": _shares(row), "notices": notices}
+
+
+# -- printing -------------------------------------------------------------------------------------------------------
+
+
+def _print(row: dict[str, Any]) -> None:
+    print(f"\n{row['model']}: microseconds")
+    print(f"  {'':28}{'host':>9}{'wall':>9}{'beyond':>9}")
+    for name, each in row["calls"].items():
+        beyond = row["beyond"].get(name, "")
+        print(f"  {name:28}{each['host']:9.2f}{each['wall']:9.2f}{beyond:>9}")
+    print("  a sealed call by part:")
+    for name, us in row["sealed by part"].items():
+        print(f"    {name:26}{us:9.2f}")
+    for notice, count in row["notices"].items():
+        print(f"  {count} x {notice}")
 
 
 def main(arguments: list[str]) -> None:
@@ -94,7 +206,7 @@ def main(arguments: list[str]) -> None:
         model = model.eval().to(device, dtype=dtype)
         placed = {k: x.to(device, dtype=dtype if x.is_floating_point() else None) for k, x in inputs.items()}
         rows.append(measure(name, model, placed, device))
-        print(json.dumps(rows[-1], indent=1))
+        _print(rows[-1])
     if arguments:
         with open(arguments[0], "w") as file:
             json.dump({"device": device, "rows": rows}, file, indent=1)
