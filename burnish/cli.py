@@ -12,6 +12,7 @@ from burnish.bench.command import add_bench
 from burnish.doctor.command import add_doctor
 from burnish.errors import BurnishError
 from burnish.explain.command import add_explain
+from burnish.generation.command import add_generate
 from burnish.options import Options
 from burnish.runtime.cache import Cache
 from burnish.verify.command import add_verify
@@ -53,6 +54,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_bench(commands, TARGET_HELP)
     add_verify(commands, TARGET_HELP)
     add_explain(commands, TARGET_HELP)
+    add_generate(commands, TARGET_HELP)
     add_doctor(commands, TARGET_HELP)
     _add_cache(commands)
     workloads = commands.add_parser("workloads", help="list the built-in workloads")

@@ -246,7 +246,8 @@ class CompiledLM:
 
     def stats(self) -> GenerationStats:
         store = self._store
-        return self._record.snapshot(self.name, store.length, store.rows, store.cache_bytes, store.stats())
+        slot_bytes = store.shape.slot_bytes if store.cache_bytes else 0
+        return self._record.snapshot(self.name, store.length, store.rows, store.cache_bytes, slot_bytes, store.stats())
 
     def reset(self) -> None:
         """Forget the conversation; cache and programs stay."""

@@ -127,14 +127,19 @@ def noise(seed: torch.Tensor, slot: torch.Tensor, tokens: torch.Tensor) -> torch
     row = torch.arange(tokens.shape[0], device=tokens.device).unsqueeze(-1)
     key = _mixed(_mixed((seed ^ (slot * _SLOTS_APART)) & _WORD) ^ ((row * _ROWS_APART) & _WORD))
     bits = _mixed(_mixed((tokens * _ROWS_APART + key) & _WORD) ^ key)
-    uniform = ((bits >> 9).float() + 0.5) * 2.0**-23  # neither 0 nor 1
+    uniform = (_right(bits, 9).float() + 0.5) * 2.0**-23  # neither 0 nor 1
     return -torch.log(-torch.log(uniform))
 
 
 def _mixed(word: torch.Tensor) -> torch.Tensor:
     """A permutation of 32-bit words in which each bit depends on every other."""
-    word = word ^ (word >> 16)
+    word = word ^ _right(word, 16)
     word = (word * _FIRST) & _WORD
-    word = word ^ (word >> 15)
+    word = word ^ _right(word, 15)
     word = (word * _SECOND) & _WORD
-    return word ^ (word >> 16)
+    return word ^ _right(word, 16)
+
+
+def _right(word: torch.Tensor, bits: int) -> torch.Tensor:
+    """The operator of the same meaning is another one in ATen, and older."""
+    return torch.bitwise_right_shift(word, bits)

@@ -40,6 +40,7 @@ class GenerationStats:
     max_length: int = 0  # of the cache
     max_batch: int = 0
     cache_bytes: int = 0
+    slot_bytes: int = 0  # of one token of one row
     programs: tuple[Stats, ...] = ()  # of each compiled program
     last: Timing = Timing()
 
@@ -94,10 +95,10 @@ class Record:
         self.last = Timing()
 
     def snapshot(
-        self, name: str, length: int, batch: int, cache_bytes: int, programs: Sequence[Stats]
+        self, name: str, length: int, batch: int, cache_bytes: int, slot_bytes: int, programs: Sequence[Stats]
     ) -> GenerationStats:
         return GenerationStats(
             name, self.requests, self.prompt_tokens, self.new_tokens, self.steps, self.wasted_steps, self.looks,
-            self.host_steps, dict(self.notes), tuple(self.fallbacks), length, batch, cache_bytes, tuple(programs),
-            self.last,
+            self.host_steps, dict(self.notes), tuple(self.fallbacks), length, batch, cache_bytes, slot_bytes,
+            tuple(programs), self.last,
         )  # fmt: skip
