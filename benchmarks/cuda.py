@@ -30,7 +30,7 @@ CANDIDATES = (
     "eager", "inductor:default", "inductor:reduce-overhead", "inductor:max-autotune",
     "burnish:default", "burnish:reduce-overhead", "burnish:sealed",
 )  # fmt: skip
-CHILD_SECONDS = 240
+CHILD_SECONDS = 360  # a search of max-autotune ends by itself well before
 
 
 @dataclass
@@ -186,6 +186,10 @@ def notes(called: Callable[..., Any]) -> list[str]:
     out = [f"fallback {f}" for f in stats.fallbacks]
     out += [f"{count} x {op}" for op, count in stats.aten_calls.items()]
     out += [f"{stage} {seconds:.2f} s" for stage, seconds in stats.seconds.items()]
+    out += [f"{count} x {what}" for what, count in stats.notices.items() if what.startswith("tuning")]
+    changed = [t for t in stats.tuning if t.form != t.rule]
+    out += [f"{len(changed)} of {len(stats.tuning)} kernels not by the rule"] if stats.tuning else []
+    out += [f"tuned {t}" for t in sorted(changed, key=lambda t: -(t.gain or 1.0))]
     return [*out, *(str(v) for v in stats.variants)]
 
 
@@ -297,7 +301,7 @@ def main() -> None:
             print(line(workload, candidate, row), flush=True)
             if options.top:
                 for note in row.get("notes", ()):
-                    print(f"    {note[:200]}")
+                    print(f"    {note[:240]}")
                 for name, count, micros in row.get("top", ()):
                     print(f"    {micros:9.1f} µs {count:6.1f} x  {name}")
             if options.json:

@@ -25,7 +25,7 @@ from burnish.schedule.kernels import Buffer
 from burnish.tuning.excerpt import Trial
 from burnish.tuning.search import Outcome
 
-_BUILDERS = 8  # trials built at a time
+_BUILDERS = 16  # trials built at a time: more than one keeps a worker process busy with
 _RUNS = 6  # of a graph, at least: what a launch takes beside the kernel is shared by them
 _MOST_RUNS = 24
 _ROUNDS = 7

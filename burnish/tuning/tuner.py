@@ -15,7 +15,7 @@ from burnish.tuning.record import Tuning
 from burnish.tuning.search import Measure, Tuner
 from burnish.tuning.store import CacheStore
 
-_MOST_SECONDS = 300.0  # of a search without a budget; the rest is left to the rule, and said
+_MOST_SECONDS = 180.0  # of a search without a budget; the rest is left to the rule, and said
 _SHARE = 0.5  # of what is left of a budget
 
 
