@@ -1,0 +1,118 @@
+"""The host's part of a call: graphs replayed by the driver, sealed calls compared in C."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+import burnish
+from tests.gpu.on_device import DEVICE, calls_agree, captured, graphed, notices, randn
+from tests.gpu.test_graphs import Small
+
+pytestmark = pytest.mark.gpu
+
+
+def launches(target: Any) -> list[Any]:
+    """What replays each captured graph: None for torch."""
+    cases = [c for p in target.burnish.log._programs for c in getattr(p, "_cases", {}).values()]
+    return [case.captured.launch for case in cases if case.captured is not None]
+
+
+def sealed(fn: Any, *shape: int) -> Any:
+    c = graphed(fn)
+    for _ in range(3):
+        c(randn(*shape))
+    burnish.seal(c)
+    for _ in range(3):
+        c(randn(*shape))
+    assert all(launch is not None for launch in launches(c)) and launches(c), notices(c)
+    assert c.burnish.entrance.call.count == 1
+    return c
+
+
+def test_sealed_calls_are_replayed_by_the_driver() -> None:
+    small = Small().to(DEVICE).eval()
+    with torch.no_grad():
+        c = sealed(small, 8, 64)
+        calls_agree(c, small, lambda: (randn(8, 64),), 6)
+        x = randn(8, 64)
+        for _ in range(3):  # at one address, too
+            torch.testing.assert_close(c(x), small(x))
+            x.mul_(0.5)
+        with torch.inference_mode():
+            torch.testing.assert_close(c(x), small(x))
+    assert captured(c) == 1 and burnish.stats(c).compiles == 1
+
+
+def test_a_sealed_object_sees_parameters_change_in_place() -> None:
+    small = Small().to(DEVICE).eval()
+    with torch.no_grad():
+        c = sealed(small, 8, 64)
+        small.a.weight.mul_(2)
+        calls_agree(c, small, lambda: (randn(8, 64),), 3)
+        small.b.weight.data = randn(64, 64)  # elsewhere: noticed, and captured anew
+        calls_agree(c, small, lambda: (randn(8, 64),), 5)
+    assert captured(c) == 2 and burnish.stats(c).compiles == 1
+
+
+def test_a_graph_that_draws_random_numbers_is_torchs() -> None:
+    small = Small(p=0.5).to(DEVICE).train()
+    c = graphed(small)
+    x = randn(8, 64)
+    with torch.no_grad():
+        results = [c(x) for _ in range(6)]
+    assert launches(c) == [None]
+    assert not any(torch.equal(a, b) for k, a in enumerate(results) for b in results[:k])
+
+
+def test_results_on_streams_of_their_own_in_threads() -> None:
+    small = Small().to(DEVICE).eval()
+    with torch.no_grad():
+        c = sealed(small, 8, 64)
+    wrong: list[BaseException] = []
+    start = threading.Barrier(3)
+
+    def work() -> None:
+        try:
+            with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
+                start.wait()
+                calls_agree(c, small, lambda: (randn(8, 64),), 20)
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong, wrong[0]
+
+
+def test_a_cache_that_moves_is_written_back() -> None:
+    def step(cache: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        cache.add_(x)
+        return torch.tanh(cache) @ x.t()
+
+    c = graphed(step)
+    with torch.no_grad():
+        for _ in range(6):
+            ours, x = randn(16, 32), randn(16, 32)
+            theirs = ours.clone()
+            torch.testing.assert_close(c(ours, x), step(theirs, x))
+            torch.testing.assert_close(ours, theirs)
+
+
+def test_closing_gives_back_what_was_made_ready() -> None:
+    small = Small().to(DEVICE).eval()
+    with torch.no_grad():
+        c = sealed(small, 8, 64)
+    torch.cuda.synchronize()
+    made = launches(c)
+    c.burnish.close()
+    assert launches(c) == [] and made[0] is not None
+    x = randn(8, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(c(x), small(x))
