@@ -115,7 +115,7 @@ class CompileLog:
                 self._open_stages.last = elapsed
             self.add_seconds(name, elapsed - stage.inner)
 
-    def _seconds_so_far(self) -> float | None:
+    def seconds_so_far(self) -> float | None:
         """How long this thread has been in its outermost open stage or, if none is open, was in its last."""
         stack: list[_OpenStage] = self._open_stages.__dict__.get("stack", [])
         if stack:
@@ -237,7 +237,7 @@ class CompileLog:
             variant, kernels = f"graph {self.compiles}", self.kernel_count - self._kernels_told
             self._kernels_told = self.kernel_count
         if not self._open_stages.__dict__.pop("failed", False):
-            self.emit("compiled", variant=variant, seconds=self._seconds_so_far(), kernels=kernels)
+            self.emit("compiled", variant=variant, seconds=self.seconds_so_far(), kernels=kernels)
         return variant
 
     def compiled(self, kind: str) -> None:

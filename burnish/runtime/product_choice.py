@@ -3,16 +3,21 @@
 Which is faster depends on the machine, on its BLAS and on the sizes, so it is measured: once for each class of products
 (sizes to the nearest half power of two, layouts, type, threads), for less than a tenth of a second, and kept in the
 cache. Products of few rows, of half types, of little work or of sizes only known later are our own without asking.
+
+The first result waits for that, so a compile gives it a small share of its time: classes with the most work come first,
+and one whose turn does not come is done as the measured one most like it is. A later compile measures it.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from ctypes import c_int32, c_int64, c_void_p
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,8 +40,10 @@ _FEW = 16  # rows or columns up to which our own product streams the other opera
 _LITTLE = 1 << 24  # multiplications over before either has warmed up
 _MOST = 1 << 29  # multiplications of a trial; a longer product is tried with fewer rows
 _WORTH = 1.05  # how much faster BLAS must be: our own needs no memory between product and epilogue
+_FAR = 1.3  # times that, one is so far ahead that two rounds are enough
 _ROUNDS = 5
 _SECONDS = 0.06  # no round begins after so long in all
+_SHARE = 0.05  # of the time that a compile has taken so far, for trials
 _KIND = "product"
 
 
@@ -62,12 +69,26 @@ def choose_libraries(schedule: Schedule, options: Options, fuel: Fuel, log: Comp
     if options.products == "ours" or find_blas() is None:
         return schedule
     threads = options.threads or torch.get_num_threads()
-    cache = open_cache(options)
-    for n, kernel in enumerate(schedule.kernels):
-        if not isinstance(kernel, ContractKernel) or (found := classify(kernel, threads)) is None:
-            continue
-        faster = options.products == "library" or is_faster(found, cache, partial(trial, found, options, cache, log))
-        if faster and fuel.spend(f"product {n} by BLAS"):
+    classes = {
+        n: found
+        for n, kernel in enumerate(schedule.kernels)
+        if isinstance(kernel, ContractKernel) and (found := classify(kernel, threads)) is not None
+    }
+    work: Counter[ProductClass] = Counter()
+    for found in classes.values():
+        work[found] += found.m * found.n * found.k
+    if options.products == "library":
+        faster = dict.fromkeys(work, True)
+    else:
+        cache = open_cache(options)
+        ordered = [found for found, _ in work.most_common()]
+        if any(known_answer(found, cache) is None for found in ordered):
+            native_library(options, cache, log)  # which is wanted anyhow: waiting for it is no part of the trials
+        allowance = _SHARE * (log.seconds_so_far() or 0.0)
+        faster = choose(ordered, cache, lambda found: trial(found, options, cache, log), allowance)
+    for n, found in classes.items():
+        kernel = schedule.kernels[n]
+        if faster[found] and isinstance(kernel, ContractKernel) and fuel.spend(f"product {n} by BLAS"):
             schedule.kernels[n] = replace(kernel, library=True)
     return schedule
 
@@ -104,25 +125,73 @@ _answers: dict[str, bool] = {}  # what this process knows already, by the key's 
 _measuring = threading.Lock()  # two trials at once would measure each other
 
 
+def choose(
+    classes: Sequence[ProductClass],
+    cache: Cache,
+    ratio: Callable[[ProductClass], float],
+    allowance: float,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[ProductClass, bool]:
+    """Whether BLAS is faster, for each class. After `allowance` seconds of trials none begins: what nobody knows then
+    is answered as the class most like it is."""
+    faster: dict[ProductClass, bool] = {}
+    spent = 0.0
+    for found in classes:
+        start = clock()
+        answer = is_faster(found, cache, partial(ratio, found)) if spent <= allowance else known_answer(found, cache)
+        spent += clock() - start
+        if answer is not None:
+            faster[found] = answer
+    return faster | {found: faster[_most_like(found, list(faster))] for found in classes if found not in faster}
+
+
+def _most_like(found: ProductClass, others: Sequence[ProductClass]) -> ProductClass:
+    def unlikeness(other: ProductClass) -> tuple[bool, bool, float]:
+        sizes = ((found.m, other.m), (found.n, other.n), (found.k, other.k))
+        layouts = (found.a_by_row, found.b_by_row) != (other.a_by_row, other.b_by_row)
+        return found.dtype is not other.dtype, layouts, sum(abs(math.log2(a / b)) for a, b in sizes)
+
+    return min(others, key=unlikeness)
+
+
 def is_faster(
     found: ProductClass, cache: Cache, ratio: Callable[[], float], quiet: Callable[[], bool] | None = None
 ) -> bool:
     """Whether BLAS is, asking `ratio` only if nobody knows. An answer from a busy machine serves until a quiet hour."""
     quiet = quiet or _is_quiet
-    key = CacheKey((
-        ("name", f"product {found}"), ("product", str(found)), ("burnish", source_hash()),
-        ("torch", str(torch.__version__)), ("cpu", cpu_features()),
-    ))  # fmt: skip
+    key = _key(found)
     with _measuring:
         if key.digest not in _answers:
-            who, _, when = (cache.get(_KIND, key) or b"").decode(errors="replace").partition(" ")
-            if who not in ("ours", "library") or (when == "busy" and quiet()):
+            who, when = _stored(key, cache)
+            if not who or (when == "busy" and quiet()):
                 when = "quiet" if quiet() else "busy"
                 who = "library" if ratio() > _WORTH else "ours"
                 cache.discard(_KIND, key)
                 cache.put(_KIND, key, f"{who} {when}".encode())
             _answers[key.digest] = who == "library"
         return _answers[key.digest]
+
+
+def known_answer(found: ProductClass, cache: Cache) -> bool | None:
+    """What is known already, measured on a busy machine or not."""
+    key = _key(found)
+    if key.digest in _answers:
+        return _answers[key.digest]
+    who, _ = _stored(key, cache)
+    return who == "library" if who else None
+
+
+def _stored(key: CacheKey, cache: Cache) -> tuple[str, str]:
+    """Who is faster, or nothing, and how the machine was when that was measured."""
+    who, _, when = (cache.get(_KIND, key) or b"").decode(errors="replace").partition(" ")
+    return (who, when) if who in ("ours", "library") else ("", "")
+
+
+def _key(found: ProductClass) -> CacheKey:
+    return CacheKey((
+        ("name", f"product {found}"), ("product", str(found)), ("burnish", source_hash()),
+        ("torch", str(torch.__version__)), ("cpu", cpu_features()),
+    ))  # fmt: skip
 
 
 def _is_quiet() -> bool:
@@ -169,13 +238,16 @@ def trial(found: ProductClass, options: Options, cache: Cache, log: CompileLog) 
 
 
 def race(seconds: Callable[[bool], float]) -> float:
-    """The median ratio of a few rounds in which ours and the library's take turns; the first only touches memory."""
+    """The median ratio of a few rounds in which ours and the library's take turns; the first only touches memory. When
+    two rounds agree that one is far ahead, more would change nothing."""
     ratios: list[float] = []
     spent = 0.0
     while len(ratios) <= _ROUNDS and (len(ratios) < 2 or spent < _SECONDS):
         ours, library = seconds(False), seconds(True)
         ratios.append(ours / max(library, 1e-9))
         spent += ours + library
+        if len(ratios) == 3 and (min(ratios[1:]) > _WORTH * _FAR or max(ratios[1:]) < _WORTH / _FAR):
+            break
     return statistics.median(ratios[1:])
 
 
