@@ -435,7 +435,9 @@ class GraphedProgram:
         captured = Captured(torch.cuda.CUDAGraph(), args, twins, borrowed, self.plan, self._host)
         before = self.pool.bytes()
         run = self.program.private()  # over workspaces in the graph's memory, which nothing else may have
-        with torch.cuda.device(self.pool.device):
+        device = self.pool.device
+        # A capture that fails would leave its own stream as the current one.
+        with torch.cuda.device(device), torch.cuda.stream(torch.cuda.current_stream(device)):
             with torch.cuda.graph(
                 captured.graph,
                 pool=self.pool.handle,

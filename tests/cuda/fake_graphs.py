@@ -72,6 +72,7 @@ class FakeCuda:
         put("graph_pool_handle", lambda: (0, 1))
         put("memory_snapshot", self.memory_snapshot)
         put("device", lambda device: contextlib.nullcontext())
+        put("stream", self.on_stream)
         monkeypatch.setattr(cudagraph, "current_raw_stream", lambda device: id(self.stream))
 
     def memory_snapshot(self, pool: tuple[int, int]) -> list[dict[str, Any]]:
@@ -80,9 +81,18 @@ class FakeCuda:
         return [*own, {"segment_pool_id": (0, 0), "total_size": 1 << 20}]
 
     @contextlib.contextmanager
+    def on_stream(self, stream: FakeStream) -> Iterator[None]:
+        before, self.stream = self.stream, stream
+        try:
+            yield
+        finally:
+            self.stream = before
+
+    @contextlib.contextmanager
     def graph(self, graph: FakeGraph, **settings: Any) -> Iterator[None]:
         assert settings["capture_error_mode"] == "thread_local"
         if self.fail is not None:
+            self.stream = settings["stream"]  # torch's leaves it so
             raise self.fail
         self.capturing = graph
         try:

@@ -205,6 +205,7 @@ def test_a_capture_that_fails_loses_no_call(cuda: FakeCuda, error: Exception) ->
         torch.testing.assert_close(f(cache, x), total * 2)
     assert f.run.plain == 4 and str(error) in f.notices()
     assert f.log.snapshot().notices[next(iter(f.log.snapshot().notices))] == 1  # and is not tried over and over again
+    assert cuda.stream.name == "default"  # the caller's is still the current one
 
 
 def test_what_cannot_be_captured_is_named(cuda: FakeCuda) -> None:
