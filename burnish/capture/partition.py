@@ -147,7 +147,7 @@ def pad_ragged_products(graph: fx.Graph) -> int:
         with graph.inserting_before(node):
             make = _Maker(graph, node)
             if b.target is aten.t.default:  # a weight as it is stored gets further rows
-                wide = make(aten.t.default, make(aten.constant_pad_nd.default, b.args[0], [0, 0, 0, more]))
+                wide = make(aten.t.default, _with_more_rows(make, b.args[0], more))
             else:
                 wide = make(aten.constant_pad_nd.default, b, [0, more])
             part = make(aten.slice.Tensor, make(aten.mm.default, a, wide), 1, 0, columns)
@@ -155,6 +155,21 @@ def pad_ragged_products(graph: fx.Graph) -> int:
         graph.erase_node(node)
         count += 1
     return count
+
+
+def _with_more_rows(make: _Maker, weight: Any, more: int) -> fx.Node:
+    """A weight with so many rows of zeros below it. Of one that is cast, nobody reads the cast but through this one:
+    it is made, and kept for the backward pass, once."""
+    aten = torch.ops.aten
+    if weight.target is not aten._to_copy.default or set(weight.kwargs) != {"dtype"}:
+        return make(aten.constant_pad_nd.default, weight, [0, 0, 0, more])
+    padded = make.cast(make(aten.constant_pad_nd.default, weight.args[0], [0, 0, 0, more]), weight.kwargs["dtype"])
+    part = make(aten.slice.Tensor, padded, 0, 0, weight.meta["val"].shape[0])
+    view = make(aten.t.default, part)
+    place = {node: n for n, node in enumerate(make.graph.nodes)}
+    for old, new in ((weight, part), *((u, view) for u in weight.users if u.target is aten.t.default)):
+        old.replace_all_uses_with(new, delete_user_cb=lambda user: place[user] > place[view])
+    return padded
 
 
 def _is_static_and_full(value: torch.Tensor) -> bool:

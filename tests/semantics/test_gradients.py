@@ -103,6 +103,25 @@ def test_rows_of_odd_length_are_padded_on_a_gpu(monkeypatch: pytest.MonkeyPatch)
     assert (6, 64) in kept and (6, 51) not in kept
 
 
+def test_a_padded_weight_is_cast_once_and_kept_as_it_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("burnish.capture.partition._PADDED_ON", ("cpu",))
+    monkeypatch.setattr("burnish.capture.partition._LONG_ROW", 16)
+    inputs = [torch.randn(n, 8).requires_grad_() for n in (6, 51)]
+
+    def loss(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            logits = F.linear(x, w)
+        return logits.float().log_softmax(-1)[:, 3].sum()
+
+    check(loss, *inputs)
+    forward, backward = capture(loss, *inputs)
+    _, schedule = schedules(forward.captured)
+    weights = [b for b in schedule.buffers.values() if b.dtype is DType.bf16 and b.elements in (51 * 8, 64 * 8)]
+    assert [(b.shape, b.strides) for b in weights] == [((64, 8), (8, 1))]
+    _, schedule = schedules(backward.captured)
+    assert not [b for b in schedule.buffers.values() if b.role == "temp" and b.elements in (51 * 8, 64 * 8)]
+
+
 def test_a_lookup_through_a_view_that_needs_fewer_indices() -> None:
     def fn(x: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
         return (x.sin().unsqueeze(1).expand(40, 30, 8) * 2)[rows, columns]
