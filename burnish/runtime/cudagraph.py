@@ -18,10 +18,11 @@ Whatever cannot be captured, or no longer fits into memory, runs plainly, and st
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -130,6 +131,17 @@ def _take_stream(device: torch.device) -> Any:
         return _idle_streams[device].pop()
     except (KeyError, IndexError):
         return torch.cuda.Stream(device)
+
+
+@contextlib.contextmanager
+def borrowed_stream(device: torch.device) -> Iterator[Any]:
+    """One of those streams, for work that is no graph of a program's. It is done when the stream is given back."""
+    stream = _take_stream(device)
+    try:
+        yield stream
+    finally:
+        stream.synchronize()
+        _idle_streams.setdefault(device, []).append(stream)
 
 
 # A pool lives as long as a program that has graphs in it. Logs live longer: Dynamo never lets go of a backend.

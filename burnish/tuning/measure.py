@@ -20,6 +20,7 @@ from burnish.ir.expr import evaluate
 from burnish.observe.log import CompileLog, failure_reason
 from burnish.options import Options
 from burnish.runtime.cuda_program import CudaRun, generate_cuda, load_cuda_program, overlaps
+from burnish.runtime.cudagraph import borrowed_stream
 from burnish.runtime.program import build_program
 from burnish.schedule.kernels import Buffer
 from burnish.tuning.excerpt import Trial
@@ -34,7 +35,7 @@ _MOST_BYTES = 1 << 30  # of copies of parameters
 
 
 class DeviceMeasure:
-    """Times trials on one device, on a stream of its own."""
+    """Times trials on one device."""
 
     def __init__(self, device: torch.device, options: Options) -> None:
         self.device, self.options = device, options
@@ -47,9 +48,11 @@ class DeviceMeasure:
         with ThreadPoolExecutor(_BUILDERS) as pool:  # all of them at once: compilers have cores to share
             built = iter(list(pool.map(lambda trial: self._built(trial, out_of_time), trials)))
         outcomes: list[list[Outcome]] = []
-        for race in races:
-            runs = [next(built) for _ in race]
-            outcomes.append([] if out_of_time() else self._race(race, runs))
+        with borrowed_stream(self.device) as stream:
+            for race in races:
+                runs = [next(built) for _ in race]
+                outcomes.append([] if out_of_time() else self._race(race, runs, stream))
+        torch.cuda.empty_cache()  # what the trials took belongs to a stream that nobody else uses
         return outcomes
 
     def _built(self, trial: Trial, out_of_time: Callable[[], bool]) -> CudaRun | str:
@@ -66,10 +69,9 @@ class DeviceMeasure:
 
     # --- one race -----------------------------------------------------------------------------------------------
 
-    def _race(self, trials: Sequence[Trial], runs: Sequence[CudaRun | str]) -> list[Outcome]:
+    def _race(self, trials: Sequence[Trial], runs: Sequence[CudaRun | str], stream: Any) -> list[Outcome]:
         outcomes: list[Outcome] = [run if isinstance(run, str) else "not run" for run in runs]
         graphs: dict[int, _Repeated] = {}
-        stream = torch.cuda.Stream(self.device)
         scratch = _Scratch(self.device, self.cache_bytes)
         try:
             with torch.no_grad(), torch.cuda.device(self.device), torch.cuda.stream(stream):
@@ -87,11 +89,6 @@ class DeviceMeasure:
             for graph in graphs.values():
                 graph.close()
         return outcomes
-
-    def close(self) -> None:
-        """Give back what the trials took."""
-        torch.cuda.synchronize(self.device)
-        torch.cuda.empty_cache()
 
 
 class _Scratch:

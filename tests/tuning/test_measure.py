@@ -126,6 +126,17 @@ def test_a_capture_that_fails_is_out_of_the_race(device: FakeDevice, monkeypatch
     assert "not permitted" in outcome and device.stream.name == "default"
 
 
+def test_one_stream_serves_all_searches(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuBLAS keeps a workspace for each stream that it has seen, and never gives it back."""
+    monkeypatch.setattr("burnish.runtime.cudagraph._idle_streams", {})
+    made: list[Any] = []
+    new = torch.cuda.Stream
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: made.append(1) or new(device))
+    for _ in range(2):
+        measured(monkeypatch, [Run(device, 1.0)])
+    assert len(made) == 1
+
+
 def test_no_memory_for_arguments(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_memory(*size: Any, **settings: Any) -> torch.Tensor:
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
