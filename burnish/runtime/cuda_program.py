@@ -32,6 +32,7 @@ from burnish.schedule.kernels import ExternKernel, Kernel, Operand, ResultBuffer
 
 _ALIGNMENT = 16  # of every address that a kernel is given: it is compiled for that (triton_compile.py)
 _INT32 = 2**31 - 1
+_WORTH_FREEING = 1 << 26  # bytes of arguments that are done with before the program is
 _FEW = 4  # up to here, asking each parameter for its address is as quick as comparing them all
 
 
@@ -146,9 +147,36 @@ class CudaRenderer(Renderer):
         held = {b.position: self.unit.slots[b.name] for b in inputs if b.position in static - self.given_back}
         self.held = held if len(held) > _FEW else {}  # argument -> slot, compared all at once
         self.asked = {b.position: self.unit.slots[b.name] for b in inputs if b.position not in self.held}
+        self.freed = self._arguments_to_free(static)  # step -> arguments that nothing reads after it
+        self.keeps_list = False  # until the first of those goes: what fails before can be done over
+
+    def _arguments_to_free(self, static: frozenset[int]) -> dict[int, list[str]]:
+        """What a forward saved goes as its backward proceeds, where nobody else holds it and it is worth it. A graph's
+        result that is an argument is not ours to free."""
+        returned = {r.operand.buffer for r in self.schedule.results if isinstance(r, ResultBuffer)}
+        out: dict[int, list[str]] = {}
+        size = 0
+        for name, n in self._last_steps().items():
+            b = self.schedule.buffers[name]
+            ours = b.role == "input" and b.position not in static | self.given_back and name not in returned
+            if ours and n < len(self.program.steps) - 1:
+                out.setdefault(n, []).append(name)
+                size += b.extent * b.dtype.itemsize if b.dtype and isinstance(b.extent, int) else 0
+        return out if size >= _WORTH_FREEING else {}
+
+    def _last_uses(self) -> dict[int, list[str]]:
+        found = super()._last_uses()
+        return {n: [*found.get(n, ()), *self.freed.get(n, ())] for n in sorted({*found, *self.freed})}
+
+    def _free(self, names: Sequence[str]) -> None:
+        if self.keeps_list and any(self.schedule.buffers[name].role == "input" for name in names):
+            self.keeps_list = False
+            self.line("args.clear()")
+        super()._free(names)
 
     def _arguments(self) -> None:
         super()._arguments()
+        self.keeps_list = bool(self.freed)
         self.line(f"stream = current_stream({self.program.device.index or 0})")
 
     def _addresses(self) -> None:
@@ -156,7 +184,8 @@ class CudaRenderer(Renderer):
             self.line("check_range()")
         if self.held:
             self.line("if not same_addresses(args, workspace.addresses, held): take_addresses(workspace, args)")
-        self.line("args.clear()")
+        if not self.keeps_list:
+            self.line("args.clear()")
         for k, slot in self.asked.items():
             name = self.arguments[k]
             if k in self.given_back:
@@ -224,15 +253,19 @@ def assemble(
     def new_pool() -> WorkspacePool:
         return WorkspacePool(lambda sizes: CudaWorkspace(loaded, sizes, views), renderer.keys)
 
-    return CudaRun(function, new_pool, check)
+    return CudaRun(function, new_pool, check, consumes=bool(renderer.freed))
 
 
 class CudaRun:
-    """A program's function; `private` gives the same over workspaces of its own, for a graph to capture."""
+    """A program's function; `private` gives the same over workspaces of its own, for a graph to capture. One that
+    `consumes` leaves the list of its arguments as it is until it begins to free them."""
 
     _boxed_call = True
 
-    def __init__(self, function: Run, new_pool: Callable[[], WorkspacePool], check: Callable[[], None]) -> None:
+    def __init__(
+        self, function: Run, new_pool: Callable[[], WorkspacePool], check: Callable[[], None], consumes: bool = False
+    ) -> None:
+        self.consumes = consumes
         self._new_pool = new_pool
         self.host: Callable[[], Host | None] = lambda: None  # what replays a graph of it without torch
         self.check = check

@@ -252,8 +252,7 @@ class Renderer:
                 self._in_torch(step)
             else:
                 self._extern(step)
-            for name in dead.get(n, ()):
-                self.line(f"del {name}")
+            self._free(dead.get(n, ()))
         if self.unit.checks:
             self._raise_if_out_of_range()
         self._finish()
@@ -286,6 +285,10 @@ class Renderer:
 
     def _finish(self) -> None:
         """For what a device's program does after its last kernel."""
+
+    def _free(self, names: Sequence[str]) -> None:
+        for name in names:
+            self.line(f"del {name}")
 
     def _in_torch(self, step: ReferenceStep) -> None:
         names = sorted(step.kernel.reads | step.kernel.writes)
@@ -406,6 +409,15 @@ class Renderer:
 
     def _last_uses(self) -> dict[int, list[str]]:
         """Results of ATen calls that can be freed after a step."""
+        kept = {r.operand.buffer for r in self.schedule.results if isinstance(r, ResultBuffer)}
+        out: dict[int, list[str]] = {}
+        for name, n in self._last_steps().items():
+            if self.schedule.buffers[name].role == "extern" and name not in kept:
+                out.setdefault(n, []).append(name)
+        return out
+
+    def _last_steps(self) -> dict[str, int]:
+        """The last step that touches each buffer."""
         last: dict[str, int] = {}
         for n, step in enumerate(self.program.steps):
             kernels: list[Kernel] = (
@@ -414,15 +426,8 @@ class Renderer:
                 else [step.kernel]
             )
             for kernel in kernels:
-                for name in (*kernel.reads, *kernel.writes):
-                    if name in self.schedule.buffers and self.schedule.buffers[name].role == "extern":
-                        last[name] = n
-        kept = {r.operand.buffer for r in self.schedule.results if isinstance(r, ResultBuffer)}
-        out: dict[int, list[str]] = {}
-        for name, n in last.items():
-            if name not in kept:
-                out.setdefault(n, []).append(name)
-        return out
+                last |= {name: n for name in (*kernel.reads, *kernel.writes) if name in self.schedule.buffers}
+        return last
 
     def _dims(self, dims: Sequence[Dim]) -> str:
         return f"({''.join(render(d) + ', ' for d in dims)})"

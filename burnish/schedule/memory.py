@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from burnish.ir.expr import Dim, evaluate
-from burnish.schedule.kernels import Kernel, Schedule
+from burnish.schedule.kernels import Kernel, ResultBuffer, Schedule
 
 ALIGNMENT = 64  # a cache line, and the widest vector
 
@@ -34,6 +35,32 @@ def lifetimes(schedule: Schedule) -> list[Lifetime]:
             assert buffer.dtype is not None
             out.append(Lifetime(name, first[name], last[name], buffer.extent * buffer.dtype.itemsize))
     return out
+
+
+def peak_bytes(schedule: Schedule, sizes: Mapping[str, int], consumed: frozenset[int] = frozenset()) -> int:
+    """The most that a run of the schedule has in memory at once: its arena, results from where they are first written,
+    ATen calls' results to where they are last read, and of the arguments those that are `consumed`, which go when they
+    have been read for the last time. Other arguments are the caller's."""
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for n, kernel in enumerate(schedule.kernels):
+        for name in _touched(kernel):
+            first.setdefault(name, n)
+            last[name] = n
+    results = {r.operand.buffer for r in schedule.results if isinstance(r, ResultBuffer)}
+    end = len(schedule.kernels)
+    change = [0] * (end + 1)
+    for name, b in schedule.buffers.items():
+        begin, until = first.get(name, end), end if name in results else last.get(name, -1) + 1
+        if b.role == "input":
+            begin = 0 if b.position in consumed else end
+        elif b.role not in ("output", "extern"):
+            continue
+        if b.dtype is not None and begin < until:
+            size = evaluate(b.extent, sizes) * b.dtype.itemsize
+            change[begin] += size
+            change[until] -= size
+    return plan(lifetimes(schedule), sizes).size + max(itertools.accumulate(change), default=0)
 
 
 def _touched(kernel: Kernel) -> Sequence[str]:

@@ -31,6 +31,8 @@ class WatchedBackward:
         self._judged = judged  # whether it needs no judging (any more)
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
+        if self._judged and getattr(self._program, "consumes", False):
+            return self._run_without_holding(args)
         held = tuple(args)
         try:
             result = self._program(args)
@@ -42,6 +44,19 @@ class WatchedBackward:
             return result
         self._judged = True
         return self._judge(result, held)
+
+    def _run_without_holding(self, args: list[Any]) -> Sequence[Any]:
+        """What the forward saved is most of the memory: holding it to the end, only to be able to start again, would
+        cost more than it is worth. Once some of it is gone, a failure is the caller's, as it is in eager."""
+        try:
+            return self._program(args)
+        except Exception as error:
+            if not args:
+                self._on_failure(Failure.of(error))
+                raise
+            stand_in: Sequence[Any] = self._eager(*args)
+            self._on_failure(Failure.of(error))
+            return stand_in
 
     def _judge(self, result: Sequence[Any], held: tuple[Any, ...]) -> Sequence[Any]:
         try:

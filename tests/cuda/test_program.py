@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -125,6 +127,34 @@ def test_memory_kept_between_calls_is_given_back() -> None:
     on.run.release()
     assert pool.held_bytes() == 0
     torch.testing.assert_close(on.run([x])[0], f(x))
+
+
+def test_arguments_go_as_soon_as_they_have_been_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each before the first ATen call, the parameter never; and until then, a call can be done over."""
+    monkeypatch.setattr("burnish.runtime.cuda_program._WORTH_FREEING", 0)
+
+    def f(a: torch.Tensor, b: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.sort(torch.sort(a * w).values * b).values + w
+
+    on = cuda_program(f, *(torch.randn(4, 8) for _ in range(3)), static=frozenset({2}))
+    assert on.run.consumes
+    args = [torch.randn(4, 8) for _ in range(3)]
+    expected, alive, watched = f(*args), [], [weakref.ref(x) for x in args]
+    launch = on.loaded.launcher.launch
+
+    def counting(segment: object) -> int:
+        alive.append((sum(r() is not None for r in watched), len(args)))
+        return launch(segment)
+
+    parameter = args[2]
+    on.run.run.__globals__["launch"] = counting
+    torch.testing.assert_close(on.run(args)[0], expected)
+    assert alive == [(3, 3), (2, 0), (1, 0)] and watched[2]() is parameter
+
+
+def test_few_bytes_are_held_to_the_end() -> None:
+    f = lambda x: torch.sort(x * 2).values + 1  # noqa: E731
+    assert not cuda_program(f, torch.randn(4, 8)).run.consumes
 
 
 def test_a_program_in_pieces() -> None:

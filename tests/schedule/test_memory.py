@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from burnish.ir.expr import sym
-from burnish.schedule.memory import ALIGNMENT, Arena, Lifetime, lifetimes, plan
+from burnish.schedule.memory import ALIGNMENT, Arena, Lifetime, lifetimes, peak_bytes, plan
 from tests.programs import capture, schedules
 
 COMMON = settings(derandomize=True, deadline=None, max_examples=200)
@@ -95,3 +95,20 @@ def test_lifetimes_of_a_schedule() -> None:
         assert b.size == 8 * 8 * 4
         assert joined.buffers[b.name].role == "temp"
     assert plan(items, {}).size < len(items) * 256
+
+
+def test_the_peak_counts_what_is_alive_together() -> None:
+    """Three sorts, one after the other: a result and its copy at a time, and the argument while it is wanted."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            x = x.sort(1)[0]
+        return x
+
+    (got,) = capture(fn, torch.randn(64, 64))
+    _, schedule = schedules(got.captured)
+    one, places = 64 * 64 * 4, sum(b.dtype is not None for b in schedule.buffers.values())
+    assert places >= 4
+    kept = peak_bytes(schedule, {})
+    assert 2 * one <= kept <= 3 * one  # not all four
+    assert peak_bytes(schedule, {}, frozenset({0})) <= kept + one
