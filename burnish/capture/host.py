@@ -60,6 +60,8 @@ def _opened(options: Options, log: CompileLog) -> tuple[Host | None, str]:
 
 
 def _built(options: Options, log: CompileLog) -> Host:
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        raise LookupError("a Python without its lock: the extension relies on it")
     include = sysconfig.get_paths()["include"]
     if not os.path.exists(os.path.join(include, "Python.h")):
         raise LookupError(f"no Python.h in {include}")
