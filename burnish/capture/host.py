@@ -35,7 +35,7 @@ def host_library(options: Options, log: CompileLog) -> Host | None:
     """The extension, built at its first use; None where it cannot be had, which `stats().notices` says."""
     with _guard:
         if not _found:
-            _found.append(_opened(options, log))
+            _found.append(_opened(options))
     host, reason = _found[0]
     if host is None:
         log.noticed(f"host path in Python: {reason}")
@@ -48,9 +48,9 @@ def prepare_host(options: Options) -> None:
         threading.Thread(target=host_library, args=(options, CompileLog()), name="burnish-host", daemon=True).start()
 
 
-def _opened(options: Options, log: CompileLog) -> tuple[Host | None, str]:
+def _opened(options: Options) -> tuple[Host | None, str]:
     try:
-        host = _built(options, log)
+        host = _built(options, CompileLog())  # of no object's: whoever comes first would seem to have built it
         tensor_at, keys_at = _places()
         host.open(_torch_library(), torch._C.TensorBase, tensor_at, keys_at)
         _check(host)
