@@ -44,20 +44,20 @@ class DeviceMeasure:
         self.cache_bytes: int = getattr(properties, "L2_cache_size", 0) or 64 << 20
 
     def __call__(self, races: Sequence[Sequence[Trial]], out_of_time: Callable[[], bool]) -> list[list[Outcome]]:
-        trials = [trial for race in races for trial in race]
-        with ThreadPoolExecutor(_BUILDERS) as pool:  # all of them at once: compilers have cores to share
-            built = iter(list(pool.map(lambda trial: self._built(trial, out_of_time), trials)))
         outcomes: list[list[Outcome]] = []
-        with borrowed_stream(self.device) as stream:
-            for race in races:
-                runs = [next(built) for _ in race]
-                outcomes.append([] if out_of_time() else self._race(race, runs, stream))
+        pool = ThreadPoolExecutor(_BUILDERS)
+        try:  # compilers have cores to share, and go on while the device measures
+            built = [[pool.submit(self._built, trial) for trial in race] for race in races]
+            with borrowed_stream(self.device) as stream:
+                for race, futures in zip(races, built, strict=True):
+                    runs = [] if out_of_time() else [future.result() for future in futures]
+                    outcomes.append([] if out_of_time() else self._race(race, runs, stream))
+        finally:
+            pool.shutdown(cancel_futures=True)
         torch.cuda.empty_cache()  # what the trials took belongs to a stream that nobody else uses
         return outcomes
 
-    def _built(self, trial: Trial, out_of_time: Callable[[], bool]) -> CudaRun | str:
-        if out_of_time():
-            return "no time to build it"
+    def _built(self, trial: Trial) -> CudaRun | str:
         try:
             unit = generate_cuda(trial.schedule, overlaps(self.device), trial.steady)
             if unit.triton.refused:

@@ -91,7 +91,7 @@ def measured(
     measure = DeviceMeasure(torch.device("cpu"), Options())
     left = iter(runs)
     monkeypatch.setattr("burnish.tuning.measure._BUILDERS", 1)
-    monkeypatch.setattr(DeviceMeasure, "_built", lambda self, trial, late: next(left))
+    monkeypatch.setattr(DeviceMeasure, "_built", lambda self, trial: next(left))
     (outcomes,) = measure([[trial() for _ in runs]], late)
     return outcomes
 
@@ -149,6 +149,11 @@ def test_no_memory_for_arguments(device: FakeDevice, monkeypatch: pytest.MonkeyP
 def test_no_race_begins_out_of_time(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     assert measured(monkeypatch, [Run(device, 1.0)], lambda: True) == []
     assert not device.graphs
+    asked = iter([False, False, True, True])
+    measure = DeviceMeasure(torch.device("cpu"), Options())
+    monkeypatch.setattr(DeviceMeasure, "_built", lambda self, trial: Run(device, 1.0))
+    first, second = measure([[trial()], [trial()]], lambda: next(asked))
+    assert len(first) == 1 and second == []  # what there was time for is not lost
 
 
 def test_random_numbers_are_left_alone(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
