@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from burnish.codegen.triton import launch_forms, steady_buffers
-from burnish.observe.log import CompileLog
+from burnish.observe.log import CompileLog, failure_reason
 from burnish.schedule.form import Form
 from burnish.schedule.kernels import ContractGroup, ExternKernel, LoopKernel, Schedule
 from burnish.schedule.products import choose_products, group_siblings, product_forms
@@ -68,6 +68,21 @@ class Tuner:
     def who(self, schedule: Schedule, finish: Callable[[Schedule], Schedule]) -> dict[int, Form]:
         """Who computes each product: form by the kernel's number. `finish` is what the pipeline does to a schedule
         whose products are chosen."""
+        return self._or_by_rule(lambda: self._who(schedule, finish))
+
+    def how(self, schedule: Schedule) -> dict[int, Form]:
+        """How each kernel is launched, by its number."""
+        return self._or_by_rule(lambda: self._how(schedule))
+
+    def _or_by_rule(self, search: Callable[[], dict[int, Form]]) -> dict[int, Form]:
+        """A search that fails as a whole (the device, and not one candidate) does not cost the program."""
+        try:
+            return search()
+        except Exception as error:
+            self.log.noticed(f"tuning failed, the rule decides: {failure_reason(error)}")
+            return {}
+
+    def _who(self, schedule: Schedule, finish: Callable[[Schedule], Schedule]) -> dict[int, Form]:
         steady = steady_buffers(schedule)
         asked: list[tuple[list[int], Question]] = []
         for numbers in _sets(schedule):
@@ -84,8 +99,7 @@ class Tuner:
         found = self._answer([question for _, question in asked], prepare=self._best_inside)
         return {n: found[q.key] for numbers, q in asked if q.key in found for n in numbers}
 
-    def how(self, schedule: Schedule) -> dict[int, Form]:
-        """How each kernel is launched, by its number."""
+    def _how(self, schedule: Schedule) -> dict[int, Form]:
         asked = dict(self._launches(schedule, steady_buffers(schedule)))
         found = self._answer(list(asked.values()))
         return {n: found[q.key] for n, q in asked.items() if q.key in found}

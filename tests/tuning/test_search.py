@@ -116,6 +116,16 @@ def test_a_candidate_that_fails_is_skipped_and_said() -> None:
     assert log.notices[f"tuning: a form was skipped: {out_of_memory}"] > 0
 
 
+def test_a_search_that_fails_does_not_cost_the_program() -> None:
+    def broken(races: Any, late: Any) -> Any:
+        raise torch.cuda.OutOfMemoryError("not even a stream")
+
+    log = CompileLog()
+    schedule = tuned(Tuner(Tuning(), Memory(), broken, log))
+    assert str(schedule) == str(_fused_further(choose_products(unchosen())))
+    assert log.notices["tuning failed, the rule decides: OutOfMemoryError: not even a stream"] == 2
+
+
 def test_a_second_compile_measures_nothing(tmp_path: Any) -> None:
     store = CacheStore(Cache(tmp_path / "cache", 1 << 20), "a GPU")
     first = FakeMeasure(few_externs_then_warps)
