@@ -13,6 +13,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -223,3 +224,14 @@ def builder_for(options: Options) -> KernelBuilder:
         if known is None or known.cache is not cache:
             known = _builders[cache.root] = KernelBuilder(cache)
         return known
+
+
+def _after_fork() -> None:
+    """What its parent was about to build, a forked child builds itself."""
+    global _guard
+    _guard = threading.Lock()
+    _builders.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -13,7 +13,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from burnish.errors import CompileError
@@ -23,7 +24,8 @@ from burnish.trust.process import at_exit
 
 MOST_WORKERS = 16
 _KERNEL_SECONDS = 90.0  # after which a worker is given up; the slowest kernels take a few
-_START_SECONDS = 30.0
+_START_SECONDS = 60.0
+_END_SECONDS = 0.5  # that this process waits for them when it ends
 _TRIES = 2  # workers that one kernel may cost
 
 # The package's own __init__ would import torch: a bare package in its place lets modules below it be imported.
@@ -68,14 +70,25 @@ class Worker:
         raise CompileError("build", f"{source.function}: {answer['failed']}: {answer['reason']}")
 
     def is_there(self) -> bool:
-        """Whether its end is open: an idle worker says nothing, but one that has gone reads as closed."""
+        """Whether it is idle or still starting: one that has ended, as they do when long idle, reads as closed."""
+        try:
+            if self._pid is None and self._has_said() is not None:
+                self._end.setblocking(True)
+                self._pid = int(receive(self._end)[0]["worker"])
+            return self._has_said() is None
+        except (OSError, EOFError):
+            return False
+
+    def _has_said(self) -> bytes | None:
+        """What could be read now, or None. Raises EOFError if nothing ever will."""
         self._end.setblocking(False)
         try:
-            return bool(self._end.recv(1, socket.MSG_PEEK))
+            said = self._end.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
-            return True
-        except OSError:
-            return False
+            return None
+        if not said:
+            raise EOFError
+        return said
 
     @property
     def pid(self) -> int | None:
@@ -102,6 +115,7 @@ class WorkerPool:
     def start(self) -> None:
         """Returns at once. What goes wrong is told to who builds."""
         with self._lock:
+            self._drop_ended()
             if self._alive or self.why:
                 return
             self._stop()
@@ -109,6 +123,19 @@ class WorkerPool:
                 self._start()
             except OSError as error:
                 self.why = f"processes that build kernels cannot be started: {error}"
+
+    def _drop_ended(self) -> None:
+        kept = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                worker = self._free.get_nowait()
+                if worker.is_there():
+                    kept.append(worker)
+                else:
+                    worker.close()
+                    self._alive -= 1
+        for worker in kept:
+            self._free.put(worker)
 
     def _start(self) -> None:
         pairs = [socket.socketpair() for _ in range(self.count)]
@@ -158,18 +185,17 @@ class WorkerPool:
                 worker = self._free.get(timeout=1.0)  # then look again: the last one may have ended meanwhile
             except queue.Empty:
                 continue
-            if worker.pid is None or worker.is_there():
-                return worker
-            self._give_up(worker, "")
+            return worker
 
     def _give_up(self, worker: Worker, why: str) -> None:
         with self._lock:
-            self._alive -= 1
-            if worker.pid is not None and self._control >= 0:
+            self._alive = max(self._alive - 1, 0)
+            if worker.pid is None:  # then none of them will
+                self._alive = 0
+                self.why = f"processes that build kernels cannot be started: {self._exit_words() or why}"
+            elif self._control >= 0:
                 with contextlib.suppress(OSError):  # it hangs, perhaps: who started it ends it
                     os.write(self._control, f"{worker.pid} ".encode())
-            elif why:
-                self.why = f"processes that build kernels cannot be started: {self._exit_words() or why}"
         worker.close()
 
     def _exit_words(self) -> str:
@@ -179,13 +205,13 @@ class WorkerPool:
     def alive(self) -> int:
         return self._alive
 
-    def close(self) -> None:
+    def close(self, seconds: float = _START_SECONDS) -> None:
         with self._lock:
-            self._stop()
+            self._stop(seconds)
             self._alive = 0
 
-    def _stop(self) -> None:
-        """Closing the control pipe ends them."""
+    def _stop(self, seconds: float = _START_SECONDS) -> None:
+        """Closing the control pipe ends them; wait so long for it."""
         with contextlib.suppress(queue.Empty):
             while True:
                 self._free.get_nowait().close()
@@ -194,7 +220,7 @@ class WorkerPool:
             self._control = -1
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_START_SECONDS)
+                self._process.wait(seconds)
             self._process = None
 
     def leave(self) -> None:
@@ -220,7 +246,7 @@ def workers() -> WorkerPool:
     with _guard:
         if _pool is None:
             _pool = WorkerPool(worker_count())
-            at_exit(_pool.close)
+            at_exit(partial(_pool.close, _END_SECONDS))
         pool = _pool
     pool.start()
     return pool
@@ -242,5 +268,3 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
-
-Build = Callable[[KernelSource], BuiltKernel]
