@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from burnish.ir.graph import Graph
-from burnish.passes.fold import drop_identities, fold_constants, gather_to_view
+from burnish.passes.fold import drop_identities, fold_constants, gather_to_view, scatter_onto
 from burnish.passes.rewrite import Fuel, Rule, rewrite
 from burnish.passes.sink import sink_gathers
 
@@ -13,6 +13,7 @@ PASSES: tuple[tuple[str, Rule], ...] = (
     ("fold", fold_constants),  # arithmetic on constants and on positions whose bounds decide it
     ("identities", drop_identities),  # x * 1, where(True, ...), casts that change nothing
     ("gathers", gather_to_view),  # reads at positions known in advance need no index tensor
+    ("onto", scatter_onto),  # a tied embedding's gradient goes on top of the output layer's
     ("sink", sink_gathers),  # a few elements are looked up first and computed on then
 )
 

@@ -8,7 +8,7 @@ import torch
 
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, Expr, is_less, is_nonneg, substitute
-from burnish.ir.graph import Full, Gather, Iota, Map, Node, axes_for
+from burnish.ir.graph import Constant, Full, Gather, Input, Iota, Map, Node, Scatter, axes_for
 from burnish.ir.scalar import SCALAR_OPS
 from burnish.lower.builder import Builder
 
@@ -124,3 +124,16 @@ def gather_to_view(b: Builder, node: Node, inputs: tuple[Node, ...]) -> Node | N
     if not all(is_nonneg(i) and is_less(i, d) for i, d in zip(moved, source.shape, strict=True)):
         return None
     return b.view(source, node.shape, lambda *a: moved)
+
+
+def scatter_onto(b: Builder, node: Node, inputs: tuple[Node, ...]) -> Node | None:
+    """x plus what was added up among zeros: added up onto x itself, with no zeros to write and to read again. Not in
+    half types, where each addition would round, nor onto what would have to be copied first."""
+    if not isinstance(node.op, Map) or node.op.fn != "add" or node.dtype not in (DType.f32, DType.f64):
+        return None
+    for x, y in (inputs, inputs[::-1]):
+        if isinstance(x.op, Input | Constant | Full) or x.types != y.types:
+            continue
+        if isinstance(y.op, Scatter) and y.op.mode == "add" and constant(y.inputs[0]) == 0:
+            return b.add(y.op, (x, *y.inputs[1:]), node.types[0])
+    return None

@@ -122,6 +122,17 @@ def test_a_padded_weight_is_cast_once_and_kept_as_it_is_stored(monkeypatch: pyte
     assert not [b for b in schedule.buffers.values() if b.role == "temp" and b.elements in (51 * 8, 64 * 8)]
 
 
+def test_a_tied_embeddings_gradient_goes_onto_the_output_layers() -> None:
+    def loss(ids: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return (torch.tanh(F.embedding(ids, w)) @ w.t()).square().sum()
+
+    inputs = (torch.tensor([3, 1, 3, 0, 3]), torch.randn(7, 6, requires_grad=True))
+    check(loss, *inputs)
+    _, backward = capture(loss, *inputs)
+    _, schedule = schedules(backward.captured)
+    assert not [b for b in schedule.buffers.values() if b.role == "temp" and b.shape == (7, 6)], "zeros to add onto"
+
+
 def test_a_lookup_through_a_view_that_needs_fewer_indices() -> None:
     def fn(x: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
         return (x.sin().unsqueeze(1).expand(40, 30, 8) * 2)[rows, columns]
