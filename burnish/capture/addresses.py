@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from burnish.capture.host import host_if_built
+
 Same = Callable[[list[torch.Tensor], list[int], list[int]], bool]
 
 
@@ -16,6 +18,16 @@ def _one_by_one(tensors: list[torch.Tensor], addresses: list[int], positions: Se
 # (tensors, addresses, positions): whether each tensor k of `positions` begins at addresses[k]. Torch has it for its
 # own CUDA graphs, where it was built for CUDA.
 same_addresses: Same = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", _one_by_one)
+
+
+def still_at(addresses: list[int], positions: list[int]) -> Callable[[list[torch.Tensor]], bool]:
+    """A function that compares as `same_addresses` does, with these; some five times as fast, if C does it."""
+    host = host_if_built()
+    if host is not None:
+        compare: Callable[[list[torch.Tensor]], bool] = host.Addresses(positions, addresses)
+        return compare
+    known = list(addresses)
+    return lambda tensors: same_addresses(tensors, known, positions)
 
 
 def stay(tensor: torch.Tensor) -> None:

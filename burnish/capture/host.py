@@ -42,6 +42,11 @@ def host_library(options: Options, log: CompileLog) -> Host | None:
     return host
 
 
+def host_if_built() -> Host | None:
+    """It, if somebody has asked for it before; nobody waits for a compiler here."""
+    return _found[0][0] if _found else None
+
+
 def prepare_host(options: Options) -> None:
     """Build it in the background, while the program that will want it is compiled."""
     if not _found:

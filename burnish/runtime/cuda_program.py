@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from burnish.capture.addresses import same_addresses
+from burnish.capture.addresses import still_at
 from burnish.capture.host import Host, host_library, prepare_host
 from burnish.codegen.c import ERROR_SLOT
 from burnish.codegen.triton import TritonCall, TritonUnit, generate
@@ -113,7 +113,7 @@ class CudaWorkspace(Workspace):
         assert isinstance(unit, CudaUnit)
         if loaded.flag is not None:
             self.table[ERROR_SLOT] = loaded.flag.data_ptr()
-        self.addresses: list[int] = [0] * loaded.program.arguments  # of parameters, as the table has them
+        self.have_stayed: Callable[[list[Any]], bool] = lambda args: False  # parameters, where the table has them
         self.copies: list[torch.Tensor] = []  # of parameters that are not aligned
         segments = [loaded.segment(k, sizes) for k in range(len(unit.segments))]
         each = [[-(-launch.scratch // 256) * 256 for launch in segment] for segment in segments]
@@ -183,7 +183,7 @@ class CudaRenderer(Renderer):
         if self.unit.checks:
             self.line("check_range()")
         if self.held:
-            self.line("if not same_addresses(args, workspace.addresses, held): take_addresses(workspace, args)")
+            self.line("if not workspace.have_stayed(args): take_addresses(workspace, args)")
         if not self.keeps_list:
             self.line("args.clear()")
         for k, slot in self.asked.items():
@@ -212,6 +212,7 @@ def load_cuda_program(
     program: Program, options: Options, log: CompileLog, static: frozenset[int] = frozenset()
 ) -> CudaRun:
     assert isinstance(program.unit, CudaUnit)
+    prepare_host(options)
     launcher = launcher_for(program.device.index or 0, options, log)
     load = functools.partial(_kernels, program.unit.triton, launcher, program.device, options, log)
     kernels = load()
@@ -220,9 +221,7 @@ def load_cuda_program(
     flag = torch.zeros(1, dtype=torch.int64).pin_memory() if program.unit.checks else None
     wide = functools.cache(lambda n: load(index="int64", only=n)[n])
     run = assemble(LoadedUnit(program, launcher, kernels, flag, wide), torch._C._cuda_getCurrentRawStream, log, static)
-    if options.captures_graphs:
-        prepare_host(options)
-        run.host = functools.partial(host_library, options, log)
+    run.host = functools.partial(host_library, options, log)
     return run
 
 
@@ -238,9 +237,7 @@ def assemble(
         "launch": loaded.launcher.launch,
         "launch_error": loaded.launcher.error,
         "current_stream": current_stream,
-        "same_addresses": same_addresses,
         "take_addresses": _address_taker(renderer.held, log),
-        "held": list(renderer.held),
         "aligned": _aligner(log),
         "check_range": check,
         "evaluate_kernel": _evaluator(program.device),
@@ -318,18 +315,19 @@ def _aligner(log: CompileLog) -> Callable[[torch.Tensor], torch.Tensor]:
 
 def _address_taker(held: Mapping[int, int], log: CompileLog) -> Callable[[CudaWorkspace, list[Any]], None]:
     """Writes the parameters' addresses into the table, when one is not where it was."""
-    aligned = _aligner(log)
+    aligned, positions = _aligner(log), list(held)
 
     def take(workspace: CudaWorkspace, args: list[Any]) -> None:
         workspace.copies = []
+        addresses = [0] * len(args)
         for k, slot in held.items():
-            address = args[k].data_ptr()
-            workspace.addresses[k] = address
+            address = addresses[k] = args[k].data_ptr()
             if address % _ALIGNMENT:
                 workspace.copies.append(aligned(args[k]))
-                workspace.addresses[k] = 0  # never where it was: copied again next time, for its value may change
+                addresses[k] = 0  # never where it was: copied again next time, for its value may change
                 address = workspace.copies[-1].data_ptr()
             workspace.table[slot] = address
+        workspace.have_stayed = still_at(addresses, positions)
 
     return take
 

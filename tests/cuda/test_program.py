@@ -8,6 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from burnish.capture import addresses
+from burnish.capture.host import host_library
+from burnish.observe.log import CompileLog
+from burnish.options import Options
 from burnish.runtime.cudagraph import GraphPool
 from burnish.runtime.pieced import PiecedProgram
 from tests.cuda.on_cpu import cuda_program, pieces_on_cpu, unaligned
@@ -76,7 +80,10 @@ def many(*xs: torch.Tensor) -> torch.Tensor:
     return total
 
 
-def test_parameters_are_asked_for_their_addresses_only_when_one_moved() -> None:
+@pytest.mark.parametrize("by", ["C", "torch"])
+def test_parameters_are_asked_for_their_addresses_only_when_one_moved(monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+    host = host_library(Options(), CompileLog()) if by == "C" else None
+    monkeypatch.setattr(addresses, "host_if_built", lambda: host)
     xs = [torch.randn(32) for _ in range(8)]
     on = cuda_program(many, *xs, static=frozenset(range(1, 8)))
     names, taken = on.run.run.__globals__, []
