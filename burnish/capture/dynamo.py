@@ -25,6 +25,9 @@ from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wr
 from burnish.capture.diagnosis import CONTROL_FLOW, serve_eager
 from burnish.capture.facts import coarsest_type, draws_random_numbers, graph_facts
 from burnish.capture.partition import partition
+from burnish.capture.unguarded import input_sources
+from burnish.capture.warm.capture import WarmGraph
+from burnish.capture.warm.frame import Parts, note_graph
 from burnish.observe.log import CompileLog
 from burnish.observe.registry import register
 from burnish.observe.sinks import sinks_for
@@ -54,11 +57,10 @@ class _Abandoned(Exception):
 
 def make_backend(options: Options, log: CompileLog) -> Backend:
     """A Dynamo backend of its own for one compiled object: its settings, its log."""
-    policy = Policy(options.verify == "first", options.gate, options.sample, options.fault)
 
     def burnish_graph(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         start = time.perf_counter()
-        capture = _Capture(options, log)
+        capture, sources = _Capture(options, log), input_sources(graph)
         engines: dict[Engine, Callable[..., Any]] = {}
         try:
             with log.stage("aot"):
@@ -72,25 +74,51 @@ def make_backend(options: Options, log: CompileLog) -> Backend:
         if options.inductor and options.gate:  # without a race there is no telling which to use
             with log.stage("inductor"):
                 engines |= _inductors(graph, example_inputs)
-        name = log.captured()
-        variant = Variant(
-            log.compiles,
+        variant = new_variant(
+            options,
+            log,
             capture.facts(graph, example_inputs),
             eager_graph(graph),
             engines,
-            policy,
             direct=capture.direct,
             compile_seconds=time.perf_counter() - start,
             has_backward=lambda: capture.has_backward,
-            listener=Diary(log, name),
-            timed=(lambda engine, call: log.histogram(name, engine).timed(call)) if options.latency else None,
         )
         capture.variant = weakref.ref(variant)
-        log.variant(variant)
+        note_graph(capture.parts(graph, variant.facts, sources))
         propose(variant, [_concrete(value) for value in example_inputs])
         return variant.call
 
     return burnish_graph
+
+
+def new_variant(
+    options: Options,
+    log: CompileLog,
+    facts: GraphFacts,
+    eager: Callable[..., Any],
+    engines: Mapping[Engine, Callable[..., Any]],
+    *,
+    direct: Program | None,
+    compile_seconds: float,
+    has_backward: Callable[[], bool],
+) -> Variant:
+    """A captured graph on its way into service, as the object's next one."""
+    name = log.captured()
+    variant = Variant(
+        log.compiles,
+        facts,
+        eager,
+        engines,
+        Policy(options.verify == "first", options.gate, options.sample, options.fault),
+        direct=direct,
+        compile_seconds=compile_seconds,
+        has_backward=has_backward,
+        listener=Diary(log, name),
+        timed=(lambda engine, call: log.histogram(name, engine).timed(call)) if options.latency else None,
+    )
+    log.variant(variant)
+    return variant
 
 
 def _inductors(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> dict[Engine, Callable[..., Any]]:
@@ -124,6 +152,11 @@ class _Capture:
         self._kind: GraphKind = "inference"
         self._draws = False
         self._coarsest = torch.float64
+        self._warm = WarmGraph()
+
+    def parts(self, graph: fx.GraphModule, facts: GraphFacts, sources: tuple[str, ...] | None) -> Parts:
+        """What the next process needs of it."""
+        return self._warm.parts(graph, facts, sources, self.direct is not None, self.options, self.log)
 
     def compile(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         # By this switch AOTAutograd, too, decides whether a draw that nobody reads may go; eager makes it.
@@ -138,7 +171,7 @@ class _Capture:
                 decompositions=_decompositions(),
                 keep_inference_input_mutations=True,
             )
-        return whole if self.direct is None else _unboxed(self.direct)
+        return whole if self.direct is None else unboxed(self.direct)
 
     def facts(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> GraphFacts:
         """What the gate must know, in terms of the Dynamo graph's inputs."""
@@ -165,6 +198,7 @@ class _Capture:
         static = frozenset() if kind == "backward" else _static_inputs()
         returned = _returned() if kind == "forward" else None
         self._note(kind, graph)
+        metadata = self._metadata
         try:
             from burnish.pipeline import compile_graph
 
@@ -179,6 +213,7 @@ class _Capture:
                     log=self.log,
                     static_inputs=static,
                     returned=returned,
+                    keep=lambda data: self._warm.keep(kind, data, graph, static, metadata),
                 )
         except CONTROL_FLOW:
             raise
@@ -200,6 +235,7 @@ class _Capture:
 
     def _watched(self, program: Program, graph: fx.GraphModule) -> Program:
         self.has_backward = True
+        self._warm.backward_is_there(self._coarsest)
         draws = any(draws_random_numbers(node) or _mutates(node) for node in graph.graph.nodes)
         judged = draws or self.options.verify == "off"  # what cannot be run twice is trusted
         return WatchedBackward(program, _traced_graph(graph), self._roll_back, judged=judged, coarsest=self._coarsest)
@@ -262,7 +298,7 @@ def _needs_no_wrapper() -> bool:
     return not any(info.mutates_data or info.mutates_metadata for info in metadata.input_info)
 
 
-def _unboxed(program: Program) -> Callable[..., Sequence[Any]]:
+def unboxed(program: Program) -> Callable[..., Sequence[Any]]:
     def run(*args: Any) -> Sequence[Any]:
         return program(list(args))
 
@@ -298,7 +334,10 @@ def eager_graph(graph: fx.GraphModule) -> Callable[..., Any]:
     goes back to what it was: a captured graph enters such contexts with plain calls, not with `with`."""
     if not any("_enter_" in _target_name(node) or "_nesting" in _target_name(node) for node in graph.graph.nodes):
         return _forward_of(graph)
+    return leaving_contexts(graph)
 
+
+def leaving_contexts(graph: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any) -> Any:
         depth = torch._C._functorch.get_dynamic_layer_stack_depth()
         included = torch._C._dispatch_tls_local_include_set()
@@ -314,14 +353,18 @@ def eager_graph(graph: fx.GraphModule) -> Callable[..., Any]:
 
 
 def _traced_graph(graph: fx.GraphModule) -> Callable[..., Any]:
-    """The ops of a graph that AOTAutograd made: the casts of autocast are written out in it already."""
-    run = eager_graph(graph)
+    """The ops of a graph that AOTAutograd made."""
+    return without_autocast(eager_graph(graph))
 
-    def without_autocast(*args: Any) -> Any:
+
+def without_autocast(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Of graphs that AOTAutograd made: the casts of autocast are written out in them already."""
+
+    def call(*args: Any) -> Any:
         with torch._C._DisableAutocast():
             return run(*args)
 
-    return without_autocast
+    return call
 
 
 def _forward_of(graph: fx.GraphModule) -> Callable[..., Any]:

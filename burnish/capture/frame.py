@@ -39,6 +39,8 @@ from burnish.capture.seal import Seal
 from burnish.capture.shield import without_guard_profiling
 from burnish.capture.torch_times import guards_apart
 from burnish.capture.unguarded import remember_sources
+from burnish.capture.warm.frame import WarmFrames
+from burnish.capture.warm.serve import server
 from burnish.errors import CompileError
 from burnish.observe.log import CompileLog
 from burnish.options import Options
@@ -156,6 +158,7 @@ class Entrance:
         callback = context.callback = FrameCompiler(  # type: ignore
             inner, self.options, self.log, self.place, ahead=wanted_by(self.target)
         )
+        callback.root = frame.__code__
         self.deferred = callback.deferred
         callback.own_code = frame.__code__
         callback.on_verdict = _called_weakly(self.reconsider)  # Dynamo keeps graphs, which must not keep the module
@@ -292,6 +295,8 @@ class FrameCompiler:
         self.own_code: types.CodeType | None = None  # of the frame that the entrance enters
         self._excused: dict[types.CodeType, tuple[float, int]] = {}  # since when, and how many calls were
         defers = options.background or options.budget is not None
+        self._warm = WarmFrames(options, log, server(options, log))
+        self.root: types.CodeType | None = None  # the entrance's own: what comes after a graph break is not stored
         self.deferred = DeferredFrames(self.compile, self.entries, options, log) if defers else None
 
     def __call__(self, frame: Any, cache_entry: Any, frame_state: Any) -> ConvertFrameReturn:
@@ -309,14 +314,21 @@ class FrameCompiler:
                 return self._missed(frame.f_code)
             graphs = self._log.compiles
             mutation_guard.install_generation_tagging_init()
+            key = self._warm.key(frame) if frame.f_code is self.root else None
+            if key is not None and (restored := self._warm.restored(key, frame)) is not None:
+                self._made(frame, restored.guarded_code, graphs)
+                return restored
             watch = Watch()
             try:
-                with (
-                    self._log.stage("dynamo"),
-                    guards_apart(self._log),
-                    copying_blocks(frame, self._options.regions, self._log),
-                ):
-                    result = self._inner(frame, cache_entry, frame_state)
+                with self._warm.storing(key, frame) as store:
+                    with (
+                        self._log.stage("dynamo"),
+                        guards_apart(self._log),
+                        copying_blocks(frame, self._options.regions, self._log),
+                    ):
+                        result = self._inner(frame, cache_entry, frame_state)
+                    with self._log.stage("store"):
+                        store(result)
             except GRAPH_BREAKS:
                 raise  # fullgraph=True, and the caller's to translate
             except dynamo_errors.ResumePrologueTracingError:

@@ -27,6 +27,10 @@ class Hooks:
         self._ids = self._present()
         self._held = [(hooks, len(hooks)) for hooks in self._dictionaries() if hooks]
 
+    def any(self) -> bool:
+        """Whether there were any."""
+        return bool(self._ids)
+
     def changed(self) -> bool:
         """Asked on every call: without hooks, and with none registered anywhere since the last look, it is one
         comparison of integers."""

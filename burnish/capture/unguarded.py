@@ -28,7 +28,7 @@ def remember_sources(backend: Callable[..., Any]) -> Callable[..., Any]:
     """`backend`, whose compiled graphs know where in the frame each of their inputs comes from."""
 
     def burnish_graph(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        sources = _sources(graph)  # before it runs: Dynamo's notes are gone afterwards
+        sources = input_sources(graph)  # before it runs: Dynamo's notes are gone afterwards
         compiled = backend(graph, example_inputs)
         if sources is not None and isinstance(compiled, types.FunctionType):
             setattr(compiled, SOURCES, sources)
@@ -37,7 +37,8 @@ def remember_sources(backend: Callable[..., Any]) -> Callable[..., Any]:
     return burnish_graph
 
 
-def _sources(graph: fx.GraphModule) -> Sources | None:
+def input_sources(graph: fx.GraphModule) -> Sources | None:
+    """Where in the frame each of the graph's inputs comes from, if Dynamo says it of all."""
     found = []
     for node in graph.graph.find_nodes(op="placeholder"):
         source = getattr(node.meta.get("grapharg"), "source", None)

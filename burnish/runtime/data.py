@@ -31,7 +31,13 @@ class NotData(Exception):
 
 
 class Codec:
-    def __init__(self, classes: Iterable[type]) -> None:
+    """Objects of the class `shared`, which must be hashable, are written once and referred to after that. Not for two
+    threads at a time where there is one."""
+
+    def __init__(self, classes: Iterable[type], shared: type | tuple[type, ...] = ()) -> None:
+        self._shared = shared
+        self._numbers: dict[Any, int] = {}  # while writing
+        self._known: list[Any] = []  # while reading
         self._classes = {cls.__qualname__: cls for cls in classes}
         self._fields = {name: _fields(cls) for name, cls in self._classes.items() if dataclasses.is_dataclass(cls)}
         self._readers: dict[str, Callable[[list[Any]], Any]] = {
@@ -53,12 +59,15 @@ class Codec:
             "code": self._read_code,
             "enum": self._read_enum,
             "object": self._read_object,
+            "again": lambda items: self._known[items[0]],
         }
 
     def dumps(self, value: Any) -> bytes:
+        self._numbers = {}
         return json.dumps(self._write(value), separators=(",", ":"), allow_nan=False).encode()
 
     def loads(self, data: bytes) -> Any:
+        self._known = []
         try:
             return self._read(json.loads(data))
         except NotData:
@@ -85,8 +94,17 @@ class Codec:
         if self._classes.get(name) is kind:
             if isinstance(value, enum.Enum):
                 return ["enum", name, value.name]
-            return ["object", name, *(self._write(getattr(value, field)) for field in self._fields[name])]
+            return self._write_object(value, name)
         return self._write_rare(value, kind)
+
+    def _write_object(self, value: Any, name: str) -> Any:
+        is_shared = isinstance(value, self._shared)
+        if is_shared and (number := self._numbers.get(value)) is not None:
+            return ["again", number]
+        text = ["object", name, *(self._write(getattr(value, field)) for field in self._fields[name])]
+        if is_shared:
+            self._numbers[value] = len(self._numbers)
+        return text
 
     def _write_rare(self, value: Any, kind: type) -> Any:
         if kind is complex:
@@ -132,7 +150,10 @@ class Codec:
         fields = self._fields.get(name)
         if fields is None or len(fields) != len(values):
             raise NotData(f"a {name} with {len(values)} fields")
-        return self._classes[name](**dict(zip(fields, map(self._read, values), strict=True)))
+        made = self._classes[name](**dict(zip(fields, map(self._read, values), strict=True)))
+        if isinstance(made, self._shared):
+            self._known.append(made)
+        return made
 
     def _read_enum(self, items: list[Any]) -> Any:
         name, member = items

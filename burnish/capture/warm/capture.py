@@ -1,0 +1,112 @@
+"""What is kept of a graph while it goes through AOTAutograd and our pipeline, for the next process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from burnish.capture.facts import draws_random_numbers
+from burnish.capture.warm import NotWarm
+from burnish.capture.warm.frame import Parts, StoredGraph
+from burnish.capture.warm.graph import GraphText, graph_text
+from burnish.capture.warm.training import TrainingLayout, training_layout
+from burnish.observe.log import CompileLog
+from burnish.options import Options
+from burnish.runtime import stored_program
+from burnish.trust.gate import GraphFacts
+
+
+class WarmGraph:
+    """One captured graph: inference, or a forward whose backward is compiled when it is first wanted."""
+
+    def __init__(self) -> None:
+        self._programs: dict[str, bytes] = {}
+        self._static: frozenset[int] = frozenset()
+        self._device = "cpu"
+        self._metadata: Any = None  # of a forward, until its backward comes
+        self._backward: tuple[TrainingLayout, GraphText, bool] | None = None
+        self._coarsest = torch.float32
+        self._parts = Parts()
+        self._complete: Callable[[], StoredGraph] | None = None
+
+    def keep(self, kind: str, data: bytes, graph: fx.GraphModule, static: frozenset[int], metadata: Any) -> None:
+        """A program of the graph is made, and this is its data."""
+        self._programs[kind] = data
+        if kind == "backward":
+            self._keep_backward(graph)
+            return
+        self._static, self._device = static, stored_program.device_of(graph).type
+        if kind == "forward":
+            self._metadata = metadata
+            if torch._C._is_any_autocast_enabled():
+                self._parts.problem = "it was captured under autocast"
+
+    def _keep_backward(self, graph: fx.GraphModule) -> None:
+        if self._complete is None:
+            return
+        try:
+            layout = training_layout(self._metadata, graph)
+            draws = any(draws_random_numbers(node) or _mutates(node) for node in graph.graph.nodes)
+            self._backward = layout, graph_text(graph), draws
+        except NotWarm as why:
+            self._parts.problem = str(why)
+        self._metadata = None
+
+    def backward_is_there(self, coarsest: torch.dtype) -> None:
+        self._coarsest = coarsest
+        if self._backward is not None and self._complete is not None:
+            self._parts.build, self._complete = self._complete, None
+            self._parts.whole()
+            self._parts.whole = lambda: None
+
+    def parts(
+        self,
+        graph: fx.GraphModule,
+        facts: GraphFacts,
+        sources: tuple[str, ...] | None,
+        direct: bool,
+        options: Options,
+        log: CompileLog,
+    ) -> Parts:
+        """Called when the graph has been through AOTAutograd; `direct` tells that its wrapper is not needed."""
+        if not stored_program.is_wanted(options, log):
+            return self._parts
+        try:
+            self._plan(graph, facts, sources, direct)
+        except NotWarm as why:
+            self._parts.problem = self._parts.problem or str(why)
+        return self._parts
+
+    def _plan(self, graph: fx.GraphModule, facts: GraphFacts, sources: tuple[str, ...] | None, direct: bool) -> None:
+        training = facts.kind == "training"
+        if not self._programs:
+            raise NotWarm("its program is not stored")
+        if not training and not direct:
+            raise NotWarm("AOTAutograd's wrapper is needed, for results or inputs that share memory or are changed")
+        if facts.unjudgeable or next(graph.parameters(), None) is not None or next(graph.buffers(), None) is not None:
+            raise NotWarm(facts.unjudgeable or "its graph holds parameters")
+        eager = graph_text(graph)
+
+        def build() -> StoredGraph:
+            programs = tuple(self._programs.values())
+            if not training:
+                return StoredGraph(eager, facts, sources, self._device, self._static, programs)
+            if self._backward is None or set(self._programs) != {"forward", "backward"}:
+                raise NotWarm(self._parts.problem or "its backward is not stored")
+            layout, backward, draws = self._backward
+            return StoredGraph(
+                eager, facts, sources, self._device, self._static, programs, layout, backward, draws, self._coarsest
+            )
+
+        if training:
+            self._complete = build
+        else:
+            self._parts.build = build
+
+
+def _mutates(node: fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and schema.is_mutable

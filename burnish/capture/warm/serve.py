@@ -1,0 +1,74 @@
+"""A stored graph in service: its programs loaded, under the same gate and the same watch as a captured one."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from burnish.capture.dynamo import leaving_contexts, new_variant, unboxed, without_autocast
+from burnish.capture.unguarded import SOURCES
+from burnish.capture.warm.frame import StoredGraph
+from burnish.capture.warm.graph import GraphText, runnable
+from burnish.capture.warm.training import training_function
+from burnish.observe.log import CompileLog
+from burnish.options import Options
+from burnish.pipeline import Kind, Run, Setting, load_stored
+from burnish.trust.backward import WatchedBackward
+from burnish.trust.gate import Failure
+from burnish.trust.variant import Variant
+
+
+def server(options: Options, log: CompileLog) -> Callable[[StoredGraph], Callable[..., Any]]:
+    def serve(stored: StoredGraph) -> Callable[..., Any]:
+        start = time.perf_counter()
+        known: list[weakref.ref[Variant]] = []
+        direct, engine = _engine(stored, options, log, known)
+        variant = new_variant(
+            options,
+            log,
+            stored.facts,
+            _eager(stored.eager),
+            {"burnish": engine},
+            direct=direct,
+            compile_seconds=time.perf_counter() - start,
+            has_backward=lambda: stored.training is not None,
+        )
+        known.append(weakref.ref(variant))
+        if stored.sources is not None:
+            setattr(variant.call, SOURCES, stored.sources)
+        return variant.call
+
+    return serve
+
+
+def _engine(
+    stored: StoredGraph, options: Options, log: CompileLog, known: list[weakref.ref[Variant]]
+) -> tuple[Run | None, Callable[..., Any]]:
+    def load(kind: Kind, number: int) -> Run:
+        returned = stored.training.returned if stored.training and kind == "forward" else None
+        static = frozenset[int]() if kind == "backward" else stored.static
+        run = load_stored(stored.programs[number], stored.device, Setting(kind, options, log, static, returned))
+        log.compiled(kind)
+        return run
+
+    if stored.training is None:
+        run = load("inference", 0)
+        return run, unboxed(run)
+    assert stored.backward is not None
+
+    def roll_back(failure: Failure) -> None:
+        if known and (variant := known[0]()) is not None:
+            variant.roll_back(failure)
+
+    judged = stored.backward_draws or options.verify == "off"  # what cannot be run twice is trusted
+    eager = without_autocast(_eager(stored.backward))
+    forward, backward = load("forward", 0), load("backward", 1)
+    watched = WatchedBackward(backward, eager, roll_back, judged=judged, coarsest=stored.coarsest)
+    return None, training_function(forward, watched, stored.training)
+
+
+def _eager(text: GraphText) -> Callable[..., Any]:
+    run = runnable(text)
+    return leaving_contexts(run) if text.enters else run
