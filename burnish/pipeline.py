@@ -24,13 +24,16 @@ from burnish.runtime.cache import CacheKey, open_cache
 from burnish.runtime.data import NotData
 from burnish.runtime.product_choice import choose_libraries
 from burnish.runtime.program import Program, Run, build_program, load_program
+from burnish.schedule.attend_pieces import split_attention
 from burnish.schedule.columns import join_columns
 from burnish.schedule.fuse import fuse
 from burnish.schedule.fusion_report import FusionReport
+from burnish.schedule.groups import group_loops
 from burnish.schedule.kernels import ExternKernel, Schedule
 from burnish.schedule.lower import lower_graph
 from burnish.schedule.products import choose_products, group_siblings
 from burnish.schedule.split import split_reductions
+from burnish.schedule.vectors import as_loops, inline_rows
 from burnish.trust.budget import current_deadline
 from burnish.tuning.tuner import tuner_for
 
@@ -103,7 +106,7 @@ def _fused(captured: Captured, schedule: Schedule, fuel: Fuel, report: FusionRep
     if captured.device.type == "cpu":
         return fuse(schedule, fuel, report)
     # What follows a product decides who computes it; what the library's product is followed by fuses with what is next.
-    schedule = fuse(schedule, fuel, only_products=True)
+    schedule = as_loops(split_attention(fuse(schedule, fuel, only_products=True)))
     tuner = tuner_for(captured.device, setting.options, setting.log, current_deadline())
     if tuner is None:
         return _fused_further(choose_products(schedule), fuel, report)
@@ -116,7 +119,8 @@ def _fused(captured: Captured, schedule: Schedule, fuel: Fuel, report: FusionRep
 
 def _fused_further(schedule: Schedule, fuel: Fuel | None = None, report: FusionReport | None = None) -> Schedule:
     """A GPU's schedule, once it is known who computes its products."""
-    return group_siblings(split_reductions(join_columns(fuse(schedule, fuel, report), fuel)))
+    schedule = inline_rows(split_reductions(join_columns(fuse(schedule, fuel, report), fuel)))
+    return group_loops(group_siblings(schedule))
 
 
 @dataclass(frozen=True)

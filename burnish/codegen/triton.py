@@ -11,17 +11,21 @@ from dataclasses import dataclass, field
 from burnish.codegen.triton_attend import attend_forms, print_attend
 from burnish.codegen.triton_contract import group_forms, print_contract, print_group
 from burnish.codegen.triton_convolve import convolve_forms, print_convolve
+from burnish.codegen.triton_decode import print_pieces
+from burnish.codegen.triton_group import print_loops
 from burnish.codegen.triton_launch import Launch
 from burnish.codegen.triton_loop import AHEAD, NotPrintable, TritonKernel, forms_of, print_loop
 from burnish.ir.expr import Dim
 from burnish.schedule.form import Form
 from burnish.schedule.kernels import (
     AttendKernel,
+    AttendPieces,
     ContractGroup,
     ContractKernel,
     ConvolveKernel,
     ExternKernel,
     Kernel,
+    LoopGroup,
     LoopKernel,
     Product,
     Schedule,
@@ -77,17 +81,18 @@ class TritonUnit:
 
 @dataclass
 class _Unit:
-    functions: dict[str, str] = field(default_factory=dict)  # text with @ -> name
+    functions: dict[tuple[str, tuple[str, ...]], str] = field(default_factory=dict)  # text with @, types -> name
     calls: dict[int, TritonCall] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
 
-    def name(self, text: str) -> str:
-        return self.functions.setdefault(text, f"k{len(self.functions)}")
+    def name(self, kernel: TritonKernel) -> str:
+        """One text is several kernels where what its pointers point to differs: a store does not name its type."""
+        return self.functions.setdefault((kernel.text, kernel.types), f"k{len(self.functions)}")
 
     def call(self, kernel: TritonKernel) -> TritonCall:
         sig = kernel.signature
         return TritonCall(
-            self.name(kernel.text),
+            self.name(kernel),
             tuple(sig.buffers),
             tuple(sig.sizes),
             sig.checks,
@@ -117,7 +122,7 @@ def generate(
             unit.calls[n] = unit.call(_printed(kernel, steady, schedule.forms.get(n)))
         except NotPrintable as reason:
             unit.refused[n] = str(reason)
-    functions = {name: text for text, name in unit.functions.items()}
+    functions = {name: text for (text, _), name in unit.functions.items()}
     checks = any(c.checks for c in unit.calls.values())
     text = module_text(functions, interpreted, overlapped)
     return TritonUnit(text, unit.calls, unit.refused, functions, checks, overlapped)
@@ -130,7 +135,9 @@ def steady_buffers(schedule: Schedule) -> frozenset[str]:
 
 
 def _printed(
-    kernel: LoopKernel | Product | ContractGroup | AttendKernel, steady: frozenset[str], form: Form | None
+    kernel: LoopKernel | LoopGroup | Product | ContractGroup | AttendKernel | AttendPieces,
+    steady: frozenset[str],
+    form: Form | None,
 ) -> TritonKernel:
     match kernel:
         case LoopKernel(loop):
@@ -141,6 +148,10 @@ def _printed(
             return print_group(kernel, steady, form)
         case ConvolveKernel():
             return print_convolve(kernel, steady, form)
+        case LoopGroup():
+            return print_loops(kernel, steady)
+        case AttendPieces():
+            return print_pieces(kernel)
         case AttendKernel():
             return print_attend(kernel, form)
 

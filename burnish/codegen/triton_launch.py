@@ -25,12 +25,15 @@ from burnish.ir.expr import Dim, coefficient, floordiv, mentions, product
 from burnish.schedule.axes import column_axis, row_order
 from burnish.schedule.form import Form
 from burnish.schedule.gpu import MULTIPROCESSORS
+from burnish.schedule.vectors import is_vector_product, matrices
 
 _BUSY = 2 * MULTIPROCESSORS  # programs that keep them occupied
 _ACCESS = 16  # bytes a thread moves in one instruction
 LONGEST_ROW = 16384  # elements of a row that one program holds
 _HELD = 49152  # values one program can hold in registers between two reductions
 _ASSUMED = 1 << 30  # elements of a dimension whose size is known only when the kernel is launched
+_LONG_VECTOR = 512  # elements from which a vector product is bound by memory
+_IN_FLIGHT = 8192  # elements of its matrices that one program reads
 _TILE = 16  # axes shorter than this are not worth a tile
 
 
@@ -231,6 +234,8 @@ def _held(loop: Loop) -> int:
 
 
 def _whole_row_shapes(loop: Loop, rows: int, length: int, columns: bool) -> list[tuple[list[int], int]]:
+    if length >= _LONG_VECTOR and is_vector_product(loop):
+        return vector_shapes(rows, length, matrices(loop))
     each, least = _per_access(loop), _strip(loop, columns)
     block = max(least, min(2048 // length, power_of_two(rows)))
     while block > least and rows < block * _BUSY:
@@ -240,6 +245,14 @@ def _whole_row_shapes(loop: Loop, rows: int, length: int, columns: bool) -> list
     if rows >= 2 * block * _BUSY and 2 * block * length <= 4096:
         other = [2 * block, length], warps
     return [([block, length], warps), other]
+
+
+def vector_shapes(rows: int, length: int, read: int) -> list[tuple[list[int], int]]:
+    """For a vector times the rows of so many matrices: each thread has a few accesses in flight and no more rounds to
+    go, so the memory is kept busy by programs that come and go."""
+    block = _clamp(_IN_FLIGHT // (length * read), 1, power_of_two(rows))
+    warps = _clamp(block * length * read // (32 * 32), 1, 8)
+    return [([block, length], warps), ([2 * block, length], warps)]
 
 
 def _long_row_shapes(loop: Loop, rows: int, length: int, columns: bool) -> list[tuple[list[int], int]]:

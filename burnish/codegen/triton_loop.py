@@ -49,6 +49,7 @@ from burnish.ir.expr import Dim, Div, Expr, Mod, coefficient, floordiv, lower, m
 from burnish.schedule.axes import normalise
 from burnish.schedule.form import Form
 from burnish.schedule.phases import Phases
+from burnish.schedule.vectors import is_vector_product
 
 _INT32 = 2**31 - 1
 _SLACK = 1 << 16  # the last block of a lane may reach this far past its end
@@ -85,8 +86,12 @@ class TritonKernel:
 
 def print_loop(loop: Loop, steady: frozenset[str] = frozenset(), form: Form | None = None) -> TritonKernel:
     """`steady` are buffers that no kernel of the program writes; `form` is one of `forms_of`."""
+    return printer_for(loop, steady, form).print()
+
+
+def printer_for(loop: Loop, steady: frozenset[str] = frozenset(), form: Form | None = None) -> LoopPrinter:
     printed = _as_rows(normalise(loop))
-    return LoopPrinter(printed, plan(printed, form), steady).print()
+    return LoopPrinter(printed, plan(printed, form), steady)
 
 
 def forms_of(loop: Loop) -> list[Form]:
@@ -129,6 +134,7 @@ class LoopPrinter:
         self.rounds = bool(elements) and all(s.dtype is DType.bf16 or s.mode == "total" for s in elements)
         self.inside: set[str] = set()  # lanes whose current block is known to end before they do
         self.prefix = ""  # of the values' names, where several bodies stand in one function
+        self.program = "tl.program_id(0)"  # the program's number among those of this loop
         self.signature.checks = any(isinstance(i, Checked) for i in self.body)
         self.lines: list[str] = []
         self.indent = 1
@@ -290,7 +296,7 @@ class LoopPrinter:
                 operand = self.dtype(args[1] if fn == "where" else args[0])
                 return apply_text(fn, dtype, operand, self._operands(fn, args))
             case Reduced(kind, arg, dtype, _):
-                return reduce_text(kind, dtype, self.masked(arg, dtype, reduction_identity(kind, dtype)))
+                return reduce_text(kind, dtype, self.masked(arg, dtype, reduction_identity(kind, dtype), whole=False))
             case Scanned(kind, arg, dtype):
                 return f"tl.cum{kind}({self._whole(arg)}, 1).to({VALUE_TYPE[dtype]})"
         raise AssertionError(f"{i} is not an expression")
@@ -352,9 +358,9 @@ class LoopPrinter:
         text = self.tensor(arg)
         return text if self.spans[arg] == {"x", "r"} else f"tl.broadcast_to({text}, {self.shape('xr')})"
 
-    def masked(self, arg: int, dtype: DType, identity: str) -> str:
-        """A value over the whole tile with `identity` where the tile reaches past the row."""
-        text = self._whole(arg)
+    def masked(self, arg: int, dtype: DType, identity: str, whole: bool = True) -> str:
+        """A value over the whole tile, or over one row of it, with `identity` where it reaches past the row."""
+        text = self._whole(arg) if whole or self.spans[arg] != {"r"} else self.tensor(arg)
         if self.dtype(arg).compute is not dtype.compute:
             text = f"{text}.to({VALUE_TYPE[dtype]})"
         row = self.mask("r")
@@ -417,10 +423,12 @@ class LoopPrinter:
         return sorted(wanted)
 
     def _is_early(self, i: Instr) -> bool:
-        """What no kernel writes can be loaded while the one ahead still runs: the vectors a row is combined with."""
+        """What no kernel writes can be loaded while the one ahead still runs: the vectors a row is combined with, and
+        the rows themselves where each is read once."""
         if not isinstance(i, Load) or i.buffer not in self.steady or i.guard is not None or value_refs(i.index):
             return False
-        return self.plan.form == "row" and not self._lanes_in(self._flattened(i.index)) & {"x"}
+        rows = "x" in self._lanes_in(self._flattened(i.index))
+        return self.plan.form == "row" and (not rows or is_vector_product(self.loop))
 
     def body_values(self) -> list[int]:
         return list(range(len(self.body)))
@@ -441,13 +449,13 @@ class LoopPrinter:
         lane = self.lane("x")
         if not lane.axes:
             return
-        self.line(f"x = {self.widened('tl.program_id(0)')} * XBLOCK + {self.arange(lane)}")
+        self.line(f"x = {self.widened(self.program)} * XBLOCK + {self.arange(lane)}")
         self.define_mask(lane)
         self.define_axes(lane, self.body_values())
 
     def _tile_lanes(self) -> None:
         y, x = self.plan.lanes
-        self.line(f"program = {self.widened('tl.program_id(0)')}")
+        self.line(f"program = {self.widened(self.program)}")
         self.line(f"across = tl.cdiv({self.index(x.size)}, XBLOCK)")
         self.line(f"down = tl.cdiv({self.index(y.size)}, YBLOCK)")
         self.line(f"x = program % across * XBLOCK + {self.arange(x)}")
@@ -578,7 +586,8 @@ class _LongRows(Phases):
         i, p = self._reduced(n), self.p
         held = p.dtype(i.arg) if i.kind.startswith("arg") else i.dtype
         kind = "tl.int32" if i.kind.startswith("arg") and held is DType.bool else VALUE_TYPE[held]
-        p.line(f"a{n} = tl.full({p.shape('xr')}, {reduction_identity(i.kind, held)}, {kind})")
+        span = "xr" if i.kind.startswith("arg") or p.spans[i.arg] != {"r"} else "r"
+        p.line(f"a{n} = tl.full({p.shape(span)}, {reduction_identity(i.kind, held)}, {kind})")
         if i.kind.startswith("arg"):
             p.line(f"at{n} = tl.full({p.shape('xr')}, {_INT32}, {p.width})")
 
@@ -595,7 +604,7 @@ class _LongRows(Phases):
             value, place = p.pair(i)
             p.line(f"a{n}, at{n} = bn.{i.kind}(a{n}, at{n}, {value}, {place})")
         else:
-            value = p.masked(i.arg, i.dtype, reduction_identity(i.kind, i.dtype))
+            value = p.masked(i.arg, i.dtype, reduction_identity(i.kind, i.dtype), whole=False)
             p.line(self._accumulated(n, i, value))
 
     def _accumulated(self, n: int, i: Reduced, value: str) -> str:

@@ -10,7 +10,7 @@ from burnish.explain.result import GraphFacts, KernelFacts, RefusedFusion
 from burnish.explain.traffic import eager_bytes, kernel_bytes, kernel_flops, schedule_bytes
 from burnish.ir.graph import Attend, Extern, Full, Graph, Input, Map, Node, Pick, View
 from burnish.record import GraphRecord
-from burnish.schedule.kernels import AttendKernel, ExternKernel, Kernel, LoopKernel, Schedule
+from burnish.schedule.kernels import AttendKernel, AttendPieces, ExternKernel, Kernel, LoopGroup, LoopKernel, Schedule
 from burnish.verify.isolate import size_values
 
 
@@ -49,9 +49,9 @@ def kind_of(kernel: Kernel) -> str:
     match kernel:
         case ExternKernel():
             return "ATen"
-        case AttendKernel():
+        case AttendKernel() | AttendPieces():
             return "attention"
-        case LoopKernel():
+        case LoopKernel() | LoopGroup():
             return "loop"
     return "product"
 
@@ -69,7 +69,7 @@ def kernel_ops(record: GraphRecord) -> list[tuple[str, ...]]:
 def _ops(kernel: Kernel, stored: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
     if isinstance(kernel, ExternKernel):
         return (short_name(kernel.op.name),)
-    if isinstance(kernel, AttendKernel):
+    if isinstance(kernel, AttendKernel | AttendPieces):
         return ("scaled_dot_product_attention",)
     return tuple(dict.fromkeys(op for name in sorted(kernel.writes) for op in stored.get(name, ("copy",))))
 

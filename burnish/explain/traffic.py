@@ -14,11 +14,13 @@ from burnish.ir.body import Load, Loop, Store
 from burnish.ir.expr import Dim, evaluate, symbols
 from burnish.schedule.kernels import (
     AttendKernel,
+    AttendPieces,
     ContractGroup,
     ContractKernel,
     ConvolveKernel,
     ExternKernel,
     Kernel,
+    LoopGroup,
     LoopKernel,
     Operand,
     Schedule,
@@ -43,6 +45,10 @@ def kernel_bytes(kernel: Kernel, schedule: Schedule, sizes: Sizes) -> int:
         case ContractGroup(parts):
             shared = (len(parts) - 1) * _window_bytes(parts[0].a, sizes)
             return sum(kernel_bytes(part, schedule, sizes) for part in parts) - shared
+        case LoopGroup(parts):
+            return sum(kernel_bytes(part, schedule, sizes) for part in parts)
+        case AttendPieces(_, inputs, sums, most, totals):
+            return sum(_window_bytes(o, sizes) for o in (*inputs, sums, most, totals))
         case AttendKernel(_, inputs, out, lse):
             return sum(_window_bytes(o, sizes) for o in (*inputs, out, lse))
         case ExternKernel(_, inputs, outputs):
@@ -61,7 +67,7 @@ def kernel_flops(kernel: Kernel, sizes: Sizes) -> int:
             return 2 * _product((*kernel.result_shape, *kernel.k.shape[1:]), sizes)
         case ContractGroup(parts):
             return sum(kernel_flops(part, sizes) for part in parts)
-        case AttendKernel(op, (q, k, v, *_), _, _):
+        case AttendKernel(op, (q, k, v, *_)) | AttendPieces(op, (q, k, v, *_)):
             work = 2 * _product((*q.shape[:3], k.shape[2]), sizes) * _product((q.shape[3] + v.shape[3],), sizes)
             return work // 2 if op.causal else work
     return 0

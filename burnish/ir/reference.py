@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -161,6 +162,24 @@ def convolution(op: Convolve, x: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
 
 def attention(op: Attend, args: Sequence[torch.Tensor]) -> Tensors:
     """softmax(q k^T * scale + mask) v and the logarithm of the softmax's denominators."""
+    scores, v = _scores(op, args)
+    out = torch.nan_to_num(torch.softmax(scores, -1)) @ v
+    return out.to(args[0].dtype), torch.logsumexp(scores, -1)
+
+
+def attention_pieces(op: Attend, args: Sequence[torch.Tensor], length: int) -> Tensors:
+    """The same over pieces of `length` keys, not yet put together: weighted values, highest scores and sums of weights,
+    where a weight is 2**(score - highest) of scores in powers of two."""
+    scores, v = _scores(op, args)
+    found = []
+    for part, values in zip(torch.split(scores / math.log(2), length, -1), torch.split(v, length, -2), strict=True):
+        most = part.amax(-1)
+        weights = torch.exp2(part - torch.where(most.isinf(), 0.0, most)[..., None])
+        found.append((weights @ values, most, weights.sum(-1)))
+    return tuple(map(torch.stack, zip(*found, strict=True)))
+
+
+def _scores(op: Attend, args: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     q, k, v, *masks = args
     if k.shape[1] != q.shape[1]:  # grouped queries share a key
         k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
@@ -169,8 +188,7 @@ def attention(op: Attend, args: Sequence[torch.Tensor]) -> Tensors:
         scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), float("-inf"))
     for mask in masks:
         scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype is torch.bool else scores + mask
-    out = torch.nan_to_num(torch.softmax(scores, -1)) @ v.float()
-    return out.to(q.dtype), torch.logsumexp(scores, -1)
+    return scores, v.float()
 
 
 def evaluate_extern(op: Extern, args: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> Tensors:
@@ -187,6 +205,3 @@ def filled(template: Any, args: Sequence[torch.Tensor], sizes: Mapping[str, int]
     if isinstance(template, list | tuple):
         return type(template)(filled(t, args, sizes) for t in template)
     return template
-
-
-__all__ = ["attention", "convolution", "evaluate_extern", "evaluate_graph", "evaluate_node", "filled"]

@@ -26,6 +26,9 @@ def contract(b: Builder, x: Node, y: Node) -> Node:
         raise NotLowered("a large product in a half type")
     if product((*x.shape[:-2], m, n)) == 0 or k == 0:
         raise NotLowered("a product of nothing")
+    if b.device == "cuda" and k == 1:  # every pair is multiplied, and nothing is summed
+        shape = (*x.shape[:-2], m, n)
+        return b.map("mul", *(b.cast(b.expand(side, shape), x.dtype.compute) for side in (x, y)))
     return b.add(Contract(), (x, y), TensorType(x.dtype.compute, (*x.shape[:-2], m, n)))
 
 
@@ -55,7 +58,9 @@ def mv(b: Builder, x: Node, y: Node) -> Node:
 def flash_attention(
     b: Builder, q: Node, k: Node, v: Node, dropout: float = 0.0, causal: bool = False,
     *, attn_mask: Node | None = None, scale: float | None = None,
-) -> list[Node]:  # fmt: skip
+) -> list[Node | None]:  # fmt: skip
+    if b.device == "cuda":  # a graph of the CPU's, lowered for a GPU: that is how tests without one look at it
+        return _attend_on_cuda(b, q, k, v, attn_mask, dropout, causal, scale)
     if dropout or q.dtype is not DType.f32 or 0 in q.shape or 0 in k.shape:
         raise NotLowered("attention of this type")
     width: Dim = q.shape[-1]
@@ -70,6 +75,8 @@ def flash_attention(
 
 # Beyond this many keys the library's kernels, which overlap softmax and products by hand, are ahead of ours.
 LONGEST_KEYS = 1024
+# With fewer queries the keys are what takes time: they are cut into pieces, and read once for a group of heads.
+FEWEST_QUERIES = 16
 
 
 @lowering("_scaled_dot_product_flash_attention.default")
@@ -105,12 +112,15 @@ def _attend_on_cuda(
         raise NotLowered("attention whose backward pass is the library's")
     if q.dtype not in (DType.f16, DType.bf16) or 0 in q.shape or 0 in k.shape:
         raise NotLowered("attention of this type")
-    if not isinstance(width, int) or width > 128 or v.shape[-1] != width or width % 8:
+    if not isinstance(width, int) or v.shape[-1] != width or width % 8:
         raise NotLowered("a head of this size")
-    if not (isinstance(queries, int) and isinstance(keys, int)) or queries < 16 or keys > LONGEST_KEYS:
-        raise NotLowered("attention of this length")
     masks = () if bias is None else (b.expand(bias, (*q.shape[:-1], keys)),)
     k, v = once_per_group(b, k, v)
+    if not (isinstance(queries, int) and isinstance(keys, int)):
+        raise NotLowered("attention of this length")
+    few = not causal and queries < FEWEST_QUERIES and width <= 256
+    if not few and (queries < FEWEST_QUERIES or keys > LONGEST_KEYS or width > 128):
+        raise NotLowered("attention of this length")
     op = Attend(causal, scale if scale is not None else 1 / math.sqrt(width), bool(masks))
     node = b.add(op, (q, k, v, *masks), (b.out[0], TensorType(DType.f32, q.shape[:-1])))
     return [b.pick(node, 0), *([None] * (b.results - 1))]

@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from burnish.ir.body import Axis, Load, Loop, Reduced, Scanned, Store, instr_index, make_axis, remap
+from burnish.ir.body import (
+    Axis,
+    Instr,
+    Load,
+    Loop,
+    Reduced,
+    Scanned,
+    Store,
+    instr_args,
+    instr_index,
+    make_axis,
+    remap,
+    value_refs,
+)
 from burnish.ir.expr import Dim, Expr, coefficient, mentions
 
 
@@ -63,13 +77,14 @@ def _merge_axes(loop: Loop, k: int) -> Loop | None:
 
 def column_axis(loop: Loop) -> Axis | None:
     """The kept axis that runs contiguously through more of the loads than any reduced one, if there is one. What does
-    not vary with both kinds of axes is a vector, and small beside what does."""
+    not vary with both kinds of axes, or with all of them where something does, is small beside what does."""
     score: dict[str, int] = {a.name: 0 for a in loop.axes}
     level = loop.element_level()
     kept_names, reduced_names = ({a.name for a in axes} for axes in (loop.parallel, loop.reduction))
     accesses = [i for n, i in enumerate(loop.body) if isinstance(i, Load | Store) and level[n]]
-    large = [i for i in accesses if mentions(i.index, kept_names) and mentions(i.index, reduced_names)]
-    for i in large or accesses:
+    large = [i for i in accesses if mentions(i.index, kept_names) and mentions(i.index, reduced_names)] or accesses
+    most = max((_points(i, loop) for i in large), default=0)
+    for i in (i for i in large if _points(i, loop) == most):
         for a in loop.axes:
             if coefficient(i.index, a.name) == 1:
                 score[a.name] += 1
@@ -79,6 +94,11 @@ def column_axis(loop: Loop) -> Axis | None:
     return best if best is not None and score[best.name] > reduced else None
 
 
+def _points(i: Load | Store, loop: Loop) -> int:
+    """With how many axes an access varies."""
+    return sum(mentions(i.index, {a.name}) for a in loop.axes)
+
+
 def row_order(loop: Loop) -> tuple[Axis, ...]:
     """Reduced axes with the contiguous one innermost."""
 
@@ -86,3 +106,21 @@ def row_order(loop: Loop) -> tuple[Axis, ...]:
         return sum(1 for i in loop.body if isinstance(i, Load | Store) and coefficient(i.index, a.name) == 1)
 
     return tuple(sorted(loop.reduction, key=contiguous))
+
+
+def hits_each_once(offset: Dim, axes: Sequence[Axis], body: Sequence[Instr]) -> bool:
+    """Whether an offset with looked-up parts is another one at every point: what is looked up is the same for all of
+    them (a cache's position), and the axes' own parts never meet."""
+    names = {a.name for a in axes}
+    varies: list[bool] = []
+    for i in body:
+        varies.append(mentions(instr_index(i), names) or any(varies[a] for a in instr_args(i)))
+    if any(varies[v] for v in value_refs(offset)):
+        return False
+    reached = 0
+    steps = [(coefficient(offset, a.name), a.size) for a in axes]
+    for step, size in sorted(steps, key=lambda s: s[0] if isinstance(s[0], int) else 0):
+        if not isinstance(step, int) or not isinstance(size, int) or step <= reached:
+            return False
+        reached += step * (size - 1)
+    return True

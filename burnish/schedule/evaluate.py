@@ -8,15 +8,17 @@ import torch
 
 from burnish.ir.evaluate import evaluate_loop
 from burnish.ir.expr import Dim, evaluate
-from burnish.ir.reference import attention, convolution, evaluate_extern
+from burnish.ir.reference import attention, attention_pieces, convolution, evaluate_extern
 from burnish.schedule.kernels import (
     AttendKernel,
+    AttendPieces,
     Buffer,
     ContractGroup,
     ContractKernel,
     ConvolveKernel,
     ExternKernel,
     Kernel,
+    LoopGroup,
     LoopKernel,
     Operand,
     ResultBuffer,
@@ -75,9 +77,13 @@ class ScheduleEvaluation:
             case ConvolveKernel(acc=acc, loop=loop):
                 product = self._convolved(kernel).movedim(-3, -1)
                 evaluate_loop(loop, {**self.memory, acc: product.flatten()}, self.sizes)
-            case ContractGroup(parts):
+            case ContractGroup(parts) | LoopGroup(parts):
                 for part in parts:
                     self.run_kernel(part)
+            case AttendPieces(op, operands):
+                results = attention_pieces(op, [self.window(o) for o in operands], kernel.length)
+                for o, value in zip((kernel.sums, kernel.most, kernel.totals), results, strict=True):
+                    self.window(o).copy_(value)
             case AttendKernel(op, operands, out, lse):
                 results = attention(op, [self.window(o) for o in operands])
                 self.window(out).copy_(results[0])

@@ -1,7 +1,8 @@
 """Schedule: kernels in order over named buffers. The third form a model takes, and the last before source.
 
 Five kinds of kernel: Loop (maps and reductions), Contract and Convolve (a matrix product, a convolution, whose results
-go through a loop body), Attend, Extern (an ATen call). Only buffers connect them, so what a kernel reads and writes is
+go through a loop body), Attend, Extern (an ATen call); and, on a GPU, groups of loops or contractions that are one
+launch, and attention in pieces. Only buffers connect them, so what a kernel reads and writes is
 all there is to know.
 """
 
@@ -16,6 +17,8 @@ from burnish.ir.expr import Dim, floordiv, product
 from burnish.ir.graph import Attend, Convolve, Extern
 from burnish.lower.builder import contiguous_strides
 from burnish.schedule.form import Form
+
+KEY_BLOCK = 64  # keys that attention in pieces looks at together
 
 
 @dataclass(frozen=True)
@@ -197,6 +200,24 @@ class ContractGroup:
 
 
 @dataclass(frozen=True)
+class LoopGroup:
+    """Loops that do not need one another, in one kernel: each has programs of its own."""
+
+    parts: tuple[LoopKernel, ...]
+
+    @property
+    def reads(self) -> frozenset[str]:
+        return frozenset().union(*(p.reads for p in self.parts))
+
+    @property
+    def writes(self) -> frozenset[str]:
+        return frozenset().union(*(p.writes for p in self.parts))
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.parts))
+
+
+@dataclass(frozen=True)
 class AttendKernel:
     op: Attend
     inputs: tuple[Operand, ...]  # q, k, v[, mask]
@@ -214,6 +235,44 @@ class AttendKernel:
     def __str__(self) -> str:
         flags = f"causal={self.op.causal} scale={self.op.scale:.6g}"
         return f"{self.out}, {self.lse} = attend({', '.join(map(str, self.inputs))}) {flags}"
+
+
+@dataclass(frozen=True)
+class AttendPieces:
+    """Attention over equal pieces of the keys, to be put together: of piece p, `sums`[p, *q.shape] are the values
+    weighted by 2**(score - most), `totals`[p, *q.shape[:-1]] the weights' sum, `most` the highest score, all with
+    scores in powers of two."""
+
+    op: Attend
+    inputs: tuple[Operand, ...]  # q, k, v[, mask]
+    sums: Operand
+    most: Operand
+    totals: Operand
+
+    @property
+    def pieces(self) -> int:
+        pieces = self.sums.shape[0]
+        assert isinstance(pieces, int)
+        return pieces
+
+    @property
+    def length(self) -> int:
+        """Keys of a piece; the last may have fewer."""
+        keys = self.inputs[1].shape[2]
+        assert isinstance(keys, int)
+        return piece_length(keys, self.pieces)
+
+    @property
+    def reads(self) -> frozenset[str]:
+        return frozenset(o.buffer for o in self.inputs)
+
+    @property
+    def writes(self) -> frozenset[str]:
+        return frozenset({self.sums.buffer, self.most.buffer, self.totals.buffer})
+
+    def __str__(self) -> str:
+        made = f"{self.sums}, {self.most}, {self.totals}"
+        return f"{made} = attend({', '.join(map(str, self.inputs))}) scale={self.op.scale:.6g} in {self.pieces} pieces"
 
 
 @dataclass(frozen=True)
@@ -235,7 +294,7 @@ class ExternKernel:
 
 
 Product = ContractKernel | ConvolveKernel
-Kernel = LoopKernel | Product | ContractGroup | AttendKernel | ExternKernel
+Kernel = LoopKernel | Product | ContractGroup | LoopGroup | AttendKernel | AttendPieces | ExternKernel
 
 
 @dataclass(frozen=True)
@@ -271,7 +330,7 @@ class Schedule:
                 assert name in written or empty, f"{name} is read before it is written"
             for name in k.writes if not isinstance(k, ExternKernel) else ():
                 assert name in self.buffers, f"{name} is no buffer"
-            for part in k.parts if isinstance(k, ContractGroup) else (k,):
+            for part in k.parts if isinstance(k, ContractGroup | LoopGroup) else (k,):
                 if isinstance(part, LoopKernel | Product):
                     part.loop.verify()
             written |= k.writes
@@ -298,6 +357,11 @@ class Schedule:
         used = {n for k in self.kernels for n in (*k.reads, *(() if isinstance(k, ExternKernel) else k.writes))}
         used |= {r.operand.buffer for r in self.results if isinstance(r, ResultBuffer)}
         self.buffers = {n: b for n, b in self.buffers.items() if n in used or b.role == "input"}
+
+
+def piece_length(keys: int, pieces: int) -> int:
+    """In whole blocks."""
+    return -(-keys // (pieces * KEY_BLOCK)) * KEY_BLOCK
 
 
 def channels_last_strides(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:

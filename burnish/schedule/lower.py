@@ -46,6 +46,7 @@ from burnish.ir.graph import (
 )
 from burnish.ir.scalar import SCALAR_OPS, TRANSCENDENTAL
 from burnish.lower.builder import contiguous_strides
+from burnish.schedule.axes import hits_each_once
 from burnish.schedule.kernels import (
     AttendKernel,
     Buffer,
@@ -72,6 +73,7 @@ from burnish.schedule.layouts import (
 
 _ALWAYS_STORED = (Input, Constant, Pick, Reduce, Scan, Scatter, Concat, Contract, Convolve, Attend, Extern)
 _CHEAP = 4  # scalar work worth repeating in each reader instead of a trip through memory
+_FEW_PARTS = 4  # of a concatenation that readers choose from
 _DEEPEST = 60  # inlined chains are cut here, so bodies stay readable and recursion shallow
 _CHEAP_VECTOR = 2 * TRANSCENDENTAL  # the same for a vector on a GPU, where each tile computes it once for its columns
 
@@ -110,8 +112,8 @@ class _Lowerer:
     # --- what is stored -----------------------------------------------------------------------------------------
 
     def _choose_stored(self) -> set[int]:
-        stored = {n.id for n in self.graph.nodes if isinstance(n.op, _ALWAYS_STORED)}
-        stored |= self._forced()
+        forced = self._forced()
+        stored = {n.id for n in self.graph.nodes if isinstance(n.op, _ALWAYS_STORED) and not self._selects(n)} | forced
         uses = self._uses()
         work: dict[int, _Work] = {}
         for node in self.graph.nodes:
@@ -120,21 +122,36 @@ class _Lowerer:
                 continue
             parts = [work[x.id] for x in node.inputs]
             own = SCALAR_OPS[node.op.fn].cost if isinstance(node.op, Map) else 1 if isinstance(node.op, Gather) else 0
+            own += 2 * len(node.inputs) if isinstance(node.op, Concat) else 0
             mine = _Work(
                 own + sum(p.cost for p in parts),
                 1 + max((p.depth for p in parts), default=0),
                 frozenset().union(*(p.sources for p in parts)),
             )
-            if isinstance(node.op, Map | Gather) and self._worth_storing(node, mine, uses[node.id]):
+            if isinstance(node.op, Map | Gather | Concat) and self._worth_storing(node, mine, uses[node.id]):
                 stored.add(node.id)
                 mine = _Work(0, 0, frozenset({node.id}))
             work[node.id] = mine
         return stored
 
+    def _selects(self, node: Node) -> bool:
+        """Whether a concatenation may be read as a choice between its parts, which takes no memory: two halves that
+        change places. A gather's index must not be looked up where it does not count, so its parts have none."""
+        if self.captured.target != "cuda" or not isinstance(node.op, Concat) or len(node.inputs) > _FEW_PARTS:
+            return False
+        stack = list(node.inputs)
+        while stack:
+            part = stack.pop()
+            if isinstance(part.op, Gather | Concat):
+                return False
+            if isinstance(part.op, Map | View):
+                stack.extend(part.inputs)
+        return True
+
     def _worth_storing(self, node: Node, work: _Work, uses: int) -> bool:
         if work.depth > _DEEPEST or work.cost > 40 * TRANSCENDENTAL:
             return True
-        if self._is_vector_on_gpu(node) and work.cost <= _CHEAP_VECTOR:
+        if self._is_vector_on_gpu(node, work) and work.cost <= _CHEAP_VECTOR:
             return False
         if self.captured.target == "cuda" and work.cost <= _CHEAP_VECTOR and self._large_sources(node, work) <= 1:
             return False  # reading it would take as long as reading what it is made of
@@ -146,10 +163,12 @@ class _Lowerer:
         sizes = [product(nodes[s].shape) for s in work.sources]
         return sum(not isinstance(n, int) or not isinstance(size, int) or 4 * n > size for n in sizes)
 
-    def _is_vector_on_gpu(self, node: Node) -> bool:
+    def _is_vector_on_gpu(self, node: Node, work: _Work) -> bool:
         """Whether a kernel that only made this would take longer to launch than all its readers to make it again: a
-        norm's scale and shift per channel."""
-        return self.captured.target == "cuda" and sum(d != 1 for d in node.shape) == 1
+        norm's scale and shift per channel. What comes out of a product is stored by the product's own kernel."""
+        if self.captured.target != "cuda" or sum(d != 1 for d in node.shape) != 1:
+            return False
+        return all(isinstance(self._by_id[s].op, Input | Constant | Reduce) for s in work.sources)
 
     def _uses(self) -> dict[int, int]:
         """Readers of each node, counted through views; a view that repeats costly elements counts twice."""
@@ -193,7 +212,7 @@ class _Lowerer:
                 isinstance(out, Node)
                 and k not in self.captured.aliases
                 and k not in self.captured.windows
-                and isinstance(out.op, Map | Gather | Full | Iota | View)
+                and isinstance(out.op, Map | Gather | Full | Iota | View | Concat)
             ):
                 forced.add(out.id)
         return forced
@@ -424,8 +443,10 @@ class _Lowerer:
         emitter = _Emitter(self)
         at = emitter.indirect(node.op.axes, node.op.index, base.shape, indices, index)
         value = emitter.value(src, index)
-        emitter.store(buffer, self._offset(buffer, at), value, node.op.mode)
-        self._emit_loop(axes, emitter, sequential=bool(indices))
+        offset = self._offset(buffer, at)
+        emitter.store(buffer, offset, value, node.op.mode)
+        apart = node.op.mode == "set" and hits_each_once(offset, axes, emitter.body.instrs)
+        self._emit_loop(axes, emitter, sequential=bool(indices) and not apart)
         if node.id in self.in_place:
             self.overwritten.add(buffer.name)
 
@@ -570,7 +591,8 @@ class _Emitter:
     def __init__(self, lowerer: _Lowerer) -> None:
         self.low = lowerer
         self.body = BodyBuilder()
-        self._memo: dict[tuple[int, tuple[Dim, ...]], int] = {}
+        self.guard: int | None = None  # where it is false, nothing is to be read
+        self._memo: dict[tuple[int, tuple[Dim, ...], int | None], int] = {}
 
     def value(self, node: Node, index: tuple[Dim, ...]) -> int:
         if node.id in self.low.stored:
@@ -584,14 +606,20 @@ class _Emitter:
         self, buffer: Buffer, index: tuple[Dim, ...], guard: int | None = None, fill: bool | int | float = 0
     ) -> int:
         assert buffer.dtype is not None
+        guard = self._both(self.guard, guard)
         return self.body.emit(Load(buffer.name, self.low._offset(buffer, index), buffer.dtype, guard, fill))
+
+    def _both(self, first: int | None, second: int | None) -> int | None:
+        if first is None or second is None:
+            return second if first is None else first
+        return self.body.emit(Apply("and", (first, second), DType.bool))
 
     def store(self, buffer: Buffer, offset: Dim, value: int, mode: str = "set") -> None:
         assert buffer.dtype is not None
         self.body.emit(Store(buffer.name, offset, value, mode, buffer.dtype))
 
     def compute(self, node: Node, index: tuple[Dim, ...]) -> int:
-        key = (node.id, index)
+        key = (node.id, index, self.guard)
         if key not in self._memo:
             self._memo[key] = self._compute(node, index)
         return self._memo[key]
@@ -613,6 +641,8 @@ class _Emitter:
                 return self.body.emit(Apply(fn, args, node.dtype.compute))
             case View():
                 return self._view(node, index)
+            case Concat(axis):
+                return self._choice(node, axis, index)
             case Gather(axes, exprs):
                 source, *indices = node.inputs
                 return self.load(source, self.indirect(axes, exprs, source.shape, indices, index))
@@ -636,6 +666,28 @@ class _Emitter:
             return self.value(source, at)
         return self.load(source, at, guard, node.op.fill)
 
+    def _choice(self, node: Node, axis: int, index: tuple[Dim, ...]) -> int:
+        """The part of a concatenation that the index lies in; only that one is read."""
+        here, outer, end = self.body.emit(Position(index[axis])), self.guard, node.shape[axis]
+        chosen: int | None = None
+        for part in reversed(node.inputs):
+            start = end - part.shape[axis]
+            begun = self.body.emit(Apply("ge", (here, self._number(start)), DType.bool)) if start != 0 else None
+            before = self.body.emit(Apply("lt", (here, self._number(end)), DType.bool)) if chosen is not None else None
+            self.guard = self._both(outer, self._both(begun, before))
+            at = tuple(i - start if d == axis else i for d, i in enumerate(index))
+            value = self.value(part, at)
+            if before is not None:
+                assert chosen is not None
+                value = self.body.emit(Apply("where", (before, value, chosen), node.dtype.compute))
+            chosen, end = value, start
+        self.guard = outer
+        assert chosen is not None
+        return chosen
+
+    def _number(self, size: Dim) -> int:
+        return self.body.emit(Position(size) if isinstance(size, Expr) else const(size, DType.i64))
+
     def _inside(self, index: tuple[Dim, ...], shape: tuple[Dim, ...]) -> int | None:
         checks: list[int] = []
         for i, size in zip(index, shape, strict=True):
@@ -643,8 +695,7 @@ class _Emitter:
             if not is_nonneg(i):
                 checks.append(self.body.emit(Apply("ge", (here, self.body.emit(const(0, DType.i64))), DType.bool)))
             if not is_less(i, size):
-                limit = self.body.emit(Position(size) if isinstance(size, Expr) else const(size, DType.i64))
-                checks.append(self.body.emit(Apply("lt", (here, limit), DType.bool)))
+                checks.append(self.body.emit(Apply("lt", (here, self._number(size)), DType.bool)))
         if not checks:
             return None
         guard = checks[0]

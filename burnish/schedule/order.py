@@ -7,7 +7,7 @@ them), so names decide. Fusion asks here which kernels must wait for which, and 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from burnish.errors import CompileError
 from burnish.schedule.kernels import ExternKernel, Kernel
@@ -45,3 +45,15 @@ def require_kept(earlier: Sequence[set[int]], order: Sequence[Sequence[int]]) ->
         for d in needed:
             if place[d] >= place[k]:
                 raise CompileError("fuse", f"kernel {k} must follow kernel {d} and would not")
+
+
+def can_move(kernels: Sequence[Kernel], to: int, at: int, gone: Set[int]) -> bool:
+    """Whether the kernel may run as early as `to`: nothing since makes what it reads or meets what it writes."""
+    moved = kernels[at]
+    for n in range(to, at):
+        between = kernels[n]
+        if n in gone:
+            continue  # it has moved there itself, and its group was checked
+        if between.writes & (moved.reads | moved.writes) or between.reads & moved.writes:
+            return False
+    return True

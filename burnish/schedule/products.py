@@ -7,6 +7,7 @@ The rule, from measurements on an H200 (bf16, in a chain of dependent kernels):
 - A smaller one is bound by latency: our kernel, which does the element-wise work after it for nothing.
 - Where there are few tiles and k is long, a program per tile would walk alone: k is split, each piece stores its part
   of the sum, and whoever reads the product adds the parts (a normalisation after it does so in its first pass).
+- A product of one row is bound by the memory its matrix comes from: a loop (`vectors.py`), fused as others are.
 - Full-precision products are the library's unless tiny: our kernel has no tensor cores for them.
 
 The decision falls between two rounds of fusion, for what the library's product is followed by is free to fuse with
@@ -51,6 +52,7 @@ from burnish.schedule.kernels import (
     Operand,
     Schedule,
 )
+from burnish.schedule.order import can_move
 
 _TILE = 64
 _PIECE = 1024  # k-elements a piece of a split product has at least
@@ -334,7 +336,7 @@ def group_siblings(schedule: Schedule) -> Schedule:
         members = [kernel]
         for later in range(n + 1, len(kernels)):
             other = kernels[later]
-            if isinstance(other, ContractKernel) and _alike(kernel, other) and _can_move(kernels, n, later, taken):
+            if isinstance(other, ContractKernel) and _alike(kernel, other) and can_move(kernels, n, later, taken):
                 members.append(other)
                 taken.add(later)
         grouped.append(ContractGroup(tuple(members)) if len(members) > 1 else kernel)
@@ -345,15 +347,3 @@ def group_siblings(schedule: Schedule) -> Schedule:
 def _alike(first: ContractKernel, other: ContractKernel) -> bool:
     same = first.a == other.a and len(first.a.shape) == 2 and first.b.strides == other.b.strides
     return same and first.b.dtype is other.b.dtype and first.b.shape[0] == other.b.shape[0]
-
-
-def _can_move(kernels: list[Kernel], to: int, at: int, gone: set[int]) -> bool:
-    """Whether the kernel may run as early as `to`: nothing since makes what it reads or meets what it writes."""
-    moved = kernels[at]
-    for n in range(to, at):
-        between = kernels[n]
-        if n in gone:
-            continue  # it has moved there itself, and its group was checked
-        if between.writes & (moved.reads | moved.writes) or between.reads & moved.writes:
-            return False
-    return True

@@ -1,0 +1,113 @@
+"""Attention of few queries over many keys, on a GPU: the keys are cut into pieces, and all multiprocessors read some.
+
+A step of decoding has one query for each head and all of the cache to read. A program takes one piece of the keys of
+one key head, for all the query heads that share it; a loop then puts the pieces together. Which keys a query sees is
+up to the mask: a block of them that none sees is not read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from burnish.ir.body import Apply, BodyBuilder, Load, Loop, Reduced, Store, const, make_axis
+from burnish.ir.dtypes import DType
+from burnish.ir.expr import Dim, Expr, product
+from burnish.lower.builder import contiguous_strides
+from burnish.lower.contractions import FEWEST_QUERIES
+from burnish.schedule.gpu import MULTIPROCESSORS
+from burnish.schedule.kernels import (
+    KEY_BLOCK,
+    AttendKernel,
+    AttendPieces,
+    Buffer,
+    Kernel,
+    LoopKernel,
+    Operand,
+    Schedule,
+    piece_length,
+)
+
+_MOST_PIECES = 32
+
+
+def split_attention(schedule: Schedule) -> Schedule:
+    kernels: list[Kernel] = []
+    for kernel in schedule.kernels:
+        if isinstance(kernel, AttendKernel) and _has_few_queries(kernel):
+            kernels += _Split(schedule, kernel).kernels()
+        else:
+            kernels.append(kernel)
+    schedule.kernels = kernels
+    schedule.drop_unused_buffers()
+    return schedule
+
+
+def _has_few_queries(kernel: AttendKernel) -> bool:
+    queries = kernel.inputs[0].shape[2]
+    return isinstance(queries, int) and queries < FEWEST_QUERIES
+
+
+@dataclass
+class _Split:
+    schedule: Schedule
+    kernel: AttendKernel
+
+    def kernels(self) -> list[Kernel]:
+        q, out = self.kernel.inputs[0], self.kernel.out
+        pieces = self._pieces()
+        sums = self._made("sums", (pieces, *q.shape))
+        most, totals = (self._made(name, (pieces, *q.shape[:-1])) for name in ("most", "totals"))
+        return [
+            AttendPieces(self.kernel.op, self.kernel.inputs, sums, most, totals),
+            LoopKernel(_put_together(sums, most, totals, out)),
+        ]
+
+    def _pieces(self) -> int:
+        """Enough of them to keep the machine busy, and none so short that it is not worth its programs."""
+        batch, heads, keys, _ = self.kernel.inputs[1].shape
+        programs = product((batch, heads))
+        assert isinstance(keys, int)
+        wanted = -(-2 * MULTIPROCESSORS // programs) if isinstance(programs, int) else 1
+        wanted = max(1, min(wanted, _MOST_PIECES, -(-keys // KEY_BLOCK)))
+        return -(-keys // piece_length(keys, wanted))  # none is empty
+
+    def _made(self, name: str, shape: tuple[Dim, ...]) -> Operand:
+        buffer = Buffer(f"{self.kernel.out.buffer}_{name}", DType.f32, shape, contiguous_strides(shape), "temp")
+        self.schedule.buffers[buffer.name] = buffer
+        return Operand(buffer.name, 0, shape, buffer.strides, DType.f32)
+
+
+def _put_together(sums: Operand, most: Operand, totals: Operand, out: Operand) -> Loop:
+    """Each piece counts by how far its highest score is below the highest of all."""
+    pieces, *shape = sums.shape
+    along = make_axis("i0", pieces, reduce=True)
+    axes = [make_axis(f"i{d}", size) for d, size in enumerate(shape, 1) if size != 1]
+    place: dict[int, Dim] = {int(a.name[1:]): Expr({(a.sym,): 1}) for a in ((along, *axes) if pieces != 1 else axes)}
+    body = BodyBuilder()
+
+    def load(o: Operand) -> int:
+        return body.emit(Load(o.buffer, _offset(o, place), DType.f32))
+
+    def apply(fn: str, *args: int, dtype: DType = DType.f32) -> int:
+        return body.emit(Apply(fn, args, dtype))
+
+    zero, one, nothing = (body.emit(const(x, DType.f32)) for x in (0.0, 1.0, float("-inf")))
+    highest = load(most)
+    level = body.emit(Reduced("max", highest, DType.f32)) if pieces != 1 else highest
+    level = apply("where", apply("eq", level, nothing, dtype=DType.bool), zero, level)  # a query may see no key at all
+    weight = apply("exp2", apply("sub", highest, level))
+    total, value = (apply("mul", weight, load(o)) for o in (totals, sums))
+    if pieces != 1:
+        total, value = (body.emit(Reduced("sum", x, DType.f32)) for x in (total, value))
+    result = apply("div", value, apply("where", apply("eq", total, zero, dtype=DType.bool), one, total))
+    assert out.dtype is not None
+    at = out.offset + _offset(out, {d - 1: p for d, p in place.items()})
+    body.emit(Store(out.buffer, at, result, "set", out.dtype))
+    return Loop((along, *axes) if pieces != 1 else tuple(axes), tuple(body.instrs))
+
+
+def _offset(o: Operand, place: dict[int, Dim]) -> Dim:
+    offset: Dim = 0
+    for d, stride in enumerate(o.strides):
+        offset = offset + stride * place.get(d, 0)
+    return offset

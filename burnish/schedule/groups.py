@@ -1,0 +1,58 @@
+"""Loops side by side: on a GPU, small kernels that do not need one another are one launch, each with its own programs.
+
+A launch takes about as long as a small kernel does, so the projections of one vector, or what is done to queries, keys
+and values before they meet, go together. Kernels of one group run with the same number of threads, so only loops of one
+form are put together; and only neighbours, or what can be brought forward to be one.
+"""
+
+from __future__ import annotations
+
+from burnish.ir.body import Loop, Scanned
+from burnish.ir.expr import mentions, product
+from burnish.schedule.kernels import Kernel, LoopGroup, LoopKernel, Schedule
+from burnish.schedule.order import can_move
+from burnish.schedule.vectors import is_vector_product, matrices
+
+_SMALL = 1 << 15  # elements of a map that is over before the next could be launched
+_MOST = 6  # parts: each has its code in the kernel
+
+
+def group_loops(schedule: Schedule) -> Schedule:
+    kernels = list(schedule.kernels)
+    grouped: list[Kernel] = []
+    taken: set[int] = set()
+    for n, kernel in enumerate(kernels):
+        if n in taken:
+            continue
+        if not isinstance(kernel, LoopKernel) or _kind(kernel.loop) is None:
+            grouped.append(kernel)
+            continue
+        members = [kernel]
+        for later in range(n + 1, len(kernels)):
+            other = kernels[later]
+            if len(members) == _MOST or not isinstance(other, LoopKernel) or _kind(other.loop) != _kind(kernel.loop):
+                continue
+            free = later not in taken and not any(_meet(member, other) for member in members)
+            if free and can_move(kernels, n, later, taken):
+                members.append(other)
+                taken.add(later)
+        grouped.append(LoopGroup(tuple(members)) if len(members) > 1 else kernel)
+    schedule.kernels = grouped
+    return schedule
+
+
+def _meet(first: Kernel, second: Kernel) -> bool:
+    """Whether one touches what the other writes."""
+    return bool(first.writes & (second.reads | second.writes) or first.reads & second.writes)
+
+
+def _kind(loop: Loop) -> object:
+    """What loops of one group have in common; None for one that stays alone."""
+    size = product([a.size for a in loop.axes])
+    if not isinstance(size, int) or loop.sequential or any(isinstance(i, Scanned) for i in loop.body):
+        return None
+    if is_vector_product(loop):
+        kept, reduced = ({a.name for a in axes} for axes in (loop.parallel, loop.reduction))
+        vectors = [i for i in loop.loads if mentions(i.index, reduced) and not mentions(i.index, kept)]
+        return matrices(loop), frozenset(i.buffer for i in vectors), loop.reduction[0].size
+    return "map" if not loop.reduction and size <= _SMALL else None

@@ -1,0 +1,130 @@
+"""Products of one row with a matrix, on a GPU: bound by the time the matrix takes to arrive, so they are loops.
+
+`as_loops` writes such a contraction as a reduction over k, which fuses with its neighbours as any loop does: what
+follows it works on its rows. `inline_rows` then lets each program compute by itself the vector it multiplies with,
+where that is one pass over the vector (a normalisation): a few thousand elements from the cache beside the matrix rows
+it reads from memory, and a kernel less to wait for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from burnish.ir.body import Apply, Axis, BodyBuilder, Load, Loop, Reduced, Scanned, Store, make_axis, prune, remap
+from burnish.ir.dtypes import DType
+from burnish.ir.expr import Dim, Expr, mentions
+from burnish.schedule.epilogue import reading
+from burnish.schedule.kernels import ContractKernel, Kernel, LoopKernel, ResultBuffer, Schedule
+
+_LONGEST = 1 << 14  # elements of the vector: a program holds its share of several rows in registers
+
+
+def as_loops(schedule: Schedule) -> Schedule:
+    schedule.kernels = [
+        _vector_product(k) or k if isinstance(k, ContractKernel) else k for k in schedule.kernels
+    ]  # fmt: skip
+    return schedule
+
+
+def _vector_product(kernel: ContractKernel) -> LoopKernel | None:
+    """The contraction as a loop, if its left operand is one row and each column of the right one lies in memory as a
+    row does."""
+    a, b = kernel.a, kernel.b
+    if len(a.shape) != 2 or a.shape[0] != 1 or b.strides[0] != 1 or a.dtype is DType.f64:
+        return None
+    k, n = b.shape
+    if not isinstance(k, int) or not isinstance(n, int) or k > _LONGEST or k == 1 or n == 1:
+        return None
+    along = make_axis(f"i{len(a.shape)}", k, reduce=True)
+    at, column = Expr({(along.sym,): 1}), f"i{len(a.shape) - 1}"
+    axis = next(x for x in kernel.loop.axes if x.name == column)
+
+    def total(body: BodyBuilder, load: Load) -> int:
+        assert a.dtype is not None and b.dtype is not None
+        row = body.emit(Load(a.buffer, a.offset + a.strides[1] * at, a.dtype))
+        weight = body.emit(Load(b.buffer, b.offset + b.strides[1] * Expr({(axis.sym,): 1}) + at, b.dtype))
+        return body.emit(Reduced("sum", body.emit(Apply("mul", (row, weight), kernel.dtype)), kernel.dtype))
+
+    loop = reading(kernel, total)
+    return LoopKernel(replace(loop, axes=(*loop.axes, along)))
+
+
+def is_vector_product(loop: Loop) -> bool:
+    """Whether a loop spends its time on reading a matrix row by row, to combine each with one vector."""
+    if not loop.reduction or not loop.parallel or any(isinstance(i, Scanned) for i in loop.body):
+        return False
+    kept, reduced = ({a.name for a in axes} for axes in (loop.parallel, loop.reduction))
+    loads = [i for i in loop.loads if mentions(i.index, reduced)]
+    return any(mentions(i.index, kept) for i in loads) and not all(mentions(i.index, kept) for i in loads)
+
+
+def matrices(loop: Loop) -> int:
+    """How many matrices a vector product reads."""
+    kept, reduced = ({a.name for a in axes} for axes in (loop.parallel, loop.reduction))
+    return sum(mentions(i.index, kept) and mentions(i.index, reduced) for i in loop.loads)
+
+
+# --- vectors made where they are used ---------------------------------------------------------------------------
+
+
+def inline_rows(schedule: Schedule) -> Schedule:
+    """Every kernel that makes a vector which only vector products read becomes a part of each of them."""
+    kernels = list(schedule.kernels)
+    kept_for_others = {r.operand.buffer for r in schedule.results if isinstance(r, ResultBuffer)}
+    for producer in schedule.kernels:
+        if not isinstance(producer, LoopKernel) or not _makes_one_row(producer.loop):
+            continue
+        (made,) = producer.writes
+        readers = [n for n, k in enumerate(kernels) if made in k.reads]
+        if schedule.buffers[made].role != "temp" or made in kept_for_others or not readers:
+            continue
+        joined = [_with_row(kernels[n], producer.loop) for n in readers]
+        at = kernels.index(producer)
+        if any(loop is None for loop in joined) or not _unchanged(kernels[at + 1 : max(readers)], producer):
+            continue
+        for n, loop in zip(readers, joined, strict=True):
+            assert loop is not None
+            kernels[n] = LoopKernel(loop)
+        del kernels[at]
+    schedule.kernels = kernels
+    schedule.drop_unused_buffers()
+    return schedule
+
+
+def _makes_one_row(loop: Loop) -> bool:
+    """Whether a loop is one row with one result, an element for each of its points."""
+    plain = not loop.sequential and not loop.parallel and len(loop.reduction) == 1
+    if not plain or len(loop.stores) != 1 or any(isinstance(i, Scanned) for i in loop.body):
+        return False
+    (store,) = loop.stores
+    return store.mode == "set" and store.index == Expr({(loop.reduction[0].sym,): 1})
+
+
+def _unchanged(between: Sequence[Kernel], producer: LoopKernel) -> bool:
+    """Whether what the producer reads is still there when its readers run."""
+    return not any(kernel.writes & producer.reads for kernel in between)
+
+
+def _with_row(kernel: Kernel, row: Loop) -> Loop | None:
+    """The vector product with the loop that makes its vector in front."""
+    if not isinstance(kernel, LoopKernel) or not is_vector_product(kernel.loop) or len(kernel.loop.reduction) != 1:
+        return None
+    loop, (store,) = kernel.loop, row.stores
+    along: Axis = loop.reduction[0]
+    here = Expr({(along.sym,): 1})
+    loads = [i for i in loop.loads if i.buffer == store.buffer]
+    if along.size != row.reduction[0].size or any(i.index != here or i.guard is not None for i in loads):
+        return None
+    body = BodyBuilder()
+    values: dict[int, int] = {}
+    kept: dict[int, int] = {}
+    env: dict[str, Dim] = {row.reduction[0].name: here}
+    for n, i in enumerate(row.body):
+        if not isinstance(i, Store):
+            values[n] = body.emit(remap(i, values, env))
+    made = values[store.value]
+    for n, i in enumerate(loop.body):
+        own = isinstance(i, Load) and i.buffer == store.buffer
+        kept[n] = made if own else body.emit(remap(i, kept, {}))
+    return replace(loop, body=prune(body.instrs))
