@@ -183,7 +183,7 @@ class CompiledLM:
             except UsageError:
                 raise
             except Exception as error:
-                self._record.fallbacks.append(Fallback("generation", failure_reason(error)))
+                self._record.fell_back(Fallback("generation", failure_reason(error)))
                 run = None
                 yield from self._in_eager(request, done)
         finally:

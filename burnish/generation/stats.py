@@ -94,6 +94,12 @@ class Record:
         self.fallbacks: list[Fallback] = []
         self.last = Timing()
 
+    def fell_back(self, fallback: Fallback) -> None:
+        """A reason is kept once; how often eager had to serve is a note."""
+        self.notes["a request was decoded in eager"] += 1
+        if fallback not in self.fallbacks:
+            self.fallbacks.append(fallback)
+
     def snapshot(
         self, name: str, length: int, batch: int, cache_bytes: int, slot_bytes: int, programs: Sequence[Stats]
     ) -> GenerationStats:

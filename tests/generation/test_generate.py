@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +21,7 @@ from burnish.errors import (
     UnsupportedGeneration,
 )
 from burnish.generation.llm import CompiledLM
+from burnish.generation.pace import Pace
 from tests.generation.tiny import CHUNKS, family, left_padded, prompt, same_tokens
 
 pytestmark = pytest.mark.slow
@@ -296,4 +296,23 @@ def test_what_fails_is_decoded_in_eager(llm: CompiledLM, model: Any, monkeypatch
     assert [str(f) for f in made.stats().fallbacks] == ["generation: RuntimeError: no such device"]
     monkeypatch.undo()
     assert torch.equal(made.generate(prompt(1, 6), max_new_tokens=9, do_sample=False), whole)
-    assert made.stats().aten_calls == {} and Counter(made.stats().notes) == Counter()
+    assert made.stats().notes == {"a request was decoded in eager": 1}
+
+
+# -- the device ahead of the host, as on a GPU -------------------------------------------------------------------
+
+
+def test_steps_that_ran_ahead_of_an_end_leave_no_trace(llm: CompiledLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("burnish.generation.run.Pace", lambda ahead: Pace(True))
+    free = both(llm, input_ids=prompt(1, 6), max_new_tokens=30)
+    before = llm.stats()
+    end = int(free[0, 12])
+    ended = both(llm, input_ids=prompt(1, 6), max_new_tokens=30, eos_token_id=end)
+    stats = llm.stats()
+    assert stats.wasted_steps > before.wasted_steps
+    assert stats.steps - before.steps == ended.shape[1] - 6 - 1 + stats.wasted_steps - before.wasted_steps
+    assert stats.looks - before.looks < ended.shape[1] - 6  # several tokens at once
+    turn = prompt(1, 3, seed=5)
+    whole = llm.generate(turn, resume=True, max_new_tokens=5, do_sample=False)
+    theirs = llm.eager.generate(torch.cat([ended, turn], 1), max_new_tokens=5, do_sample=False)
+    same_tokens(llm.eager, whole, theirs)
