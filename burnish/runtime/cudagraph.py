@@ -368,6 +368,7 @@ class GraphedProgram:
         random = _RandomState(self.pool.device)
         results = captured.replay(args, stream)
         captured.settled = True
+        self.program.release()  # what the plain calls worked in: the graph has its own
         if self._host is not None and not self.plan.draws and not random.has_moved():
             try:
                 captured.launch_by_driver(self._host, self.pool.device)

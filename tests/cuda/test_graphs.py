@@ -85,6 +85,7 @@ def test_the_first_call_is_plain_and_the_second_captured(cuda: FakeCuda) -> None
         x = fresh()
         torch.testing.assert_close(f(x), x * 2)
         assert (f.run.plain, f.replays) == (1, calls - 1)
+        assert f.run.released == (calls > 1)  # the graph has memory of its own
     assert len(cuda.graphs) == 1
 
 
