@@ -25,10 +25,11 @@ from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wr
 from burnish.capture.diagnosis import CONTROL_FLOW, serve_eager
 from burnish.capture.facts import coarsest_type, draws_random_numbers, graph_facts
 from burnish.capture.partition import partition
+from burnish.capture.sharing import put_back, share_blocks
 from burnish.capture.unguarded import input_sources
 from burnish.capture.warm.capture import WarmGraph
 from burnish.capture.warm.frame import Parts, note_graph
-from burnish.observe.log import CompileLog
+from burnish.observe.log import CompileLog, failure_reason
 from burnish.observe.registry import register
 from burnish.observe.sinks import sinks_for
 from burnish.options import Options
@@ -159,6 +160,19 @@ class _Capture:
         return self._warm.parts(graph, facts, sources, self.direct is not None, self.options, self.log)
 
     def compile(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        sharing = share_blocks(graph, _decompositions(), self.log) if self.options.regions is not None else None
+        if sharing is not None:
+            try:
+                return self._through_aot(sharing.graph, example_inputs)
+            except (*CONTROL_FLOW, _Abandoned):
+                raise
+            except Exception as error:  # each block on its own, then
+                self.log.noticed(f"blocks not shared: {failure_reason(error)}")
+            finally:
+                sharing.close()
+        return self._through_aot(graph, example_inputs)
+
+    def _through_aot(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         # By this switch AOTAutograd, too, decides whether a draw that nobody reads may go; eager makes it.
         with inductor_config.patch(fallback_random=True):
             whole: Callable[..., Any] = aot_module_simplified(
@@ -167,7 +181,7 @@ class _Capture:
                 fw_compiler=self._compiler("forward"),
                 bw_compiler=self._compiler("backward"),
                 inference_compiler=self._inference_compiler(_plain_inputs(graph, example_inputs)),
-                partition_fn=partition,
+                partition_fn=_partition,
                 decompositions=_decompositions(),
                 keep_inference_input_mutations=True,
             )
@@ -187,6 +201,7 @@ class _Capture:
     def _inference_compiler(self, plain_inputs: int | None) -> GraphCompiler:
         # AOTAutograd keeps this function: it must not hold the inputs, or the weights would outlive their model.
         def compile_inference(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Program:
+            put_back(gm)
             program = self._program("inference", gm, example_inputs)
             if plain_inputs == len(example_inputs) and _needs_no_wrapper():
                 self.direct = program
@@ -248,6 +263,11 @@ class _Capture:
 def _mutates(node: fx.Node) -> bool:
     schema = getattr(node.target, "_schema", None)
     return schema is not None and schema.is_mutable
+
+
+def _partition(joint: fx.GraphModule, joint_inputs: Sequence[Any], **arguments: Any) -> tuple[fx.GraphModule, ...]:
+    put_back(joint)
+    return partition(joint, joint_inputs, **arguments)
 
 
 def _decompositions() -> dict[Any, Callable[..., Any]]:

@@ -232,7 +232,7 @@ def _shown(variable: Any, leaves: list[Any]) -> tuple[Any, ...] | None:
     if type(variable) is TensorVariable:
         leaves.append(variable)
         first = next(i for i, known in enumerate(leaves) if known.as_proxy().node is variable.as_proxy().node)
-        return ("tensor", first, *_metadata(variable.as_proxy().node.meta["example_value"]))
+        return ("tensor", first, *metadata(variable.as_proxy().node.meta["example_value"]))
     if isinstance(variable, SymNodeVariable):
         return ("size", str(variable.sym_num))
     if isinstance(variable, ConstantVariable):
@@ -250,7 +250,7 @@ def _skeleton(shown: Any) -> Any:
     return shown[:2] if shown[0] == "tensor" else tuple(map(_skeleton, shown))
 
 
-def _metadata(value: Any) -> tuple[Any, ...]:
+def metadata(value: Any) -> tuple[Any, ...]:
     if type(value).__name__ not in ("FakeTensor", "Parameter") or value.layout is not torch.strided:
         raise Differs("a tensor of an unusual kind")
     sizes = tuple(map(str, (*value.shape, *value.stride(), value.storage_offset())))
@@ -542,7 +542,7 @@ class _Copy:
             return found
         if type(variable) is not TensorVariable:
             raise Differs(f"{self.moved(origin).name} is no plain tensor")
-        if _metadata(found.meta["example_value"]) != _metadata(node.meta["example_value"]):
+        if metadata(found.meta["example_value"]) != metadata(node.meta["example_value"]):
             raise Differs(f"{self.moved(origin).name} has another size or type")
         return found
 
