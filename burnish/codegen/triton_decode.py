@@ -11,11 +11,11 @@ from burnish.codegen.triton_launch import Launch, power_of_two
 from burnish.codegen.triton_loop import AHEAD, NotPrintable, TritonKernel
 from burnish.codegen.triton_scalar import MEMORY_TYPE, STORED_TYPE
 from burnish.ir.dtypes import DType
+from burnish.ir.reference import UNSEEN
 from burnish.schedule.kernels import KEY_BLOCK, AttendPieces, Operand
 
 _LOG2_E = 1.4426950408889634
 _INT32 = 2**31 - 1
-_UNSEEN = -30000.0  # what a mask adds to a score that is not to count: half the least number of float16
 _LEAST = 16  # rows and columns of a product on tensor cores
 _MOST_ROWS = 128
 
@@ -132,7 +132,7 @@ class _Printer:
         if seen:
             self.line(f"if tl.max({flat}.to(tl.int32), 0) > 0:", 2)
         else:
-            self.line(f"if tl.max({flat}, 0) > {_UNSEEN}:", 2)
+            self.line(f"if tl.max({flat}, 0) > {UNSEEN}:", 2)
 
     def _block(self, indent: int) -> None:
         at_k = f"x[None, :] * {self.k.strides[2]} + d[:, None] * {self.k.strides[3]}"
@@ -147,7 +147,7 @@ class _Printer:
             if self.mask.dtype is DType.bool:
                 self.line(f'w = tl.where({mask}, w, float("-inf"))', indent)
             else:
-                self.line(f"w += {mask} * {_LOG2_E!r}", indent)
+                self.line(f'w = tl.where({mask} > {UNSEEN}, w + {mask} * {_LOG2_E!r}, float("-inf"))', indent)
         if self.xm:
             self.line(f'w = tl.where({_across(self.xm)}, w, float("-inf"))', indent)
         self.line("higher = tl.maximum(most, tl.max(w, 1))", indent)

@@ -167,10 +167,15 @@ def attention(op: Attend, args: Sequence[torch.Tensor]) -> Tensors:
     return out.to(args[0].dtype), torch.logsumexp(scores, -1)
 
 
+UNSEEN = -30000.0  # no score comes back from this: masks of numbers have the least of float16 or less
+
+
 def attention_pieces(op: Attend, args: Sequence[torch.Tensor], length: int) -> Tensors:
     """The same over pieces of `length` keys, not yet put together: weighted values, highest scores and sums of weights,
-    where a weight is 2**(score - highest) of scores in powers of two."""
+    where a weight is 2**(score - highest) of scores in powers of two. What a mask takes UNSEEN from is not seen."""
     scores, v = _scores(op, args)
+    for mask in args[3:]:
+        scores = scores if mask.dtype is torch.bool else scores.masked_fill(mask <= UNSEEN, float("-inf"))
     found = []
     for part, values in zip(torch.split(scores / math.log(2), length, -1), torch.split(v, length, -2), strict=True):
         most = part.amax(-1)

@@ -1,0 +1,201 @@
+"""A step of decoding: one row times matrices, loops side by side, attention in pieces; as the reference has them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from burnish.codegen.triton import generate
+from burnish.ir.dtypes import DType
+from burnish.passes import run_passes
+from burnish.passes.rewrite import Fuel
+from burnish.pipeline import _fused_further
+from burnish.schedule.attend_pieces import split_attention
+from burnish.schedule.evaluate import ScheduleEvaluation, evaluate_schedule
+from burnish.schedule.fuse import fuse
+from burnish.schedule.kernels import AttendPieces, ExternKernel, LoopGroup, LoopKernel, Schedule
+from burnish.schedule.lower import lower_graph
+from burnish.schedule.products import choose_products
+from burnish.schedule.vectors import as_loops, is_vector_product
+from tests.programs import Capture, capture, copies
+from tests.triton.compiler import Compiler
+from tests.triton.interpreter import Interpreter, job
+
+WIDTH, GROUPS, HEADS, HEAD, KEYS = 64, 2, 4, 32, 130
+
+
+def captured(fn: Callable[..., object], *inputs: torch.Tensor) -> Capture:
+    with torch.no_grad():
+        (found,) = capture(fn, *inputs, device="cuda")
+    found.captured.graph = run_passes(found.captured.graph, Fuel(None), lambda name, graph: graph.verify())
+    return found
+
+
+def for_gpu(found: Capture) -> Schedule:
+    schedule = as_loops(split_attention(fuse(lower_graph(found.captured), only_products=True)))
+    schedule = _fused_further(choose_products(schedule))
+    schedule.verify()
+    return schedule
+
+
+def same_as_unfused(found: Capture, schedule: Schedule) -> None:
+    plain, joined = copies(found.inputs), copies(found.inputs)
+    want, got = evaluate_schedule(lower_graph(found.captured), plain), evaluate_schedule(schedule, joined)
+    for a, b in zip([*want, *plain], [*got, *joined], strict=True):
+        if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+            torch.testing.assert_close(b.float(), a.float(), rtol=2e-2, atol=2e-2)
+
+
+def same_under(interpreter: Interpreter, found: Capture, schedule: Schedule) -> None:
+    """Every kernel leaves what the evaluation of it leaves."""
+    unit = generate(schedule, interpreted=True)
+    assert not unit.refused
+    evaluation = ScheduleEvaluation(schedule, copies(found.inputs), {})
+    for n, kernel in enumerate(schedule.kernels):
+        held = {name: evaluation.memory[name].clone() for name in kernel.reads | kernel.writes}
+        evaluation.run_kernel(kernel)
+        assert interpreter.run([job(unit.text, unit.calls[n], 0, {})], held) == 0
+        for name in kernel.writes:
+            want = evaluation.memory[name].float()
+            torch.testing.assert_close(held[name].float(), want, rtol=2e-2, atol=2e-2, msg=lambda m: f"{kernel}\n{m}")  # noqa: B023
+
+
+def rotated(x: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:
+    half = x.shape[-1] // 2
+    turned = torch.cat((-x[..., half:], x[..., :half]), -1)
+    return x * angle.cos().to(x.dtype) + turned * angle.sin().to(x.dtype)
+
+
+def block(x, position, scale, wq, wk, wv, wo, wg, wu, wd, keys, values):  # type: ignore[no-untyped-def]
+    """One token through a transformer's block over a static cache, as models write it."""
+
+    def norm(h: torch.Tensor) -> torch.Tensor:
+        wide = h.float()
+        return scale * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(h.dtype)
+
+    h = norm(x)
+    q, k, v = (F.linear(h, w).view(1, 1, -1, HEAD).transpose(1, 2) for w in (wq, wk, wv))
+    angle = position.float() * torch.arange(HEAD, device=x.device).float().add(1).reciprocal()
+    q, k = rotated(q, angle), rotated(k, angle)
+    keys.index_copy_(2, position, k)
+    values.index_copy_(2, position, v)
+    seen = torch.arange(KEYS, device=x.device) <= position
+    repeated = [
+        t[:, :, None].expand(1, GROUPS, HEADS // GROUPS, KEYS, HEAD).reshape(1, HEADS, KEYS, HEAD)
+        for t in (keys, values)
+    ]
+    out = F.scaled_dot_product_attention(q, *repeated, attn_mask=seen[None, None, None, :])
+    x = x + F.linear(out.transpose(1, 2).reshape(1, 1, HEADS * HEAD), wo)
+    h = norm(x)
+    return x + F.linear(F.silu(F.linear(h, wg)) * F.linear(h, wu), wd)
+
+
+@pytest.fixture(scope="module")
+def step() -> Capture:
+    torch.manual_seed(0)
+
+    def weight(*shape: int) -> torch.Tensor:
+        return (torch.randn(shape) / shape[-1] ** 0.5).bfloat16()
+
+    heads, shared = HEADS * HEAD, GROUPS * HEAD
+    caches = [torch.randn(1, GROUPS, KEYS, HEAD).bfloat16() for _ in range(2)]
+    return captured(
+        block, torch.randn(1, 1, WIDTH).bfloat16(), torch.tensor([70]), weight(WIDTH), weight(heads, WIDTH),
+        weight(shared, WIDTH), weight(shared, WIDTH), weight(WIDTH, heads), weight(96, WIDTH), weight(96, WIDTH),
+        weight(WIDTH, 96), *caches,
+    )  # fmt: skip
+
+
+def test_a_block_is_seven_kernels(step: Capture) -> None:
+    schedule = for_gpu(step)
+    kinds = Counter(type(k) for k in schedule.kernels)
+    assert kinds == {LoopGroup: 2, AttendPieces: 1, LoopKernel: 4} and not any(
+        isinstance(k, ExternKernel) for k in schedule.kernels
+    )
+    projections, rotations = (k for k in schedule.kernels if isinstance(k, LoopGroup))
+    assert len(projections.parts) == 3 and all(is_vector_product(p.loop) for p in projections.parts)
+    assert len(projections.parts[0].loop.loads) >= 3, "the norm is in front of each projection"
+    attend = next(k for k in schedule.kernels if isinstance(k, AttendPieces))
+    assert attend.inputs[1].shape[1] == GROUPS, "keys are not repeated for the heads that share them"
+    assert not any(p.loop.sequential for p in rotations.parts), "one place of the cache is written, and no order needed"
+
+
+def test_a_block_computes_what_it_did(step: Capture, interpreter: Interpreter) -> None:
+    schedule = for_gpu(step)
+    same_as_unfused(step, schedule)
+    same_under(interpreter, step, schedule)
+
+
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_a_block_compiles_for_every_target(step: Capture, compiler: Compiler, capability: int) -> None:
+    unit = generate(for_gpu(step))
+    for number in {call.function: n for n, call in unit.calls.items()}.values():
+        assert "st.global" in compiler.compile(unit, number, capability)
+
+
+@pytest.mark.parametrize(
+    ("heads", "shared", "queries", "keys", "width"), [(6, 2, 1, 64, 16), (4, 4, 3, 200, 24), (8, 1, 2, 70, 64)]
+)
+@pytest.mark.parametrize("mask", ["none", "rows", "alike", "added"])
+def test_attention_in_pieces(
+    interpreter: Interpreter, heads: int, shared: int, queries: int, keys: int, width: int, mask: str
+) -> None:
+    torch.manual_seed(1)
+    q = torch.randn(2, heads, queries, width).bfloat16()
+    k, v = (torch.randn(2, shared, keys, width).bfloat16() for _ in range(2))
+    seen = torch.rand(2, 1, queries if mask == "rows" else 1, keys) < 0.4
+    seen[..., 0] = True
+    seen[:, :, :, 64:128] = False  # a block that nobody sees
+    bias = torch.where(seen, 0.0, torch.finfo(torch.float16).min).bfloat16()
+    given = {"none": (), "rows": (seen,), "alike": (seen,), "added": (bias,)}[mask]
+
+    def attend(q, k, v, *masks):  # type: ignore[no-untyped-def]
+        k, v = (
+            t[:, :, None].expand(2, shared, heads // shared, keys, width).reshape(2, heads, keys, width) for t in (k, v)
+        )
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=masks[0] if masks else None)
+
+    found = captured(attend, q, k, v, *given)
+    schedule = for_gpu(found)
+    pieces = [kernel for kernel in schedule.kernels if isinstance(kernel, AttendPieces)]
+    assert len(pieces) == 1 and pieces[0].inputs[1].shape[1] == shared
+    same_as_unfused(found, schedule)
+    same_under(interpreter, found, schedule)
+
+
+def test_one_text_over_two_types_is_two_kernels() -> None:
+    """What a store writes is its pointer's type, which the text does not name."""
+
+    def both(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x.float().exp().sum(-1), y.float().exp().sum(-1).bfloat16()
+
+    schedule = for_gpu(captured(both, torch.randn(40, 300).bfloat16(), torch.randn(40, 301).bfloat16()))
+    unit = generate(schedule)
+    for n, kernel in enumerate(schedule.kernels):
+        assert isinstance(kernel, LoopKernel)
+        (store,) = kernel.loop.stores
+        call = unit.calls[n]
+        assert call.types[call.buffers.index(store.buffer)] == {DType.f32: "*fp32", DType.bf16: "*bf16"}[store.dtype]
+    functions = [c.function for c in unit.calls.values()]
+    same = [unit.functions[f] for f in functions]
+    assert len(set(functions)) == len(functions) or len(set(same)) == len(same)
+
+
+def test_a_loop_that_needs_another_is_not_beside_it() -> None:
+    def chain(x: torch.Tensor, y: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        a = torch.zeros(64).index_put((at,), x)
+        return a, y + 1, a.flip(0)[at] * 2
+
+    found = captured(chain, torch.randn(8), torch.randn(50), torch.arange(8))
+    schedule = for_gpu(found)
+    for kernel in schedule.kernels:
+        if isinstance(kernel, LoopGroup):
+            for first in kernel.parts:
+                assert not any(
+                    first.writes & (other.reads | other.writes) for other in kernel.parts if other is not first
+                )
+    same_as_unfused(found, schedule)
