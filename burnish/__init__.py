@@ -4,6 +4,7 @@ from importlib import metadata as _metadata
 
 from burnish import errors
 from burnish.api import compile, disable, reset, seal, stats
+from burnish.capture.blocks import region
 from burnish.explain import explain
 from burnish.observe import metrics
 from burnish.options import Options
@@ -20,6 +21,7 @@ __all__ = [
     "errors",
     "explain",
     "metrics",
+    "region",
     "reset",
     "seal",
     "stats",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, overload
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeVar, overload
 
 import torch
 
@@ -35,6 +35,7 @@ def compile(
     background: bool | None = None,
     budget: float | None = None,
     tuning: object = None,
+    regions: Literal["auto"] | Sequence[type | str] | None = "auto",
 ) -> Model: ...
 
 
@@ -55,6 +56,7 @@ def compile(
     background: bool | None = None,
     budget: float | None = None,
     tuning: object = None,
+    regions: Literal["auto"] | Sequence[type | str] | None = "auto",
 ) -> Callable[[Model], Model]: ...
 
 
@@ -74,6 +76,7 @@ def compile(
     background: bool | None = None,
     budget: float | None = None,
     tuning: object = None,
+    regions: Literal["auto"] | Sequence[type | str] | None = "auto",
 ) -> Any:
     """Compile a module or a function; the arguments are those of `torch.compile`.
 
@@ -96,11 +99,28 @@ def compile(
     `burnish.stats(compiled).tuning_record` is what it found; `tuning=` takes it back, as text in a file or as a dict,
     in any mode.
 
+    Blocks that a model repeats (transformer layers) are traced once and copied; the program is the same as without.
+    `regions=None` traces each, a list of classes and names of modules says which they are, and `@burnish.region` marks
+    a class as one.
+
     A module comes back as an object of its own class over the same parameters, buffers and hooks; `.eager` (and
     `.burnish.eager`, on functions too) is the original. Compiling a compiled object replaces its settings.
     """
     settings = Settings(
-        fullgraph, dynamic, backend, mode, options, disable, name, verify, gate, sample, background, budget, tuning
+        fullgraph,
+        dynamic,
+        backend,
+        mode,
+        options,
+        disable,
+        name,
+        verify,
+        gate,
+        sample,
+        background,
+        budget,
+        tuning,
+        regions,
     )
     settings.resolved()  # a mistake in the arguments is raised here, not at the first call
     _check_backend(backend)

@@ -45,6 +45,7 @@ class Settings:
     background: bool | None = None
     budget: float | None = None
     tuning: object = None
+    regions: object = "auto"
 
     @property
     def is_ours(self) -> bool:
@@ -58,6 +59,7 @@ class Settings:
             "background": self.background,
             "budget": self.budget,
             "tuning": self.tuning,
+            "regions": "none" if self.regions is None else None if self.regions == "auto" else self.regions,
             "inductor": True if self.backend == "auto" else None,
         }
         for name in ("background", "budget"):

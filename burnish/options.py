@@ -240,6 +240,8 @@ def _as_tuning(value: object) -> Tuning:
 def _as_regions(value: object) -> Regions:
     if value == "auto":
         return "auto"
+    if value == "none":
+        return None
     if isinstance(value, (list, tuple)) and all(isinstance(item, (type, str)) for item in value):
         return tuple(value)
     raise TypeError(value)

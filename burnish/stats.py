@@ -201,6 +201,7 @@ class Stats:
             ("notices", [f"{count} x {what}" for what, count in self.notices.items()]),
             ("cache misses", self.cache_reasons),
             ("fusions", self.fusions),
+            ("regions", self.regions),
             ("latency", self.latency),
             ("variants", self.variants),
             ("jobs", self.jobs),

@@ -102,6 +102,19 @@ def test_the_user_says_what_is_a_region(wanted: list[Any]) -> None:
     assert all(region.copied for region in regions.values())
 
 
+@burnish.region
+class Small(nn.Linear):
+    pass
+
+
+@pytest.mark.parametrize("regions", ["auto", None])
+def test_a_marked_class_is_a_region_however_small(regions: str | None) -> None:
+    model = nn.Sequential(Small(4, 4), Small(4, 4), Small(4, 4)).eval()
+    compiled = burnish.compile(model, regions=regions, verify="off")
+    _agree(compiled, model, torch.randn(2, 4))
+    assert [r.copied for r in burnish.stats(compiled).regions] == ([2] if regions else [])
+
+
 def test_a_number_that_the_code_reads_forms_classes() -> None:
     _, regions = seen_by(Stack(Indexed).eval(), torch.randn(5, 16))
     assert regions["Indexed"].copied == 0 and "index" in regions["Indexed"].reason
