@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 import weakref
 from collections.abc import Callable
@@ -20,13 +21,16 @@ from burnish.trust.gate import Failure
 from burnish.trust.variant import Variant
 
 
-def server(options: Options, log: CompileLog) -> Callable[[StoredGraph], Callable[..., Any]]:
-    def serve(stored: StoredGraph) -> Callable[..., Any]:
+def server(options: Options, log: CompileLog) -> Callable[[StoredGraph, bool], Callable[..., Any]]:
+    def serve(stored: StoredGraph, raced: bool) -> Callable[..., Any]:
+        """`raced`: it has won already, in another process; that it is right is seen again."""
         start = time.perf_counter()
         known: list[weakref.ref[Variant]] = []
         direct, engine = _engine(stored, options, log, known)
+        if raced:
+            log.noticed("warm start: the race is not run again")
         variant = new_variant(
-            options,
+            dataclasses.replace(options, gate=False) if raced else options,
             log,
             stored.facts,
             _eager(stored.eager),
