@@ -12,13 +12,20 @@ A product with more tiles than that gets the sweeping form: two programs on each
 128 x 128 tile after another, operands through tensor descriptors. While one program is at its epilogue, the other
 keeps the tensor cores busy. Measured at 4096 x 3072 x 768: 33.5 µs, as the library's; with a GELU after it 39.5
 against 52 for the library and a kernel behind it.
+
+A product of few rows is over when its matrix has arrived, so it has the strip form: each program takes a few columns
+over all of k, asks for all of them before it waits for the kernel ahead, and has some 64 KB of them on their way into
+its shared memory at any time. The warps of a program share out k, not the columns: a tile this small would have each of
+them read the same operands again. The rows come from the cache in every program, so a strip is as wide as it can be
+with a program for nearly each multiprocessor.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from burnish.codegen.triton_launch import Lane, Launch, Plan, cdiv
+from burnish.codegen.triton_launch import Lane, Launch, Plan, cdiv, power_of_two
 from burnish.codegen.triton_loop import AHEAD, NotPrintable, TritonKernel
 from burnish.codegen.triton_tile import (
     ENOUGH,
@@ -33,8 +40,42 @@ from burnish.ir.body import Axis
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, Expr, product
 from burnish.schedule.form import Form
+from burnish.schedule.gpu import MOST_TILES, MULTIPROCESSORS
 from burnish.schedule.kernels import ContractGroup, ContractKernel, Operand
-from burnish.schedule.products import can_sweep, is_large
+from burnish.schedule.products import can_sweep, has_few_rows, is_large
+
+_NEARLY_ALL = MULTIPROCESSORS * 9 // 10
+_UNDER_WAY = 8192  # elements of its columns that a program of the strip form asks for at once
+_HALF_SHARED = 110 << 10  # bytes: two programs fit on a multiprocessor
+
+
+class Strip(NamedTuple):
+    """The columns that one program takes; `cuts` parts of k are multiplied side by side, each by its own warps."""
+
+    rows: int
+    columns: int
+    depth: int
+    stages: int = 5
+    cuts: int = 4
+    warps: int = 4
+
+    @property
+    def blocks(self) -> tuple[tuple[str, int], ...]:
+        names = ("YBLOCK", "XBLOCK", "KBLOCK", "STAGES", "CUTS")
+        return tuple(zip(names, self[:5], strict=True))
+
+    @property
+    def shared(self) -> int:
+        """Bytes of half-type operands on their way, while another stage is multiplied."""
+        return (self.stages - 1) * self.depth * (self.rows + self.columns) * 2
+
+    @property
+    def form(self) -> Form:
+        return Form("strip", (*self.blocks, ("warps", self.warps)))
+
+    @classmethod
+    def of(cls, form: Form) -> Strip:
+        return cls(*(form[name] for name in ("YBLOCK", "XBLOCK", "KBLOCK", "STAGES", "CUTS", "warps")))
 
 
 def print_contract(
@@ -50,14 +91,14 @@ def print_group(group: ContractGroup, steady: frozenset[str] = frozenset(), form
         raise NotPrintable("a product in double precision")
     if form.name == "sweep" if form else sweeps(group):
         return _print_sweep(group.parts[0], form)
-    tile = Tile.of(form) if form else _tile(group)
+    tile = _chosen(group, form)
     launch = Launch(
         sum_dims([_programs(k, tile.rows, tile.columns) for k in group.parts]),
         tile.blocks,
         warps=tile.warps,
         stages=tile.stages,
     )
-    head = _Tile(group.parts[0], launch)
+    head = (_Strip if isinstance(tile, Strip) else _Tile)(group.parts[0], launch)
     head.open_group(group)
     head.multiply(group, fetch=all(part.b.buffer in steady for part in group.parts))
     if len(group.parts) == 1:
@@ -69,9 +110,17 @@ def print_group(group: ContractGroup, steady: frozenset[str] = frozenset(), form
     return TritonKernel(head.text(), head.signature, head.types(), (launch,), head.reach)
 
 
+def _chosen(group: ContractGroup, form: Form | None) -> Tile | Strip:
+    if form is not None:
+        return Strip.of(form) if form.name == "strip" else Tile.of(form)
+    return _strip(group) if has_few_rows(group.parts[0]) else _tile(group)
+
+
 def group_forms(group: ContractGroup) -> list[Form]:
     """The forms that a search tries, the rule's first."""
     first = group.parts[0]
+    if has_few_rows(first):
+        return _strip_forms(group)
     sizes = (*first.product_shape, first.a.shape[-1])
     sweeping = len(group.parts) == 1 and can_sweep(first) and all(isinstance(d, int) for d in sizes)
     found = sweep_forms() if sweeping else []  # ragged columns are masked
@@ -93,7 +142,7 @@ def _print_sweep(kernel: ContractKernel, form: Form | None = None) -> TritonKern
 def sweeps(group: ContractGroup) -> bool:
     """Whether a product is large, and its operands are ones a tensor descriptor can describe."""
     kernel = group.parts[0]
-    return len(group.parts) == 1 and is_large(kernel) and can_sweep(kernel)
+    return len(group.parts) == 1 and not has_few_rows(kernel) and is_large(kernel) and can_sweep(kernel)
 
 
 def sum_dims(dims: Sequence[Dim]) -> Dim:
@@ -122,6 +171,36 @@ def _tile(group: ContractGroup) -> Tile:
     wide = first.a.dtype is DType.f32
     depth = max(16, min(64 if wide else 128, 1 << max(k - 1, 0).bit_length()))
     return Tile(rows, across, depth, 3 if wide else 4)
+
+
+def _strip(group: ContractGroup) -> Strip:
+    across = 64
+    while across > 16 and _strips(group, across) < _NEARLY_ALL:
+        across //= 2
+    return _fitting(group, across)
+
+
+def _fitting(group: ContractGroup, columns: int) -> Strip:
+    """As deep as keeps the memory busy and leaves room for a second program."""
+    m, k = (static_size(d) for d in group.parts[0].a.shape)
+    rows = max(8, power_of_two(m))
+    depth = min(_UNDER_WAY // columns, power_of_two(k))
+    while Strip(rows, columns, depth).shared > _HALF_SHARED:
+        depth //= 2
+    return Strip(rows, columns, depth)
+
+
+def _strips(group: ContractGroup, columns: int) -> int:
+    return sum(-(-static_size(part.b.shape[-1]) // columns) for part in group.parts)
+
+
+def _strip_forms(group: ContractGroup) -> list[Form]:
+    chosen = _strip(group)
+    near = [_fitting(group, columns) for columns in (16, 32, 64) if columns != chosen.columns]
+    for strip in (chosen, *near):
+        near.append(strip._replace(warps=8, cuts=8))
+        near += [strip._replace(depth=strip.depth // 2), strip._replace(stages=4)]
+    return list(dict.fromkeys(s.form for s in (chosen, *near) if s.depth >= 16 * s.cuts))
 
 
 class _Tile(TilePrinter):
@@ -187,17 +266,17 @@ class _Tile(TilePrinter):
         self.line(f"    pa += KBLOCK * {self._stride(a, -1)}")
         self.line(f"    pb += KBLOCK * {self._stride(b, -2)}")
 
-    def _column_mask(self, group: ContractGroup) -> str:
+    def _column_mask(self, group: ContractGroup, x: str = "x") -> str:
         sizes = [part.b.shape[-1] for part in group.parts]
         if all(isinstance(n, int) and n % self._block("XBLOCK") == 0 for n in sizes):
             return ""
         if len(set(sizes)) == 1:
-            return f"(x < {self.index(sizes[0])})"
+            return f"({x} < {self.index(sizes[0])})"
         self.line(f"columns = {self.index(sizes[0])}")
         for n, size in enumerate(sizes[1:], 1):
             self.line(f"if part == {n}:")
             self.line(f"    columns = {self.index(size)}")
-        return "(x < columns)"
+        return f"({x} < columns)"
 
     def _operand_base(self, operand: Operand) -> str:
         offset: Dim = operand.offset
@@ -227,6 +306,38 @@ class _Tile(TilePrinter):
         body.signature, body.kinds, body.lines, body.prefix = self.signature, self.kinds, self.lines, prefix
         body.indent = self.indent + (1 if prefix else 0)
         body.epilogue()
+
+
+class _Strip(_Tile):
+    """A few columns over all of k. The matrix is the left operand: tensor cores take 16 of its columns by 8 rows."""
+
+    def multiply(self, group: ContractGroup, fetch: bool) -> None:
+        a, b = self.kernel.a, self.kernel.b
+        k = a.shape[-1]
+        right = self._right_base(group)
+        if fetch and _strips(group, self._block("XBLOCK")) <= MOST_TILES:  # of more, most begin when the wait is over
+            self.fetch(right, b, b.shape[-2], b.shape[-1], b.strides[-1])
+        self.lines.append(AHEAD)
+        if len(group.parts) == 1:
+            self.tiles()
+        self.line("column = (program // down * XBLOCK + tl.arange(0, XBLOCK))[None, :, None]")
+        self.line("row = tl.arange(0, YBLOCK)[None, None, :]")
+        self.line("cut = tl.arange(0, CUTS)[:, None, None] * (KBLOCK // CUTS)")
+        self.line("k = tl.arange(0, KBLOCK // CUTS)")
+        self.line(f"pa = {self._operand_base(a)} + row * {self._stride(a, -2)} + cut + k[None, :, None]")
+        self.line(f"pb = {right} + column * {self._stride(b, -1)} + cut + k[None, None, :]")
+        ragged = not (isinstance(k, int) and k % self._block("KBLOCK") == 0)
+        masks = {"a": [self._bounded("row", a.shape[-2], "YBLOCK")], "b": [self._column_mask(group, "column")]}
+        self.line("acc = tl.zeros([CUTS, XBLOCK, YBLOCK], tl.float32)")
+        self.line(f"for start in tl.range(0, {self.index(k)}, KBLOCK, num_stages=STAGES):")
+        for name, place in (("a", "k[None, :, None]"), ("b", "k[None, None, :]")):
+            inside = [f"(cut + {place} < {self.index(k)} - start)"] if ragged else []
+            mask = " & ".join(m for m in (*masks[name], *inside) if m)
+            self.line(f"    {name} = tl.load(p{name}{f', {mask}, other=0.0' if mask else ''})")
+        self.line("    acc = tl.dot(b, a, acc)")
+        self.line("    pa += KBLOCK")
+        self.line("    pb += KBLOCK")
+        self.line("acc = tl.trans(tl.sum(acc, 0))")
 
 
 def _plan(kernel: ContractKernel, launch: Launch, rows: int, columns: int) -> Plan:

@@ -8,6 +8,8 @@ The rule, from measurements on an H200 (bf16, in a chain of dependent kernels):
 - Where there are few tiles and k is long, a program per tile would walk alone: k is split, each piece stores its part
   of the sum, and whoever reads the product adds the parts (a normalisation after it does so in its first pass).
 - A product of one row is bound by the memory its matrix comes from: a loop (`vectors.py`), fused as others are.
+- So is one of a few rows, but tensor cores have to multiply: our kernel, a program for a strip of columns over all of k
+  (`has_few_rows`). It is never split: all of the matrix is under way anyway.
 - Full-precision products are the library's unless tiny: our kernel has no tensor cores for them.
 
 The decision falls between two rounds of fusion, for what the library's product is followed by is free to fuse with
@@ -60,6 +62,8 @@ _MOST_PIECES = 8
 _QUICK = 1 << 30  # multiplications that take the tensor cores about as long as a kernel takes to start
 _TINY = 1 << 22  # multiplications of a full-precision product that is over before a library call would be
 _SHORTEST_PIECE = 256  # k-elements a piece has at least where it is measured
+FEW_ROWS = 32  # rows of a product that is over when its matrix has arrived
+_LONG = 512  # k-elements, and columns, from which that takes longer than a kernel takes to start
 
 
 def can_sweep(kernel: ContractKernel) -> bool:
@@ -71,6 +75,18 @@ def is_large(kernel: ContractKernel) -> bool:
     """Whether throughput decides how long a product takes, and not latency."""
     tiles, work = _tiles(kernel), _work(kernel)
     return tiles is None or work is None or tiles > MOST_TILES or work > _QUICK
+
+
+def has_few_rows(kernel: ContractKernel) -> bool:
+    """Whether reading the right operand, whose columns lie in memory as rows do, is what a product spends its time
+    on."""
+    a, b = kernel.a, kernel.b
+    if len(a.shape) != 2 or a.dtype is None or a.dtype.itemsize != 2 or a.strides[1] != 1 or b.strides[0] != 1:
+        return False
+    (m, k), n = a.shape, b.shape[1]
+    if not isinstance(m, int) or not isinstance(n, int) or not isinstance(k, int):
+        return False
+    return m <= FEW_ROWS and min(n, k) >= _LONG
 
 
 def _tiles(kernel: ContractKernel) -> int | None:
@@ -151,6 +167,8 @@ class _Chooser:
 
     def _is_ours(self) -> bool:
         work = _work(self.kernel)
+        if has_few_rows(self.kernel):
+            return True
         if work is None or looks_up(self.kernel.loop):
             return False
         if self.kernel.a.dtype is DType.f32:
@@ -177,7 +195,7 @@ class _Chooser:
     def _pieces(self) -> int:
         tiles, k = _tiles(self.kernel), self.kernel.a.shape[-1]
         assert tiles is not None
-        if not isinstance(k, int) or 2 * tiles > MULTIPROCESSORS:
+        if not isinstance(k, int) or 2 * tiles > MULTIPROCESSORS or has_few_rows(self.kernel):
             return 1
         wanted = min(-(-MULTIPROCESSORS // tiles), _MOST_PIECES)
         return max((s for s in range(1, wanted + 1) if k % (s * _TILE) == 0 and k // s >= _PIECE), default=1)

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from burnish.codegen.triton import generate
+from burnish.codegen.triton import generate, launch_forms
 from burnish.ir.body import Apply, BodyBuilder, Load, Loop, Store, make_axis
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, Expr
@@ -240,3 +240,26 @@ def test_sweeping_form_compiles(compiler: Compiler, capability: int) -> None:
     assembly = compiler.compile(generate(found), 0, capability)
     assert ("wgmma" in assembly and "cp.async.bulk.tensor" in assembly) == (capability == 90)
     assert "tanh.approx" in assembly
+
+
+# --- few rows ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("m", "widths", "k"), [(3, (520,), 640), (8, (512, 600), 512), (32, (512,), 1000)])
+def test_few_rows_are_multiplied_in_strips(interpreter: Interpreter, m: int, widths: tuple[int, ...], k: int) -> None:
+    group = ContractGroup(tuple(product_of(m, n, k, name=str(number)) for number, n in enumerate(widths)))
+    schedule = schedule_of(group if len(widths) > 1 else group.parts[0])
+    assert "CUTS" in generate(schedule).text
+    compare(interpreter, schedule)
+    forms = launch_forms(schedule.kernels[0])
+    assert len(forms) > 3 and forms[0].name == "strip"
+    schedule.forms = {0: forms[-1]}
+    compare(interpreter, schedule)
+
+
+def test_a_strip_is_under_way_before_the_wait_and_never_split(compiler: Compiler) -> None:
+    schedule, *_ = on_cuda(lambda x, w, r: r + F.linear(x, w), bf16(8, 2048), bf16(512, 2048), bf16(8, 512))
+    assert kinds(schedule) == [ContractKernel]
+    assembly = compiler.compile(generate(schedule, overlapped=True), 0, 90)
+    order = [assembly.index(word) for word in ("prefetch", "griddepcontrol.wait", "cp.async", "mma.sync")]
+    assert order == sorted(order)
