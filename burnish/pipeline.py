@@ -29,6 +29,7 @@ from burnish.schedule.columns import join_columns
 from burnish.schedule.fuse import fuse
 from burnish.schedule.fusion_report import FusionReport
 from burnish.schedule.groups import group_loops
+from burnish.schedule.inline import inline_products
 from burnish.schedule.kernels import ExternKernel, Schedule
 from burnish.schedule.lower import lower_graph
 from burnish.schedule.products import choose_products, group_siblings
@@ -119,7 +120,8 @@ def _fused(captured: Captured, schedule: Schedule, fuel: Fuel, report: FusionRep
 
 def _fused_further(schedule: Schedule, fuel: Fuel | None = None, report: FusionReport | None = None) -> Schedule:
     """A GPU's schedule, once it is known who computes its products."""
-    schedule = inline_rows(split_reductions(join_columns(fuse(schedule, fuel, report), fuel)))
+    schedule = inline_products(join_columns(fuse(schedule, fuel, report), fuel))
+    schedule = inline_rows(split_reductions(schedule))
     return group_loops(group_siblings(schedule))
 
 

@@ -8,10 +8,10 @@ form are put together; and only neighbours, or what can be brought forward to be
 from __future__ import annotations
 
 from burnish.ir.body import Loop, Scanned
-from burnish.ir.expr import mentions, product
+from burnish.ir.expr import product
 from burnish.schedule.kernels import Kernel, LoopGroup, LoopKernel, Schedule
 from burnish.schedule.order import can_move
-from burnish.schedule.vectors import is_vector_product, matrices
+from burnish.schedule.vector_loops import is_vector_product, matrices, vector_loads
 
 _SMALL = 1 << 15  # elements of a map that is over before the next could be launched
 _MOST = 6  # parts: each has its code in the kernel
@@ -52,7 +52,5 @@ def _kind(loop: Loop) -> object:
     if not isinstance(size, int) or loop.sequential or any(isinstance(i, Scanned) for i in loop.body):
         return None
     if is_vector_product(loop):
-        kept, reduced = ({a.name for a in axes} for axes in (loop.parallel, loop.reduction))
-        vectors = [i for i in loop.loads if mentions(i.index, reduced) and not mentions(i.index, kept)]
-        return matrices(loop), frozenset(i.buffer for i in vectors), loop.reduction[0].size
+        return matrices(loop), frozenset(i.buffer for i in vector_loads(loop)), loop.reduction[0].size
     return "map" if not loop.reduction and size <= _SMALL else None

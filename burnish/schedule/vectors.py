@@ -13,56 +13,49 @@ from dataclasses import replace
 
 from burnish.ir.body import Apply, Axis, BodyBuilder, Load, Loop, Reduced, Scanned, Store, make_axis, prune, remap
 from burnish.ir.dtypes import DType
-from burnish.ir.expr import Dim, Expr, mentions
+from burnish.ir.expr import Dim, Expr
 from burnish.schedule.epilogue import reading
-from burnish.schedule.kernels import ContractKernel, Kernel, LoopKernel, ResultBuffer, Schedule
+from burnish.schedule.inline import inline_matrices
+from burnish.schedule.kernels import ContractKernel, Kernel, LoopKernel, Operand, ResultBuffer, Schedule
+from burnish.schedule.vector_loops import is_vector_product, matrices
 
 _LONGEST = 1 << 14  # elements of the vector: a program holds its share of several rows in registers
 
 
 def as_loops(schedule: Schedule) -> Schedule:
-    schedule.kernels = [
-        _vector_product(k) or k if isinstance(k, ContractKernel) else k for k in schedule.kernels
-    ]  # fmt: skip
-    return schedule
+    found = [_vector_product(k) if isinstance(k, ContractKernel) else None for k in schedule.kernels]
+    schedule.kernels = [loop or k for k, loop in zip(schedule.kernels, found, strict=True)]
+    return inline_matrices(schedule, [loop for loop in found if loop is not None])
 
 
 def _vector_product(kernel: ContractKernel) -> LoopKernel | None:
-    """The contraction as a loop, if its left operand is one row and each column of the right one lies in memory as a
-    row does."""
+    """The contraction as a loop, if one of its operands is one row, of each of a batch, and what it is multiplied with
+    lies in memory row by row."""
     a, b = kernel.a, kernel.b
-    if len(a.shape) != 2 or a.shape[0] != 1 or b.strides[0] != 1 or a.dtype is DType.f64:
+    *batch, m, k = a.shape
+    n = b.shape[-1]
+    matrix = b.strides[-2] if m == 1 else a.strides[-1]
+    if (m == 1) == (n == 1) or matrix != 1 or a.dtype is DType.f64 or not all(isinstance(d, int) for d in batch):
         return None
-    k, n = b.shape
-    if not isinstance(k, int) or not isinstance(n, int) or k > _LONGEST or k == 1 or n == 1:
+    if not isinstance(k, int) or not isinstance(m, int) or not isinstance(n, int) or k > _LONGEST or k == 1:
         return None
     along = make_axis(f"i{len(a.shape)}", k, reduce=True)
-    at, column = Expr({(along.sym,): 1}), f"i{len(a.shape) - 1}"
-    axis = next(x for x in kernel.loop.axes if x.name == column)
+    place = {x.name: Expr({(x.sym,): 1}) for x in (*kernel.loop.axes, along)}
+
+    def offset(o: Operand, over: Sequence[str]) -> Dim:
+        steps = zip(o.strides, over, strict=True)
+        return o.offset + sum((stride * place.get(name, 0) for stride, name in steps), start=0)
+
+    *outer, row, column = (f"i{d}" for d in range(len(a.shape)))
 
     def total(body: BodyBuilder, load: Load) -> int:
         assert a.dtype is not None and b.dtype is not None
-        row = body.emit(Load(a.buffer, a.offset + a.strides[1] * at, a.dtype))
-        weight = body.emit(Load(b.buffer, b.offset + b.strides[1] * Expr({(axis.sym,): 1}) + at, b.dtype))
-        return body.emit(Reduced("sum", body.emit(Apply("mul", (row, weight), kernel.dtype)), kernel.dtype))
+        left = body.emit(Load(a.buffer, offset(a, [*outer, row, along.name]), a.dtype))
+        right = body.emit(Load(b.buffer, offset(b, [*outer, along.name, column]), b.dtype))
+        return body.emit(Reduced("sum", body.emit(Apply("mul", (left, right), kernel.dtype)), kernel.dtype))
 
     loop = reading(kernel, total)
     return LoopKernel(replace(loop, axes=(*loop.axes, along)))
-
-
-def is_vector_product(loop: Loop) -> bool:
-    """Whether a loop spends its time on reading a matrix row by row, to combine each with one vector."""
-    if not loop.reduction or not loop.parallel or any(isinstance(i, Scanned) for i in loop.body):
-        return False
-    kept, reduced = ({a.name for a in axes} for axes in (loop.parallel, loop.reduction))
-    loads = [i for i in loop.loads if mentions(i.index, reduced)]
-    return any(mentions(i.index, kept) for i in loads) and not all(mentions(i.index, kept) for i in loads)
-
-
-def matrices(loop: Loop) -> int:
-    """How many matrices a vector product reads."""
-    kept, reduced = ({a.name for a in axes} for axes in (loop.parallel, loop.reduction))
-    return sum(mentions(i.index, kept) and mentions(i.index, reduced) for i in loop.loads)
 
 
 # --- vectors made where they are used ---------------------------------------------------------------------------
@@ -81,7 +74,7 @@ def inline_rows(schedule: Schedule) -> Schedule:
             continue
         joined = [_with_row(kernels[n], producer.loop) for n in readers]
         at = kernels.index(producer)
-        if any(loop is None for loop in joined) or not _unchanged(kernels[at + 1 : max(readers)], producer):
+        if any(loop is None for loop in joined) or not unchanged(kernels[at + 1 : max(readers)], producer):
             continue
         for n, loop in zip(readers, joined, strict=True):
             assert loop is not None
@@ -101,7 +94,7 @@ def _makes_one_row(loop: Loop) -> bool:
     return store.mode == "set" and store.index == Expr({(loop.reduction[0].sym,): 1})
 
 
-def _unchanged(between: Sequence[Kernel], producer: LoopKernel) -> bool:
+def unchanged(between: Sequence[Kernel], producer: LoopKernel) -> bool:
     """Whether what the producer reads is still there when its readers run."""
     return not any(kernel.writes & producer.reads for kernel in between)
 
@@ -128,3 +121,6 @@ def _with_row(kernel: Kernel, row: Loop) -> Loop | None:
         own = isinstance(i, Load) and i.buffer == store.buffer
         kept[n] = made if own else body.emit(remap(i, kept, {}))
     return replace(loop, body=prune(body.instrs))
+
+
+__all__ = ["as_loops", "inline_rows", "is_vector_product", "matrices"]

@@ -1,0 +1,49 @@
+"""Which loops are vector products, and what of their loads is the matrix: the questions everyone asks of them."""
+
+from __future__ import annotations
+
+from burnish.ir.body import Load, Loop, Scanned, instr_args, instr_index
+from burnish.ir.expr import coefficient, mentions, symbols
+
+
+def is_vector_product(loop: Loop) -> bool:
+    """Whether a loop spends its time on reading a matrix row by row, to combine each with one vector. There may be
+    several matrices, each with its vector; which one, may be looked up."""
+    if not loop.reduction or not loop.parallel or any(isinstance(i, Scanned) for i in loop.body):
+        return False
+    whole = [_is_whole(points, loop) for _, points in _row_loads(loop)]
+    return any(whole) and not all(whole)
+
+
+def matrices(loop: Loop) -> int:
+    """How many matrices a vector product reads; what several neighbours of a row share (a scale) is none."""
+    return len(matrix_loads(loop))
+
+
+def matrix_loads(loop: Loop) -> list[Load]:
+    along = loop.reduction[-1].name
+    return [
+        i for i, points in _row_loads(loop)
+        if _is_whole(points, loop) and (len(loop.reduction) > 1 or coefficient(i.index, along) is not None)
+    ]  # fmt: skip
+
+
+def vector_loads(loop: Loop) -> list[Load]:
+    return [i for i, points in _row_loads(loop) if not _is_whole(points, loop)]
+
+
+def _is_whole(points: frozenset[str], loop: Loop) -> bool:
+    return all(a.name in points for a in loop.parallel)
+
+
+def _row_loads(loop: Loop) -> list[tuple[Load, frozenset[str]]]:
+    """Loads along the row, each with the axes its place depends on, be it through what is looked up."""
+    reduced = {a.name for a in loop.reduction}
+    names = {a.name for a in loop.axes}
+    points: list[frozenset[str]] = []
+    for i in loop.body:
+        own = {s.name for s in symbols(instr_index(i)) if s.name in names}
+        points.append(frozenset(own).union(*(points[a] for a in instr_args(i))))
+    return [
+        (i, points[n]) for n, i in enumerate(loop.body) if isinstance(i, Load) and mentions(i.index, reduced)
+    ]  # fmt: skip

@@ -1,0 +1,98 @@
+"""Matrices that are looked up or dequantised where a vector product reads them; maps that do the products they need.
+
+No kernel stores anything of a matrix's size, and every kernel leaves what its evaluation does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from burnish.codegen.triton import generate
+from burnish.schedule.kernels import ExternKernel, LoopGroup, LoopKernel, Schedule
+from burnish.schedule.vector_loops import is_vector_product, matrices
+from tests.programs import Capture
+from tests.triton.compiler import Compiler
+from tests.triton.interpreter import Interpreter
+from tests.triton.test_decode import captured, for_gpu, same_as_unfused, same_under
+
+EXPERTS, CHOSEN, WIDTH, INNER = 6, 3, 64, 48
+
+
+def experts(x, chosen, share, gate_up, down):  # type: ignore[no-untyped-def]
+    """A few tokens through the experts they go to, with the matrices looked up, as models write it."""
+    tokens = x.shape[0]
+    numbers = chosen.reshape(-1)
+    repeated = x.repeat_interleave(CHOSEN, 0)
+    both = torch.bmm(gate_up[numbers], repeated.unsqueeze(-1)).squeeze(-1)
+    gate, up = both.chunk(2, -1)
+    out = torch.bmm(down[numbers], (F.silu(gate) * up).unsqueeze(-1)).squeeze(-1)
+    return x + (out * share.reshape(-1, 1)).view(tokens, CHOSEN, -1).sum(1)
+
+
+def routed(tokens: int) -> Capture:
+    torch.manual_seed(0)
+    chosen = torch.stack([torch.randperm(EXPERTS)[:CHOSEN] for _ in range(tokens)])
+    gate_up, down = torch.randn(EXPERTS, 2 * INNER, WIDTH) / 8, torch.randn(EXPERTS, WIDTH, INNER) / 7
+    share = torch.rand(tokens, CHOSEN).bfloat16()
+    return captured(experts, torch.randn(tokens, WIDTH).bfloat16(), chosen, share, gate_up.bfloat16(), down.bfloat16())
+
+
+def largest_stored(schedule: Schedule) -> int:
+    parts = [p for k in schedule.kernels for p in (k.parts if isinstance(k, LoopGroup) else (k,))]
+    return max(int(schedule.buffers[name].elements) for p in parts for name in p.writes)
+
+
+@pytest.mark.parametrize("tokens", [1, 2])
+def test_experts_are_read_in_place(tokens: int, interpreter: Interpreter) -> None:
+    found = routed(tokens)
+    schedule = for_gpu(found)
+    gated, summed = schedule.kernels
+    assert isinstance(gated, LoopKernel) and isinstance(summed, LoopKernel), schedule
+    assert [matrices(k.loop) for k in (gated, summed)] == [2, CHOSEN]
+    assert all(is_vector_product(k.loop) for k in (gated, summed))
+    assert largest_stored(schedule) <= tokens * CHOSEN * INNER
+    same_as_unfused(found, schedule)
+    same_under(interpreter, found, schedule)
+
+
+def test_experts_compile(compiler: Compiler) -> None:
+    unit = generate(for_gpu(routed(2)))
+    for n in unit.calls:
+        assert "st.global" in compiler.compile(unit, n, 90)
+
+
+def test_what_is_overwritten_in_between_is_read_before() -> None:
+    """The rows are looked up in memory that the program changes before the product is done."""
+
+    def step(x: torch.Tensor, table: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        rows = table[at]
+        table.mul_(0.5)
+        return torch.bmm(rows, (x + table[0, :1]).unsqueeze(-1)).squeeze(-1)
+
+    found = captured(step, torch.randn(3, 32), torch.randn(4, 16, 32), torch.tensor([3, 0, 3]))
+    same_as_unfused(found, for_gpu(found))
+
+
+def test_a_matrix_read_twice_is_stored() -> None:
+    def step(x: torch.Tensor, w: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        whole = w.to(x.dtype) * s
+        return F.linear(x, whole), whole
+
+    w, s = torch.randint(-127, 127, (40, 64)).char(), torch.rand(40, 1)
+    found = captured(step, torch.randn(1, 64), w, s)
+    schedule = for_gpu(found)
+    assert largest_stored(schedule) == w.numel()
+    same_as_unfused(found, schedule)
+
+
+def test_no_product_is_done_twice() -> None:
+    """A map that reads each sum at several of its points leaves the product alone."""
+
+    def step(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, w)[0, :, None] * y
+
+    found = captured(step, torch.randn(1, 64), torch.randn(40, 64), torch.randn(40, 50))
+    schedule = for_gpu(found)
+    assert len(schedule.kernels) == 2 and not any(isinstance(k, ExternKernel) for k in schedule.kernels)
+    same_as_unfused(found, schedule)
