@@ -33,6 +33,7 @@ from burnish.schedule.inline import inline_products
 from burnish.schedule.kernels import ExternKernel, Schedule
 from burnish.schedule.lower import lower_graph
 from burnish.schedule.products import choose_products, group_siblings
+from burnish.schedule.siblings import join_siblings
 from burnish.schedule.split import split_reductions
 from burnish.schedule.vectors import as_loops, inline_rows
 from burnish.trust.budget import current_deadline
@@ -122,7 +123,7 @@ def _fused_further(schedule: Schedule, fuel: Fuel | None = None, report: FusionR
     """A GPU's schedule, once it is known who computes its products."""
     schedule = inline_products(join_columns(fuse(schedule, fuel, report), fuel))
     schedule = inline_rows(split_reductions(schedule))
-    return group_loops(group_siblings(schedule))
+    return group_loops(group_siblings(join_siblings(schedule)))
 
 
 @dataclass(frozen=True)

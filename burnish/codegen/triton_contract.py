@@ -64,10 +64,9 @@ class Strip(NamedTuple):
         names = ("YBLOCK", "XBLOCK", "KBLOCK", "STAGES", "CUTS")
         return tuple(zip(names, self[:5], strict=True))
 
-    @property
-    def shared(self) -> int:
+    def shared(self, matrices: int) -> int:
         """Bytes of half-type operands on their way, while another stage is multiplied."""
-        return (self.stages - 1) * self.depth * (self.rows + self.columns) * 2
+        return (self.stages - 1) * self.depth * (self.rows + self.columns * matrices) * 2
 
     @property
     def form(self) -> Form:
@@ -100,7 +99,8 @@ def print_group(group: ContractGroup, steady: frozenset[str] = frozenset(), form
     )
     head = (_Strip if isinstance(tile, Strip) else _Tile)(group.parts[0], launch)
     head.open_group(group)
-    head.multiply(group, fetch=all(part.b.buffer in steady for part in group.parts))
+    matrices = [b.buffer for part in group.parts for b in part.products.values()]
+    head.multiply(group, fetch=steady.issuperset(matrices))
     if len(group.parts) == 1:
         head.finish(group.parts[0], launch, "")
     else:
@@ -183,9 +183,9 @@ def _strip(group: ContractGroup) -> Strip:
 def _fitting(group: ContractGroup, columns: int) -> Strip:
     """As deep as keeps the memory busy and leaves room for a second program."""
     m, k = (static_size(d) for d in group.parts[0].a.shape)
-    rows = max(8, power_of_two(m))
-    depth = min(_UNDER_WAY // columns, power_of_two(k))
-    while Strip(rows, columns, depth).shared > _HALF_SHARED:
+    rows, matrices = max(8, power_of_two(m)), len(group.parts[0].products)
+    depth = min(_UNDER_WAY // (columns * matrices), power_of_two(k))
+    while Strip(rows, columns, depth).shared(matrices) > _HALF_SHARED:
         depth //= 2
     return Strip(rows, columns, depth)
 
@@ -314,9 +314,10 @@ class _Strip(_Tile):
     def multiply(self, group: ContractGroup, fetch: bool) -> None:
         a, b = self.kernel.a, self.kernel.b
         k = a.shape[-1]
-        right = self._right_base(group)
+        rights = [self._right_base(group), *(self._operand_base(o) for _, o in self.kernel.others)]
         if fetch and _strips(group, self._block("XBLOCK")) <= MOST_TILES:  # of more, most begin when the wait is over
-            self.fetch(right, b, b.shape[-2], b.shape[-1], b.strides[-1])
+            for right in rights:
+                self.fetch(right, b, b.shape[-2], b.shape[-1], b.strides[-1])
         self.lines.append(AHEAD)
         if len(group.parts) == 1:
             self.tiles()
@@ -325,19 +326,28 @@ class _Strip(_Tile):
         self.line("cut = tl.arange(0, CUTS)[:, None, None] * (KBLOCK // CUTS)")
         self.line("k = tl.arange(0, KBLOCK // CUTS)")
         self.line(f"pa = {self._operand_base(a)} + row * {self._stride(a, -2)} + cut + k[None, :, None]")
-        self.line(f"pb = {right} + column * {self._stride(b, -1)} + cut + k[None, None, :]")
-        ragged = not (isinstance(k, int) and k % self._block("KBLOCK") == 0)
-        masks = {"a": [self._bounded("row", a.shape[-2], "YBLOCK")], "b": [self._column_mask(group, "column")]}
-        self.line("acc = tl.zeros([CUTS, XBLOCK, YBLOCK], tl.float32)")
+        self.line(f"at = column * {self._stride(b, -1)} + cut + k[None, None, :]")
+        accs = list(self.sums.values())
+        for acc, right in zip(accs, rights, strict=True):
+            self.line(f"{acc} = tl.zeros([CUTS, XBLOCK, YBLOCK], tl.float32)")
+            self.line(f"p{acc} = {right} + at")
+        row = self._masked(self._bounded("row", a.shape[-2], "YBLOCK"), k, "k[None, :, None]")
+        column = self._masked(self._column_mask(group, "column"), k, "k[None, None, :]")
         self.line(f"for start in tl.range(0, {self.index(k)}, KBLOCK, num_stages=STAGES):")
-        for name, place in (("a", "k[None, :, None]"), ("b", "k[None, None, :]")):
-            inside = [f"(cut + {place} < {self.index(k)} - start)"] if ragged else []
-            mask = " & ".join(m for m in (*masks[name], *inside) if m)
-            self.line(f"    {name} = tl.load(p{name}{f', {mask}, other=0.0' if mask else ''})")
-        self.line("    acc = tl.dot(b, a, acc)")
-        self.line("    pa += KBLOCK")
-        self.line("    pb += KBLOCK")
-        self.line("acc = tl.trans(tl.sum(acc, 0))")
+        self.line(f"    a = tl.load(pa{row})")
+        for acc in accs:
+            self.line(f"    {acc} = tl.dot(tl.load(p{acc}{column}), a, {acc})")
+        for name in ("a", *accs):
+            self.line(f"    p{name} += KBLOCK")
+        for acc in accs:
+            self.line(f"{acc} = tl.trans(tl.sum({acc}, 0))")
+
+    def _masked(self, lane: str, k: Dim, place: str) -> str:
+        """What limits a load to the operand, as the end of its arguments."""
+        ragged = not (isinstance(k, int) and k % self._block("KBLOCK") == 0)
+        inside = f"(cut + {place} < {self.index(k)} - start)" if ragged else ""
+        mask = " & ".join(m for m in (lane, inside) if m)
+        return f", {mask}, other=0.0" if mask else ""
 
 
 def _plan(kernel: ContractKernel, launch: Launch, rows: int, columns: int) -> Plan:

@@ -14,7 +14,7 @@ from burnish.ir.body import Apply, Const, Instr, Load, instr_args
 from burnish.ir.expr import Dim
 from burnish.schedule.form import Form
 from burnish.schedule.gpu import MULTIPROCESSORS
-from burnish.schedule.kernels import Operand, Product
+from burnish.schedule.kernels import ContractKernel, Operand, Product
 
 ENOUGH = MULTIPROCESSORS // 2  # programs with which a chip is busy, when each has several loads in flight
 ASSUMED = 4096  # rows, where their number is known only at launch
@@ -50,7 +50,8 @@ class TilePrinter(LoopPrinter):
     """Prints one tile's epilogue, and what its product needs to find operands."""
 
     def __init__(self, kernel: Product, planned: Plan, operands: tuple[Operand, Operand]) -> None:
-        self.acc = kernel.acc
+        names = list(kernel.products) if isinstance(kernel, ContractKernel) else [kernel.acc]
+        self.sums = {name: f"acc{n or ''}" for n, name in enumerate(names)}  # product -> the variable that holds it
         self.operands = operands
         self.printed: set[int] = set()  # values that stand ahead of the product
         self.defined: set[str] = set()  # lanes whose masks and axes do
@@ -94,10 +95,11 @@ class TilePrinter(LoopPrinter):
                 self.statement(n)
 
     def expression(self, n: int) -> str:
-        return "acc" if self._is_tile(self.body[n]) else super().expression(n)
+        i = self.body[n]
+        return self.sums[i.buffer] if isinstance(i, Load) and self._is_tile(i) else super().expression(n)
 
     def _is_tile(self, i: Instr) -> bool:
-        return isinstance(i, Load) and i.buffer == self.acc
+        return isinstance(i, Load) and i.buffer in self.sums
 
     def _span(self, i: Instr, index: Dim) -> frozenset[str]:
         return frozenset("yx") if self._is_tile(i) else super()._span(i, index)

@@ -38,8 +38,9 @@ def kernel_bytes(kernel: Kernel, schedule: Schedule, sizes: Sizes) -> int:
     match kernel:
         case LoopKernel(loop):
             return _loop_bytes(loop, schedule, sizes)
-        case ContractKernel(a, b, _, _, loop):
-            return _window_bytes(a, sizes) + _window_bytes(b, sizes) + _loop_bytes(loop, schedule, sizes)
+        case ContractKernel(a=a, loop=loop):
+            read = sum(_window_bytes(o, sizes) for o in (a, *kernel.products.values()))
+            return read + _loop_bytes(loop, schedule, sizes)
         case ConvolveKernel(_, x, k, _, _, loop):
             return _window_bytes(x, sizes) + _window_bytes(k, sizes) + _loop_bytes(loop, schedule, sizes)
         case ContractGroup(parts):
@@ -61,8 +62,8 @@ def kernel_bytes(kernel: Kernel, schedule: Schedule, sizes: Sizes) -> int:
 def kernel_flops(kernel: Kernel, sizes: Sizes) -> int:
     """Multiplications and additions of a matrix product, a convolution or attention; 0 for what memory bounds."""
     match kernel:
-        case ContractKernel(a, b, _, _, _):
-            return 2 * _product((*a.shape, b.shape[-1]), sizes)
+        case ContractKernel(a, b):
+            return 2 * _product((*a.shape, b.shape[-1]), sizes) * len(kernel.products)
         case ConvolveKernel():
             return 2 * _product((*kernel.result_shape, *kernel.k.shape[1:]), sizes)
         case ContractGroup(parts):

@@ -71,9 +71,10 @@ class ScheduleEvaluation:
         match kernel:
             case LoopKernel(loop):
                 evaluate_loop(loop, self.memory, self.sizes)
-            case ContractKernel(a, b, acc, dtype, loop):
-                product = self.window(a).to(dtype.torch) @ self.window(b).to(dtype.torch)
-                evaluate_loop(loop, {**self.memory, acc: product.flatten()}, self.sizes)
+            case ContractKernel(a=a, dtype=dtype, loop=loop):
+                left = self.window(a).to(dtype.torch)
+                sums = {acc: (left @ self.window(b).to(dtype.torch)).flatten() for acc, b in kernel.products.items()}
+                evaluate_loop(loop, {**self.memory, **sums}, self.sizes)
             case ConvolveKernel(acc=acc, loop=loop):
                 product = self._convolved(kernel).movedim(-3, -1)
                 evaluate_loop(loop, {**self.memory, acc: product.flatten()}, self.sizes)

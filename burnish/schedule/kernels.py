@@ -113,7 +113,10 @@ class _ThroughLoop:
 
 @dataclass(frozen=True)
 class ContractKernel(_ThroughLoop):
-    """acc[*batch, m, n] = sum_k a[*batch, m, k] * b[*batch, k, n]; `loop`'s body loads `acc` and stores results."""
+    """acc[*batch, m, n] = sum_k a[*batch, m, k] * b[*batch, k, n]; `loop`'s body loads `acc` and stores results.
+
+    On a GPU, `others` are more right operands, of b's shape and strides: the body loads their products with `a` by the
+    names that they stand under."""
 
     a: Operand
     b: Operand
@@ -121,6 +124,16 @@ class ContractKernel(_ThroughLoop):
     dtype: DType
     loop: Loop
     library: bool = False  # on a CPU: BLAS multiplies, not our own code
+    others: tuple[tuple[str, Operand], ...] = ()
+
+    @property
+    def products(self) -> dict[str, Operand]:
+        """Every right operand, by the name of its product."""
+        return {self.acc: self.b, **dict(self.others)}
+
+    @property
+    def reads(self) -> frozenset[str]:
+        return super().reads - {name for name, _ in self.others}
 
     @property
     def product_shape(self) -> tuple[Dim, ...]:
@@ -132,10 +145,11 @@ class ContractKernel(_ThroughLoop):
 
     @property
     def operand_reads(self) -> frozenset[str]:
-        return frozenset({self.a.buffer, self.b.buffer})
+        return frozenset({self.a.buffer, *(b.buffer for b in self.products.values())})
 
     def __str__(self) -> str:
-        return f"{self.acc} = contract {self.a} x {self.b}{' by BLAS' if self.library else ''}\n{self.loop}"
+        products = [f"{acc} = contract {self.a} x {b}" for acc, b in self.products.items()]
+        return f"{', '.join(products)}{' by BLAS' if self.library else ''}\n{self.loop}"
 
 
 @dataclass(frozen=True)

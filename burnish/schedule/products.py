@@ -354,7 +354,7 @@ def group_siblings(schedule: Schedule) -> Schedule:
         members = [kernel]
         for later in range(n + 1, len(kernels)):
             other = kernels[later]
-            if isinstance(other, ContractKernel) and _alike(kernel, other) and can_move(kernels, n, later, taken):
+            if isinstance(other, ContractKernel) and alike(kernel, other) and can_move(kernels, n, later, taken):
                 members.append(other)
                 taken.add(later)
         grouped.append(ContractGroup(tuple(members)) if len(members) > 1 else kernel)
@@ -362,6 +362,9 @@ def group_siblings(schedule: Schedule) -> Schedule:
     return schedule
 
 
-def _alike(first: ContractKernel, other: ContractKernel) -> bool:
+def alike(first: ContractKernel, other: ContractKernel) -> bool:
+    """Whether two products can be side by side; those of several right operands stay alone."""
+    if first.others or other.others:
+        return False
     same = first.a == other.a and len(first.a.shape) == 2 and first.b.strides == other.b.strides
     return same and first.b.dtype is other.b.dtype and first.b.shape[0] == other.b.shape[0]

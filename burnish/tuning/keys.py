@@ -29,7 +29,8 @@ def _anonymous(schedule: Schedule, kernels: Sequence[Kernel], steady: frozenset[
     """The kernels' text with buffers numbered in the order in which they are named."""
     parts = [p for k in kernels for p in (k.parts if isinstance(k, ContractGroup) else (k,))]
     names = {name for k in kernels for name in (*k.reads, *k.writes)}
-    names |= {p.acc for p in parts if isinstance(p, (ContractKernel, ConvolveKernel))}
+    names |= {p.acc for p in parts if isinstance(p, ConvolveKernel)}
+    names |= {acc for p in parts if isinstance(p, ContractKernel) for acc in p.products}
     numbers: dict[str, str] = {}
     pattern = re.compile(rf"\b(?:{'|'.join(map(re.escape, sorted(names)))})\b")
     text = pattern.sub(lambda m: numbers.setdefault(m[0], f"${len(numbers)}"), "\n".join(map(str, kernels)))

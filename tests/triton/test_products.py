@@ -28,6 +28,7 @@ from burnish.schedule.kernels import (
     Schedule,
 )
 from burnish.schedule.products import choose_products, group_siblings
+from burnish.schedule.siblings import join_siblings
 from tests.programs import capture, copies, sizes_of
 from tests.triton.compiler import Compiler
 from tests.triton.interpreter import Interpreter, assert_close, job
@@ -263,3 +264,41 @@ def test_a_strip_is_under_way_before_the_wait_and_never_split(compiler: Compiler
     assembly = compiler.compile(generate(schedule, overlapped=True), 0, 90)
     order = [assembly.index(word) for word in ("prefetch", "griddepcontrol.wait", "cp.async", "mma.sync")]
     assert order == sorted(order)
+
+
+def exact(*shape: int) -> torch.Tensor:
+    """Sums of products of these are the same in any order, so what is rounded after them is, too."""
+    return torch.randint(-2, 3, shape).to(torch.bfloat16) / 16
+
+
+def test_gate_and_up_meet_in_one_kernel(interpreter: Interpreter, compiler: Compiler) -> None:
+    def gated(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        return F.silu(F.linear(x, gate)) * F.linear(x, up)
+
+    found = on_cuda(gated, exact(5, 512), exact(520, 512), exact(520, 512))
+    schedule = join_siblings(found[0])
+    schedule.verify()
+    assert kinds(schedule) == [ContractKernel]
+    check(interpreter, found)
+    assembly = compiler.compile(generate(schedule, overlapped=True), 0, 90)
+    assert assembly.index("prefetch") < assembly.index("griddepcontrol.wait")
+
+
+def test_a_product_that_others_need_is_kept_when_it_is_joined(interpreter: Interpreter) -> None:
+    def both(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = F.linear(x, gate)
+        return y, y.exp() * F.linear(x, up)
+
+    found = on_cuda(both, exact(8, 512), exact(512, 512), exact(512, 512))
+    assert kinds(join_siblings(found[0])) == [ContractKernel] and len(found[0].kernels[0].writes) == 2
+    check(interpreter, found)
+
+
+def test_a_product_with_anothers_result_stays_apart() -> None:
+    def chain(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = F.linear(x, w)
+        return F.linear(x, y.repeat(64, 1)) + y
+
+    schedule, *_ = on_cuda(chain, bf16(8, 512), bf16(512, 512))
+    assert len(join_siblings(schedule).kernels) == len(schedule.kernels) > 1
+    assert not any(isinstance(k, ContractKernel) and k.others for k in schedule.kernels)
