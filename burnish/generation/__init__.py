@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from burnish.errors import MissingExtra
+from burnish.generation.quantize import LogitError, QuantizationReport, quantization_error, quantize
 
 if TYPE_CHECKING:
     from burnish.generation.llm import CompiledLM
     from burnish.options import Options
 
-__all__ = ["compile"]
+__all__ = ["LogitError", "QuantizationReport", "compile", "quantization_error", "quantize"]
 
 
 def compile(

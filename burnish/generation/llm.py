@@ -159,7 +159,8 @@ class CompiledLM:
         return torch.cat([held.ids, ids], 1), torch.cat([held.mask, mask], 1), held.cached
 
     def _vocabulary(self) -> int:
-        return int(self.eager.get_output_embeddings().weight.shape[0])
+        head = self.eager.get_output_embeddings()
+        return int(head.out_features if hasattr(head, "out_features") else head.weight.shape[0])
 
     def _tokens(self, request: Request, cached: int) -> Iterator[torch.Tensor]:
         """New tokens [batch, n], as they become known; from eager, should ours fail."""

@@ -167,6 +167,20 @@ for _aten, _fn in (("bitwise_left_shift", "shl"), ("bitwise_right_shift", "shr")
 _binary("copysign.Tensor", "copysign")
 
 
+def _shift(name: str, fn: str) -> None:
+    def lower(b: Builder, x: Operand, y: Operand) -> Node:
+        if b.out_dtype.is_float:  # these multiply by a power of two
+            raise NotLowered("a shift of a float")
+        return apply(b, fn, x, y)
+
+    lowering(name)(lower)
+
+
+for _aten, _fn in (("__lshift__", "shl"), ("__rshift__", "shr")):
+    for _overload in ("Tensor", "Scalar"):
+        _shift(f"{_aten}.{_overload}", _fn)
+
+
 @lowering("bitwise_not.default")
 def bitwise_not(b: Builder, x: Node) -> Node:
     return b.map("not", x, dtype=DType.bool) if x.dtype is DType.bool else b.map("invert", x)

@@ -8,7 +8,7 @@ token), does the products itself, as long as none is done twice.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from burnish.ir.body import (
@@ -138,7 +138,7 @@ def _with_parts(loop: Loop, name: str, parts: list[Part]) -> Loop | None:
     equal parts is read part by part, all at once."""
     reads = [i for i in loop.loads if i.buffer == name]
     kept = {a.name for a in loop.parallel}
-    if not all(_is_free(p.loop) for p in parts) and not all(_varies_with(i.index, kept, loop) for i in reads):
+    if not all(_is_free(p.loop) for p in parts) and not all(kept <= {s.name for s in symbols(i.index)} for i in reads):
         return None  # an element that several columns read would be computed for each of them
     return _folded(loop, name, parts) if len(parts) > 1 else _replaced(loop, {name: parts[0]})
 
@@ -146,10 +146,6 @@ def _with_parts(loop: Loop, name: str, parts: list[Part]) -> Loop | None:
 def _is_free(loop: Loop) -> bool:
     """Whether reading what the map reads is all there is to do."""
     return all(isinstance(i, Load | Store) and getattr(i, "guard", None) is None for i in loop.body)
-
-
-def _varies_with(index: Dim, names: set[str], loop: Loop) -> bool:
-    return names <= {s.name for s in symbols(index)}
 
 
 def _replaced(loop: Loop, parts: dict[str, Part]) -> Loop | None:
@@ -173,48 +169,60 @@ def _replaced(loop: Loop, parts: dict[str, Part]) -> Loop | None:
 def _folded(loop: Loop, name: str, parts: list[Part]) -> Loop | None:
     """The sum over a row as that over equal parts of it, which are taken side by side."""
     (along,) = loop.reduction
-    if not isinstance(along.size, int) or along.size % len(parts) != 0:
+    level = loop.element_level()
+    if not isinstance(along.size, int) or any(isinstance(i, Store) and level[n] for n, i in enumerate(loop.body)):
         return None
     length = along.size // len(parts)
+    guarded = any(i.guard is not None for i in loop.loads if i.buffer == name)
+    if guarded or length * len(parts) != along.size or not all(_covers(p, length) for p in parts):
+        return None
     short = make_axis(along.name, length, reduce=True)
-    here = Expr({(short.sym,): 1})
-    level = loop.element_level()
     body = BodyBuilder()
-    sides: list[dict[int, int]] = [{} for _ in parts]
-    for n, i in enumerate(loop.body):
-        for k, (values, part) in enumerate(zip(sides, parts, strict=True)):
-            env: dict[str, Dim] = {along.name: here + k * length}
-            if isinstance(i, Reduced):
-                if k == 0 and i.kind not in _COMBINED:
-                    return None
-                continue
-            if not level[n] and k > 0:
-                values[n] = sides[0][n]
-                continue
-            moved = remap(i, values, env)
-            if isinstance(moved, Load) and moved.buffer == name:
-                if moved.guard is not None or not _covers(part, length, loop):
-                    return None
-                made = element(body, part, moved.index)
-                if made is None:
-                    return None
-                values[n] = made
-            elif isinstance(moved, Store) and level[n]:
-                return None
-            else:
-                values[n] = body.emit(moved)
-        if isinstance(i, Reduced):
-            total = sides[0][i.arg]
-            for values in sides[1:]:
-                total = body.emit(Apply(_COMBINED[i.kind], (total, values[i.arg]), i.dtype))
-            whole = body.emit(replace(i, arg=total))
-            for values in sides:
-                values[n] = whole
+
+    def made(side: int, load: Load) -> int | None:
+        return element(body, parts[side], load.index) if load.buffer == name else None
+
+    if side_by_side(body, loop, short, len(parts), made) is None or any(i.buffer == name for i in _loads(body)):
+        return None
     axes = tuple(short if a is along else a for a in loop.axes)
     return replace(loop, axes=axes, body=prune(body.instrs))
 
 
-def _covers(part: Part, length: int, loop: Loop) -> bool:
+def _loads(body: BodyBuilder) -> list[Load]:
+    return [i for i in body.instrs if isinstance(i, Load)]
+
+
+def side_by_side(
+    body: BodyBuilder, loop: Loop, short: Axis, pieces: int, made: Callable[[int, Load], int | None] = lambda k, i: None
+) -> list[dict[int, int]] | None:
+    """Emit a loop whose row is cut into so many pieces, point by point of all pieces at once: the values of each. What
+    it would store at the points of a row is left to the caller; `made` may give the value of a load of a piece."""
+    (along,) = loop.reduction
+    level = loop.element_level()
+    sides: list[dict[int, int]] = [{} for _ in range(pieces)]
+    for n, i in enumerate(loop.body):
+        if isinstance(i, Reduced):
+            if i.kind not in _COMBINED:
+                return None
+            total = sides[0][i.arg]
+            for values in sides[1:]:
+                total = body.emit(Apply(_COMBINED[i.kind], (total, values[i.arg]), i.dtype))
+            total = body.emit(replace(i, arg=total))
+            for values in sides:
+                values[n] = total
+        elif not level[n]:
+            value = body.emit(remap(i, sides[0], {}))
+            for values in sides:
+                values[n] = value
+        elif not isinstance(i, Store):
+            for k, values in enumerate(sides):
+                moved = remap(i, values, {along.name: Expr({(short.sym,): 1}) + k * short.size})
+                known = made(k, moved) if isinstance(moved, Load) else None
+                values[n] = body.emit(moved) if known is None else known
+    return sides
+
+
+def _covers(part: Part, length: int) -> bool:
     """Whether a part has this many elements of each row."""
     return any(coefficient(part.store.index, a.name) == 1 and a.size == length for a in part.loop.parallel)
 

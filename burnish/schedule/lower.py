@@ -652,7 +652,8 @@ class _Emitter:
     def _converted(self, value: int, have: DType, want: DType) -> int:
         if have is want or (want is have.compute and want.is_float):
             return value
-        return self.body.emit(Apply("cast", (value,), want))
+        exact = have in (DType.i8, DType.u8) and want.is_float  # half types hold these: nothing to round
+        return self.body.emit(Apply("cast", (value,), want.compute if exact else want))
 
     def _view(self, node: Node, index: tuple[Dim, ...]) -> int:
         assert isinstance(node.op, View)

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from burnish.ir.body import Apply, Axis, BodyBuilder, Load, Loop, Reduced, Scanned, Store, make_axis, prune, remap
+from burnish.ir.body import Apply, BodyBuilder, Load, Loop, Reduced, Scanned, make_axis, prune, remap
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, Expr
 from burnish.schedule.epilogue import reading
-from burnish.schedule.inline import inline_matrices
+from burnish.schedule.inline import inline_matrices, side_by_side
 from burnish.schedule.kernels import ContractKernel, Kernel, LoopKernel, Operand, ResultBuffer, Schedule
 from burnish.schedule.vector_loops import is_vector_product, matrices
 
@@ -104,22 +104,24 @@ def _with_row(kernel: Kernel, row: Loop) -> Loop | None:
     if not isinstance(kernel, LoopKernel) or not is_vector_product(kernel.loop) or len(kernel.loop.reduction) != 1:
         return None
     loop, (store,) = kernel.loop, row.stores
-    along: Axis = loop.reduction[0]
-    here = Expr({(along.sym,): 1})
+    along, length = loop.reduction[0], row.reduction[0].size
+    if not isinstance(along.size, int) or not isinstance(length, int) or length % along.size != 0:
+        return None
+    pieces = length // along.size  # of a row that the product takes side by side
+    here = [Expr({(along.sym,): 1}) + k * along.size for k in range(pieces)]
     loads = [i for i in loop.loads if i.buffer == store.buffer]
-    if along.size != row.reduction[0].size or any(i.index != here or i.guard is not None for i in loads):
+    if any(i.index not in here or i.guard is not None for i in loads):
         return None
     body = BodyBuilder()
-    values: dict[int, int] = {}
+    sides = side_by_side(body, row, along, pieces)
+    if sides is None:
+        return None
     kept: dict[int, int] = {}
-    env: dict[str, Dim] = {row.reduction[0].name: here}
-    for n, i in enumerate(row.body):
-        if not isinstance(i, Store):
-            values[n] = body.emit(remap(i, values, env))
-    made = values[store.value]
     for n, i in enumerate(loop.body):
-        own = isinstance(i, Load) and i.buffer == store.buffer
-        kept[n] = made if own else body.emit(remap(i, kept, {}))
+        if isinstance(i, Load) and i.buffer == store.buffer:
+            kept[n] = sides[here.index(i.index)][store.value]
+        else:
+            kept[n] = body.emit(remap(i, kept, {}))
     return replace(loop, body=prune(body.instrs))
 
 

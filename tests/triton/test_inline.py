@@ -7,8 +7,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.func import functional_call
 
 from burnish.codegen.triton import generate
+from burnish.generation.quantize import EightBitLinear, FourBitLinear
 from burnish.schedule.kernels import ExternKernel, LoopGroup, LoopKernel, Schedule
 from burnish.schedule.vector_loops import is_vector_product, matrices
 from tests.programs import Capture
@@ -96,3 +98,30 @@ def test_no_product_is_done_twice() -> None:
     schedule = for_gpu(found)
     assert len(schedule.kernels) == 2 and not any(isinstance(k, ExternKernel) for k in schedule.kernels)
     same_as_unfused(found, schedule)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_small_integers_become_numbers_inside_the_product(bits: int, interpreter: Interpreter) -> None:
+    """A norm, two gated products and one back: as many kernels as with plain matrices, and none stores a matrix."""
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(*shape).bfloat16() for shape in ((128, 96), (128, 96), (96, 128))]
+    quantised = [EightBitLinear.of(x) if bits == 8 else FourBitLinear.of(x, 16) for x in layers]
+
+    def step(x: torch.Tensor, scale: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        given = list(weights)
+        calls = []
+        for layer in quantised:
+            named = {name: given.pop(0) for name, _ in layer.named_parameters()}
+            calls.append(lambda h, layer=layer, named=named: functional_call(layer, named, (h,)))
+        wide = x.float()
+        h = scale * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+        gate, up, down = calls
+        return x + down(F.silu(gate(h)) * up(h))
+
+    weights = [p.detach() for layer in quantised for _, p in layer.named_parameters()]
+    found = captured(step, torch.randn(1, 128).bfloat16(), torch.randn(128).bfloat16(), *weights)
+    schedule = for_gpu(found)
+    assert len(schedule.kernels) == 2 and all(isinstance(k, LoopKernel) for k in schedule.kernels), schedule
+    assert largest_stored(schedule) <= 128
+    same_as_unfused(found, schedule)
+    same_under(interpreter, found, schedule)
