@@ -24,11 +24,12 @@ from burnish.runtime.cache import CacheKey, open_cache
 from burnish.runtime.data import NotData
 from burnish.runtime.product_choice import choose_libraries
 from burnish.runtime.program import Program, Run, build_program, load_program
-from burnish.schedule.attend_pieces import split_attention
+from burnish.schedule.attend_pieces import fetch_ahead, split_attention
 from burnish.schedule.columns import join_columns
 from burnish.schedule.fuse import fuse
 from burnish.schedule.fusion_report import FusionReport
 from burnish.schedule.groups import group_loops
+from burnish.schedule.halves import join_halves
 from burnish.schedule.inline import inline_products
 from burnish.schedule.kernels import ExternKernel, Schedule
 from burnish.schedule.lower import lower_graph
@@ -122,8 +123,9 @@ def _fused(captured: Captured, schedule: Schedule, fuel: Fuel, report: FusionRep
 def _fused_further(schedule: Schedule, fuel: Fuel | None = None, report: FusionReport | None = None) -> Schedule:
     """A GPU's schedule, once it is known who computes its products."""
     schedule = inline_products(join_columns(fuse(schedule, fuel, report), fuel))
-    schedule = inline_rows(split_reductions(schedule))
-    return group_loops(group_siblings(join_siblings(schedule)))
+    schedule = join_halves(split_reductions(schedule))
+    schedule = inline_rows(schedule)
+    return fetch_ahead(group_loops(group_siblings(join_siblings(schedule))))
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,12 @@ Offsets are flat element offsets into buffers. The symbol `%7` inside an offset 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from burnish.ir.dtypes import DType
-from burnish.ir.expr import Dim, Expr, Sym, mentions, substitute, sym, symbols
+from burnish.ir.expr import Dim, Expr, Sym, coefficient, mentions, substitute, sym, symbols
 
 
 @dataclass(frozen=True)
@@ -221,18 +222,19 @@ class Loop:
 
         Every pass computes again what it needs of an element, and points run in lanes and threads. So an element the
         loop overwrites may be read only by the very point that overwrites it, before it does, and in one pass."""
-        stores: dict[str, tuple[int, Store]] = {}
+        stores: dict[str, list[tuple[int, Store]]] = {}
         axes = {a.name for a in self.axes}
         for n, i in enumerate(self.body):
             if isinstance(i, Store):
-                if i.buffer in stores:
-                    return f"{i.buffer} is written twice"
-                stores[i.buffer] = (n, i)
+                stores.setdefault(i.buffer, []).append((n, i))
+        for name, written in stores.items():
+            if len(written) > 1 and not never_meet([s.index for _, s in written], self.axes):
+                return f"{name} is written twice"
         for n, i in enumerate(self.body):
             if not isinstance(i, Load) or i.buffer not in stores:
                 continue
-            at, store = stores[i.buffer]
-            if n > at:
+            (at, store), *others = stores[i.buffer]
+            if n > at or others:
                 return f"{i.buffer} is read after it was written"
             if i.index != store.index or self.sequential:
                 return f"{i.buffer} is read at other points than the one that overwrites it"
@@ -267,6 +269,27 @@ class Loop:
         assert self.stores, "a loop that stores nothing"
         hazard = self.hazard()
         assert hazard is None, hazard
+
+
+def never_meet(offsets: Sequence[Dim], axes: Sequence[Axis]) -> bool:
+    """Whether offsets, one a constant step after the other, name different elements at all points: the step is taken as
+    one more axis, and each axis' stride must exceed all that the shorter ones reach. Symbols that are no axes (sizes,
+    looked-up values) are the same for all."""
+    starts = [o - offsets[0] for o in offsets]
+    if not all(isinstance(s, int) for s in starts):
+        return False
+    numbers = sorted(s for s in starts if isinstance(s, int))
+    steps = {b - a for a, b in itertools.pairwise(numbers)}
+    if len(offsets) > 1 and len(steps) != 1:
+        return False
+    strides = [(coefficient(offsets[0], a.name), a.size) for a in axes if mentions(offsets[0], {a.name})]
+    strides += [(step, len(offsets)) for step in steps]
+    reached = 0
+    for stride, size in sorted(strides, key=lambda s: s[0] if isinstance(s[0], int) else 0):
+        if not isinstance(stride, int) or not isinstance(size, int) or stride <= reached:
+            return False
+        reached += stride * (size - 1)
+    return True
 
 
 def show(i: Instr) -> str:

@@ -16,6 +16,7 @@ from burnish.ir.body import (
     instr_args,
     instr_index,
     make_axis,
+    never_meet,
     remap,
     value_refs,
 )
@@ -117,10 +118,4 @@ def hits_each_once(offset: Dim, axes: Sequence[Axis], body: Sequence[Instr]) -> 
         varies.append(mentions(instr_index(i), names) or any(varies[a] for a in instr_args(i)))
     if any(varies[v] for v in value_refs(offset)):
         return False
-    reached = 0
-    steps = [(coefficient(offset, a.name), a.size) for a in axes]
-    for step, size in sorted(steps, key=lambda s: s[0] if isinstance(s[0], int) else 0):
-        if not isinstance(step, int) or not isinstance(size, int) or step <= reached:
-            return False
-        reached += step * (size - 1)
-    return True
+    return all(mentions(offset, {a.name}) for a in axes) and never_meet([offset], axes)

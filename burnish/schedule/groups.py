@@ -11,9 +11,10 @@ from burnish.ir.body import Loop, Scanned
 from burnish.ir.expr import product
 from burnish.schedule.kernels import Kernel, LoopGroup, LoopKernel, Schedule
 from burnish.schedule.order import can_move
-from burnish.schedule.vector_loops import is_vector_product, matrices, vector_loads
+from burnish.schedule.vector_loops import is_vector_product, vector_loads
 
-_SMALL = 1 << 15  # elements of a map that is over before the next could be launched
+_SMALL = 1 << 16  # elements of a loop that is over before the next could be launched
+_SHORT = 1 << 10  # elements of a row
 _MOST = 6  # parts: each has its code in the kernel
 
 
@@ -52,5 +53,11 @@ def _kind(loop: Loop) -> object:
     if not isinstance(size, int) or loop.sequential or any(isinstance(i, Scanned) for i in loop.body):
         return None
     if is_vector_product(loop):
-        return matrices(loop), frozenset(i.buffer for i in vector_loads(loop)), loop.reduction[0].size
-    return "map" if not loop.reduction and size <= _SMALL else None
+        return frozenset(i.buffer for i in vector_loads(loop)), loop.reduction[0].size
+    return "small" if size <= _SMALL and _has_short_rows(loop) else None
+
+
+def _has_short_rows(loop: Loop) -> bool:
+    """A map, or rows that a program holds whole, several of them if they are few elements."""
+    length = product([a.size for a in loop.reduction])
+    return isinstance(length, int) and length <= _SHORT and all(s.mode == "set" for s in loop.stores)
