@@ -26,7 +26,8 @@ def server(options: Options, log: CompileLog) -> Callable[[StoredGraph, bool], C
         """`raced`: it has won already, in another process; that it is right is seen again."""
         start = time.perf_counter()
         known: list[weakref.ref[Variant]] = []
-        direct, engine = _engine(stored, options, log, known)
+        backwards: list[bool] = []  # not empty once there has been one: as where it is compiled then, it is judged then
+        direct, engine = _engine(stored, options, log, known, backwards)
         if raced:
             log.noticed("warm start: the race is not run again")
         variant = new_variant(
@@ -37,7 +38,7 @@ def server(options: Options, log: CompileLog) -> Callable[[StoredGraph, bool], C
             {"burnish": engine},
             direct=direct,
             compile_seconds=time.perf_counter() - start,
-            has_backward=lambda: stored.training is not None,
+            has_backward=lambda: bool(backwards),
         )
         known.append(weakref.ref(variant))
         if stored.sources is not None:
@@ -48,7 +49,11 @@ def server(options: Options, log: CompileLog) -> Callable[[StoredGraph, bool], C
 
 
 def _engine(
-    stored: StoredGraph, options: Options, log: CompileLog, known: list[weakref.ref[Variant]]
+    stored: StoredGraph,
+    options: Options,
+    log: CompileLog,
+    known: list[weakref.ref[Variant]],
+    backwards: list[bool],
 ) -> tuple[Run | None, Callable[..., Any]]:
     def load(kind: Kind, number: int) -> Run:
         returned = stored.training.returned if stored.training and kind == "forward" else None
@@ -70,7 +75,13 @@ def _engine(
     eager = without_autocast(_eager(stored.backward))
     forward, backward = load("forward", 0), load("backward", 1)
     watched = WatchedBackward(backward, eager, roll_back, judged=judged, coarsest=stored.coarsest)
-    return None, training_function(forward, watched, stored.training)
+
+    def noted(args: list[Any]) -> Any:
+        if not backwards:
+            backwards.append(True)
+        return watched(args)
+
+    return None, training_function(forward, noted, stored.training)
 
 
 def _eager(text: GraphText) -> Callable[..., Any]:
