@@ -27,6 +27,7 @@ from burnish.codegen.triton_scalar import (
     takes_literals,
     typed_text,
 )
+from burnish.codegen.triton_shared import load_for_neighbours
 from burnish.codegen.triton_sweep import Sweep
 from burnish.ir.body import (
     Apply,
@@ -302,6 +303,9 @@ class LoopPrinter:
         raise AssertionError(f"{i} is not an expression")
 
     def _load(self, n: int, i: Load) -> str:
+        shared = load_for_neighbours(self, n, i)
+        if shared is not None:
+            return shared
         mask = self.mask(self.spans[n]) + ([] if i.guard is None else [self.ref(i.guard)])
         parts = [self.pointer(n, self.spans[n])]
         if mask:

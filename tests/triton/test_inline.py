@@ -4,6 +4,8 @@ No kernel stores anything of a matrix's size, and every kernel leaves what its e
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -125,3 +127,23 @@ def test_small_integers_become_numbers_inside_the_product(bits: int, interpreter
     assert largest_stored(schedule) <= 128
     same_as_unfused(found, schedule)
     same_under(interpreter, found, schedule)
+
+
+@pytest.mark.parametrize(("bits", "wide", "narrow"), [(8, 1, 0), (4, 1, 4)])
+def test_packed_weights_are_read_in_whole_accesses(compiler: Compiler, bits: int, wide: int, narrow: int) -> None:
+    """Sixteen bytes at a time, and what a group shares once for all of a thread's elements of it."""
+    linear = torch.nn.Linear(1024, 512, bias=False).bfloat16()
+    layer = EightBitLinear.of(linear) if bits == 8 else FourBitLinear.of(linear, 128)
+    names = [name for name, _ in layer.named_parameters()]
+
+    def step(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        return functional_call(layer, dict(zip(names, weights, strict=True)), (x,))
+
+    schedule = for_gpu(captured(step, torch.randn(1, 1024).bfloat16(), *(p.detach() for p in layer.parameters())))
+    unit = generate(schedule)
+    (number,) = unit.calls
+    launch = unit.calls[number].launches[0]
+    threads, elements = 32 * launch.warps, math.prod(block for _, block in launch.blocks)
+    text = compiler.compile(unit, number, 90)
+    assert text.count("ld.global.v4.b32") >= wide * elements // threads // 16
+    assert text.count("ld.global.b16") <= max(narrow * elements // threads // 16, 2), "a scale for each element"
