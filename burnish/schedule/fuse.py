@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from burnish.ir.body import (
+    Apply,
     Axis,
     BodyBuilder,
     Instr,
@@ -175,7 +176,7 @@ def _join_under(a: Loop, b: Loop, u: Unified, why: list[str]) -> Loop | None:
             if source is None:
                 why.append(f"the second reads {moved.buffer} elsewhere than where the first has just written it")
                 return None
-            values[n] = source
+            values[n] = source if moved.guard is None else _if_seen(body, moved, source)
             continue
         values[n] = body.emit(moved)
     if len(body.instrs) > _MOST_INSTRS:
@@ -196,7 +197,15 @@ def _stored_value(stores: list[Store], load: Load) -> int | None:
     """The value a load finds, when the one store to its buffer has just put it there."""
     (store, *others) = stores
     same = store.index == load.index and store.mode == "set"
-    return store.value if same and load.guard is None and not others else None
+    return store.value if same and not others else None
+
+
+def _if_seen(body: BodyBuilder, load: Load, value: int) -> int:
+    """What a load that looks only where its guard says finds, if it looks at this value."""
+    assert load.guard is not None
+    fill = float(load.fill) if load.dtype.is_float else load.fill
+    other = body.emit(const(fill, load.dtype.compute))
+    return body.emit(Apply("where", (load.guard, value, other), load.dtype.compute))
 
 
 # --- the pass ---------------------------------------------------------------------------------------------------

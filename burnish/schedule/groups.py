@@ -14,7 +14,7 @@ from burnish.schedule.order import can_move
 from burnish.schedule.vector_loops import is_vector_product, vector_loads
 
 _SMALL = 1 << 16  # elements of a loop that is over before the next could be launched
-_SHORT = 1 << 10  # elements of a row
+_SHORT = 256  # elements of a row: a head's
 _MOST = 6  # parts: each has its code in the kernel
 
 
@@ -58,6 +58,6 @@ def _kind(loop: Loop) -> object:
 
 
 def _has_short_rows(loop: Loop) -> bool:
-    """A map, or rows that a program holds whole, several of them if they are few elements."""
+    """A map, or rows of which a program takes several at once."""
     length = product([a.size for a in loop.reduction])
     return isinstance(length, int) and length <= _SHORT and all(s.mode == "set" for s in loop.stores)

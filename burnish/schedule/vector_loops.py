@@ -8,8 +8,10 @@ from burnish.ir.expr import coefficient, mentions, symbols
 
 def is_vector_product(loop: Loop) -> bool:
     """Whether a loop spends its time on reading a matrix row by row, to combine each with one vector. There may be
-    several matrices, each with its vector; which one, may be looked up."""
+    several matrices, each with its vector; which one, may be looked up. What stores its rows is none: a norm."""
     if not loop.reduction or not loop.parallel or any(isinstance(i, Scanned) for i in loop.body):
+        return False
+    if any(mentions(s.index, {a.name for a in loop.reduction}) for s in loop.stores):
         return False
     whole = [_is_whole(points, loop) for _, points in _row_loads(loop)]
     return any(whole) and not all(whole)

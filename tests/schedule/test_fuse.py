@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from burnish.ir.body import Apply, Instr, Load, Loop, Reduced, Store, make_axis
 from burnish.ir.dtypes import DType
+from burnish.ir.evaluate import evaluate_loop
 from burnish.ir.expr import Expr
 from burnish.passes.rewrite import Fuel
 from burnish.schedule.evaluate import evaluate_schedule
@@ -211,6 +212,17 @@ def test_a_map_follows_the_sum_of_its_row() -> None:
     assert joined is not None
     assert [a.reduce for a in joined.axes] == [False, True]
     assert joined.element_level() == [True, False, False, False, False]
+
+
+def test_a_guarded_load_finds_what_was_just_made_where_it_looks() -> None:
+    """A rotation reads halves of a normed row, each under a condition: the row's sum is no reason for a kernel."""
+    i = make_axis("i0", 12)
+    condition = (Load("seen", at(i), DType.bool), Load("y", at(i), F32, guard=0, fill=-1))
+    joined = join(summed("x", "y", 12, 8), Loop((i,), (*condition, Store("z", at(i), 1))))
+    assert joined is not None and "y" not in {load.buffer for load in joined.loads}
+    memory = {"x": torch.randn(96), "seen": torch.rand(12) < 0.5, "y": torch.zeros(12), "z": torch.zeros(12)}
+    evaluate_loop(joined, memory, {})
+    torch.testing.assert_close(memory["z"], torch.where(memory["seen"], memory["x"].view(12, 8).sum(1), -1.0))
 
 
 def test_aten_calls_keep_their_order() -> None:

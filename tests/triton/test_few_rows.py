@@ -1,0 +1,75 @@
+"""A step of decoding of a few sequences: each matrix is read once, in strips, by as few kernels as there may be."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from burnish.schedule.kernels import AttendPieces, ContractGroup, ContractKernel, ExternKernel, LoopGroup
+from tests.programs import Capture
+from tests.triton.interpreter import Interpreter
+from tests.triton.test_decode import captured, for_gpu, rotated, same_as_unfused, same_under
+
+ROWS, WIDTH, GROUPS, HEADS, HEAD, KEYS = 3, 512, 8, 16, 64, 70
+
+
+def norm(h: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    wide = h.float()
+    return scale * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(h.dtype)
+
+
+def block(x, position, scale, head_scale, wq, wk, wv, wo, wg, wu, wd, keys, values):  # type: ignore[no-untyped-def]
+    """One token of each sequence through a transformer's block with normed queries and keys, over a static cache."""
+    h = norm(x, scale)
+    q, k, v = (F.linear(h, w).view(ROWS, 1, -1, HEAD) for w in (wq, wk, wv))
+    q, k, v = (t.transpose(1, 2) for t in (norm(q, head_scale), norm(k, head_scale), v))
+    angle = position.float() * torch.arange(HEAD, device=x.device).float().add(1).reciprocal()
+    q, k = rotated(q, angle), rotated(k, angle)
+    keys.index_copy_(2, position, k)
+    values.index_copy_(2, position, v)
+    seen = torch.arange(KEYS, device=x.device) <= position
+    repeated = [
+        t[:, :, None].expand(ROWS, GROUPS, HEADS // GROUPS, KEYS, HEAD).reshape(ROWS, HEADS, KEYS, HEAD)
+        for t in (keys, values)
+    ]
+    out = F.scaled_dot_product_attention(q, *repeated, attn_mask=seen[None, None, None, :])
+    x = x + F.linear(out.transpose(1, 2).reshape(ROWS, 1, HEADS * HEAD), wo)
+    h = norm(x, scale)
+    return x + F.linear(F.silu(F.linear(h, wg)) * F.linear(h, wu), wd)
+
+
+@pytest.fixture(scope="module")
+def step() -> Capture:
+    torch.manual_seed(0)
+
+    def weight(*shape: int) -> torch.Tensor:
+        return (torch.randn(shape) / shape[-1] ** 0.5).bfloat16()
+
+    heads, shared = HEADS * HEAD, GROUPS * HEAD
+    caches = [(torch.randn(ROWS, GROUPS, KEYS, HEAD) / 4).bfloat16() for _ in range(2)]
+    return captured(
+        block, torch.randn(ROWS, 1, WIDTH).bfloat16(), torch.tensor([40]), weight(WIDTH), weight(HEAD),
+        weight(heads, WIDTH), weight(shared, WIDTH), weight(shared, WIDTH), weight(WIDTH, heads), weight(600, WIDTH),
+        weight(600, WIDTH), weight(WIDTH, 600), *caches,
+    )  # fmt: skip
+
+
+def test_a_block_reads_its_matrices_in_four_kernels(step: Capture) -> None:
+    kernels = for_gpu(step).kernels
+    projections, out, gated, down = (k for k in kernels if isinstance(k, ContractGroup | ContractKernel))
+    assert isinstance(projections, ContractGroup) and len(projections.parts) == 3
+    assert isinstance(gated, ContractKernel) and len(gated.products) == 2, "gate and up meet in registers"
+    assert all(isinstance(k, ContractKernel) and len(k.a.shape) == 2 for k in (out, down)), "no sum is split"
+    assert not any(isinstance(k, ExternKernel) for k in kernels)
+    before = kernels[: next(n for n, k in enumerate(kernels) if isinstance(k, AttendPieces))]
+    heads = before[before.index(projections) + 1 :]
+    (written,) = (k for k in heads if isinstance(k, LoopGroup) and any(p.loop.reduction for p in k.parts))
+    assert len(written.parts) >= 3, "queries and keys are normed and rotated, and both caches written, in one launch"
+    assert not any(p.loop.sequential for p in written.parts)
+
+
+def test_a_block_computes_what_it_did(step: Capture, interpreter: Interpreter) -> None:
+    schedule = for_gpu(step)
+    same_as_unfused(step, schedule)
+    same_under(interpreter, step, schedule)
