@@ -1,7 +1,8 @@
 """Attention in pieces → one Triton kernel: a program takes a piece of one key head for all the queries that share it.
 
-Queries of all heads of a group are rows of one tile, so each key and value is read once. The mask is looked at first:
-a block of keys that no query of the tile sees is not read, so a cache costs as much as it holds, not as it could hold.
+Queries of all heads of a group are rows of one tile, so each key and value is read once. The mask of the whole piece
+is looked at first: only from the first key that a query sees to the last is anything read, so a cache costs as much as
+it holds, not as it could hold; and between them blocks are asked for ahead, without looking.
 The program that finds all others of its key head done adds the pieces up. Further programs ask for what the kernels
 after this one will read.
 """
@@ -23,6 +24,8 @@ _INT32 = 2**31 - 1
 _LEAST = 16  # rows and columns of a product on tensor cores
 _MOST_ROWS = 128
 _FETCHED = 1 << 16  # bytes that one program asks for
+_STAGES = 3  # blocks of keys and values of which one is worked on and the others are under way
+_MOST_LOOKED_AT = 1 << 15  # elements of a mask that a program holds
 
 
 def print_pieces(kernel: AttendPieces, steady: frozenset[str] = frozenset()) -> TritonKernel:
@@ -136,34 +139,39 @@ class _Printer:
         self.line(f"first = piece * {self.kernel.length}")
         whole = self.keys % self.kernel.length == 0
         end = f"first + {self.kernel.length}" if whole else f"tl.minimum(first + {self.kernel.length}, {self.keys})"
-        self.line(f"for start in range(first, {end}, {KEY_BLOCK}):")
-        self.line(f"x = start + tl.arange(0, {KEY_BLOCK})", 2)
-        self.xm = "" if self.keys % KEY_BLOCK == 0 else f"(x < {self.keys})"
-        indent = 2
+        self.line(f"end = {end}")
         if self.mask is not None:
             self._look(self.mask)
-            indent = 3
-        self._block(indent)
+        self.line(f"for start in tl.range(first, end, {KEY_BLOCK}, num_stages={_STAGES}):")
+        self.line(f"x = start + tl.arange(0, {KEY_BLOCK})", 2)
+        self.xm = "" if self.keys % KEY_BLOCK == 0 else f"(x < {self.keys})"
+        if self.mask is not None:
+            self._load_mask("mask", self.mask, "x", self.xm, 2)
+        self._block(2)
 
     def _look(self, m: Operand) -> None:
-        """The mask, and whether any key of the block is seen."""
-        seen = m.dtype is DType.bool
-        other = "False" if seen else 'float("-inf")'
+        """Only the blocks from the first key to the last that any query of the tile sees."""
+        rows, length = 1 if self.one_row else max(_LEAST, power_of_two(self.rows)), power_of_two(self.kernel.length)
+        if rows * length > _MOST_LOOKED_AT:
+            return
+        self.line(f"piece_keys = first + tl.arange(0, {length})")
+        self._load_mask("seen", m, "piece_keys", "(piece_keys < end)", 1)
+        seen = "seen.to(tl.int32)" if m.dtype is DType.bool else f"(seen > {UNSEEN}).to(tl.int32)"
+        self.line(f"seen = {seen if self.one_row else f'tl.max({seen}, 0)'} > 0")
+        self.line("end = tl.max(tl.where(seen, piece_keys + 1, first), 0)")
+        self.line(f"first = tl.min(tl.where(seen, piece_keys, {self.keys}), 0) // {KEY_BLOCK} * {KEY_BLOCK}")
+
+    def _load_mask(self, name: str, m: Operand, x: str, limit: str, indent: int) -> None:
+        other = "False" if m.dtype is DType.bool else 'float("-inf")'
         if self.one_row:
-            limit = f", {self.xm}, other={other}" if self.xm else ""
-            self.line(f"mask = tl.load({self.base(m, '0')} + x * {m.strides[3]}{limit})", 2)
+            masks = _condition(limit)
+            at = f"{self.base(m, '0')} + {x} * {m.strides[3]}"
         else:
-            limit = _condition(_down(self.ym), _across(self.xm))
-            at = f"y[:, None] * {m.strides[2]} + x[None, :] * {m.strides[3]}"
-            limit = f"{limit}, other={other}" if limit else ""
-            self.line(f"mask = tl.load({self.base(m, 'head[:, None]')} + {at}{limit})", 2)
-        if not seen:
-            self.line("mask = mask.to(tl.float32)", 2)
-        flat = "mask" if self.one_row else "tl.max(mask.to(tl.int32), 1)" if seen else "tl.max(mask, 1)"
-        if seen:
-            self.line(f"if tl.max({flat}.to(tl.int32), 0) > 0:", 2)
-        else:
-            self.line(f"if tl.max({flat}, 0) > {UNSEEN}:", 2)
+            masks = _condition(_down(self.ym), _across(limit))
+            at = f"{self.base(m, 'head[:, None]')} + y[:, None] * {m.strides[2]} + {x}[None, :] * {m.strides[3]}"
+        self.line(f"{name} = tl.load({at}{masks}{f', other={other}' if masks else ''})", indent)
+        if m.dtype is not DType.bool:
+            self.line(f"{name} = {name}.to(tl.float32)", indent)
 
     def _block(self, indent: int) -> None:
         at_k = f"x[None, :] * {self.k.strides[2]} + d[:, None] * {self.k.strides[3]}"

@@ -6,8 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from burnish.codegen.triton import generate
 from burnish.schedule.kernels import AttendPieces, ContractGroup, ContractKernel, ExternKernel, LoopGroup
 from tests.programs import Capture
+from tests.triton.compiler import Compiler
 from tests.triton.interpreter import Interpreter
 from tests.triton.test_decode import captured, for_gpu, rotated, same_as_unfused, same_under
 
@@ -73,3 +75,11 @@ def test_a_block_computes_what_it_did(step: Capture, interpreter: Interpreter) -
     schedule = for_gpu(step)
     same_as_unfused(step, schedule)
     same_under(interpreter, step, schedule)
+
+
+def test_keys_and_values_are_under_way_while_others_are_worked_on(step: Capture, compiler: Compiler) -> None:
+    schedule = for_gpu(step)
+    number = next(n for n, k in enumerate(schedule.kernels) if isinstance(k, AttendPieces))
+    assembly = compiler.compile(generate(schedule), number, 90)
+    assert assembly.count("cp.async.cg") > 2 * 8, "keys and values of more than one block are asked for"
+    assert assembly.index("cp.async.wait_group") < assembly.index("mma.sync")
