@@ -85,6 +85,40 @@ _extreme_with_index("max.dim", "max")
 _extreme_with_index("min.dim", "min")
 
 
+_MOST_TAKEN = 16  # elements of a row that are found one after another
+_LONGEST_RANKED = 1024  # elements of a row in which they are
+
+
+@lowering("topk.default")
+def topk(b: Builder, x: Node, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True) -> list[Node]:
+    """A few of a short row (the experts a token goes to): the greatest, then the greatest of what is left. Of equal
+    ones the first, which is how a GPU's eager chooses (a CPU's does not say); not-a-number counts as the greatest."""
+    if b.device != "cuda":
+        raise NotLowered("another choice among equal ones")
+    axis = dim % max(len(x.shape), 1)
+    length = x.shape[axis] if x.shape else None
+    if not largest or not isinstance(k, int) or not isinstance(length, int) or axis != len(x.shape) - 1:
+        raise NotLowered("the least ones, or of another dimension than the last")
+    if not 0 < k <= min(length, _MOST_TAKEN) or length > _LONGEST_RANKED or not x.dtype.is_float:
+        raise NotLowered("many, or of a long row")
+    place = b.iota(x.shape, lambda *at: at[axis], DType.i32)
+    taken: Node | None = None
+    values, places = [], []
+    for _ in range(k):
+        left = x if taken is None else b.where(taken, b.full(-math.inf, (), x.dtype), x)
+        best = b.reduce("max", left, [axis], True)
+        missing = b.map("and", b.map("isnan", x, dtype=DType.bool), b.map("isnan", best, dtype=DType.bool))
+        found = b.map("or", b.compare("eq", x, best), missing)
+        if taken is not None:
+            found = b.map("and", found, b.map("not", taken, dtype=DType.bool))
+        first = b.reduce("min", b.where(found, place, b.full(length, (), DType.i32)), [axis], True)
+        here = b.compare("eq", place, first)
+        taken = here if taken is None else b.map("or", taken, here)
+        values.append(best)
+        places.append(first)
+    return [b.concat(values, axis), b.cast(b.concat(places, axis), DType.i64)]
+
+
 def _arg_extreme(name: str, kind: str) -> None:
     def lower(b: Builder, x: Node, dim: int | None = None, keepdim: bool = False) -> Node:
         if x.dtype is DType.bool or 0 in x.shape:

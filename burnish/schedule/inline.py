@@ -246,9 +246,42 @@ def inline_products(schedule: Schedule) -> Schedule:
         if joined is not None:
             kernels[readers[0]] = LoopKernel(joined)
             del kernels[at]
-    schedule.kernels = kernels
+    schedule.kernels = _without_small_sums(schedule, kernels)
     schedule.drop_unused_buffers()
     return schedule
+
+
+def _without_small_sums(schedule: Schedule, kernels: list[Kernel]) -> list[Kernel]:
+    """A few terms that vector products alone want the sum of are added up by each of their programs."""
+    kept = {r.operand.buffer for r in schedule.results if isinstance(r, ResultBuffer)}
+    for kernel in list(kernels):
+        if not isinstance(kernel, LoopKernel) or not kernel.loop.reduction or not _is_plain(kernel.loop):
+            continue
+        flat, (store,) = written_out(kernel.loop), kernel.loop.stores
+        if flat is None or store.buffer in kept or schedule.buffers[store.buffer].role != "temp":
+            continue
+        at = next(n for n, k in enumerate(kernels) if k is kernel)
+        readers = [n for n, k in enumerate(kernels) if store.buffer in k.reads]
+        if not readers or any(k.writes & kernel.reads for k in kernels[at + 1 : max(readers)]):
+            continue
+        found = [_with_sums(kernels[n], Part(at, flat, flat.stores[0])) for n in readers]
+        joined = [k for k in found if k is not None]
+        if len(joined) == len(readers):
+            for n, reader in zip(readers, joined, strict=True):
+                kernels[n] = reader
+            del kernels[at]
+    return kernels
+
+
+def _with_sums(kernel: Kernel, part: Part) -> LoopKernel | None:
+    if not isinstance(kernel, LoopKernel) or not is_vector_product(kernel.loop):
+        return None
+    level = kernel.loop.element_level()
+    reads = [n for n, i in enumerate(kernel.loop.body) if isinstance(i, Load) and i.buffer == part.store.buffer]
+    if any(level[n] for n in reads):
+        return None
+    loop = _replaced(kernel.loop, {part.store.buffer: part})
+    return None if loop is None else LoopKernel(loop)
 
 
 def _joined(reader: Loop, part: Part) -> Loop | None:

@@ -140,6 +140,8 @@ class _Lowerer:
         if self.captured.target != "cuda" or not isinstance(node.op, Concat) or len(node.inputs) > _FEW_PARTS:
             return False
         stack = list(node.inputs)
+        if any(isinstance((x.inputs[0] if isinstance(x.op, View) else x).op, Reduce) for x in stack):
+            return False  # what rows come down to is put there by the rows' own loop
         while stack:
             part = stack.pop()
             if isinstance(part.op, Gather | Concat):

@@ -13,9 +13,10 @@ from torch.func import functional_call
 
 from burnish.codegen.triton import generate
 from burnish.generation.quantize import EightBitLinear, FourBitLinear
+from burnish.schedule.evaluate import evaluate_schedule
 from burnish.schedule.kernels import ExternKernel, LoopGroup, LoopKernel, Schedule
 from burnish.schedule.vector_loops import is_vector_product, matrices
-from tests.programs import Capture
+from tests.programs import Capture, copies
 from tests.triton.compiler import Compiler
 from tests.triton.interpreter import Interpreter
 from tests.triton.test_decode import captured, for_gpu, same_as_unfused, same_under
@@ -58,6 +59,44 @@ def test_experts_are_read_in_place(tokens: int, interpreter: Interpreter) -> Non
     assert largest_stored(schedule) <= tokens * CHOSEN * INNER
     same_as_unfused(found, schedule)
     same_under(interpreter, found, schedule)
+
+
+@pytest.mark.parametrize("chosen", [2, CHOSEN, 6])
+def test_routing_is_one_kernel_in_front(chosen: int, interpreter: Interpreter) -> None:
+    """Scores, the best of them, and their shares, which the experts' kernel adds up for itself."""
+
+    def step(x: torch.Tensor, router: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+        share, numbers = torch.topk(torch.softmax(router, -1), chosen, -1)
+        share = share / share.sum(-1, keepdim=True)
+        repeated = x.repeat_interleave(chosen, 0).unsqueeze(-1)
+        out = torch.bmm(down[numbers.reshape(-1)], repeated).squeeze(-1) * share.reshape(-1, 1)
+        return out.view(x.shape[0], chosen, -1).sum(1)
+
+    torch.manual_seed(0)
+    found = captured(step, torch.randn(2, INNER), torch.randn(2, 12), torch.randn(12, WIDTH, INNER))
+    schedule = for_gpu(found)
+    assert [is_vector_product(k.loop) for k in schedule.kernels if isinstance(k, LoopKernel)] == [False, True]
+    assert len(schedule.kernels) == 2, schedule
+    same_as_unfused(found, schedule)
+    same_under(interpreter, found, schedule)
+
+
+@pytest.mark.parametrize("chosen", [1, 4, 9])
+def test_the_best_of_equal_hidden_and_broken_ones(chosen: int) -> None:
+    """Each place is taken once, of equal ones the first, and not-a-number is the greatest."""
+    nan, inf = float("nan"), float("inf")
+    x = torch.stack([
+        torch.tensor([2.0, 1.0, 2.0, 0.0, 2.0, 1.0, 0.0, -0.0, 1.0]),
+        torch.tensor([-inf, -inf, -inf, -inf, 1.0, -inf, -inf, -inf, -inf]),
+        torch.tensor([1.0, nan, inf, -inf, nan, 0.0, 3.0, 2.0, inf]),
+    ])  # fmt: skip
+    found = captured(lambda x: tuple(torch.topk(x, chosen, -1)), x)
+    schedule = for_gpu(found)
+    assert not any(isinstance(k, ExternKernel) for k in schedule.kernels)
+    values, places = evaluate_schedule(schedule, copies(found.inputs))
+    torch.testing.assert_close(values, torch.topk(x, chosen, -1).values, rtol=0, atol=0, equal_nan=True)
+    first = [[0, 2, 4, 1, 5, 8, 3, 6, 7], [4, 0, 1, 2, 3, 5, 6, 7, 8], [1, 4, 2, 8, 6, 7, 0, 5, 3]]
+    assert torch.as_tensor(places).tolist() == [row[:chosen] for row in first]
 
 
 def test_experts_compile(compiler: Compiler) -> None:
