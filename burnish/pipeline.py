@@ -24,7 +24,7 @@ from burnish.runtime.cache import CacheKey, open_cache
 from burnish.runtime.data import NotData
 from burnish.runtime.product_choice import choose_libraries
 from burnish.runtime.program import Program, Run, build_program, load_program
-from burnish.schedule.attend_pieces import fetch_ahead, split_attention
+from burnish.schedule.attend_pieces import split_attention
 from burnish.schedule.columns import join_columns
 from burnish.schedule.fuse import fuse
 from burnish.schedule.fusion_report import FusionReport
@@ -125,7 +125,7 @@ def _fused_further(schedule: Schedule, fuel: Fuel | None = None, report: FusionR
     schedule = inline_products(join_columns(fuse(schedule, fuel, report), fuel))
     schedule = join_halves(split_reductions(schedule))
     schedule = inline_rows(schedule)
-    return fetch_ahead(group_loops(group_siblings(join_siblings(schedule))))
+    return group_loops(group_siblings(join_siblings(schedule)))
 
 
 @dataclass(frozen=True)

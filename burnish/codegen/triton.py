@@ -151,7 +151,7 @@ def _printed(
         case LoopGroup():
             return print_loops(kernel, steady)
         case AttendPieces():
-            return print_pieces(kernel, steady)
+            return print_pieces(kernel)
         case AttendKernel():
             return print_attend(kernel, form)
 

@@ -3,13 +3,9 @@
 Queries of all heads of a group are rows of one tile, so each key and value is read once. The mask of the whole piece
 is looked at first: only from the first key that a query sees to the last is anything read, so a cache costs as much as
 it holds, not as it could hold; and between them blocks are asked for ahead, without looking.
-The program that finds all others of its key head done adds the pieces up. Further programs ask for what the kernels
-after this one will read.
 """
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 from burnish.codegen.signature import Signature
 from burnish.codegen.triton_launch import Launch, power_of_two
@@ -23,19 +19,17 @@ _LOG2_E = 1.4426950408889634
 _INT32 = 2**31 - 1
 _LEAST = 16  # rows and columns of a product on tensor cores
 _MOST_ROWS = 128
-_FETCHED = 1 << 16  # bytes that one program asks for
 _STAGES = 3  # blocks of keys and values of which one is worked on and the others are under way
 _MOST_LOOKED_AT = 1 << 15  # elements of a mask that a program holds
 
 
-def print_pieces(kernel: AttendPieces, steady: frozenset[str] = frozenset()) -> TritonKernel:
-    """`steady` are buffers that no kernel of the program writes, where kernels may overlap: those can be fetched."""
+def print_pieces(kernel: AttendPieces) -> TritonKernel:
     operands = (*kernel.inputs, kernel.sums, kernel.most, kernel.totals)
     if not all(isinstance(n, int) for o in operands for n in (*o.shape, *o.strides, o.offset)):
         raise NotPrintable("attention in pieces of sizes known only at launch")
     if not kernel.inputs[0].shape[2] or _rows(kernel) > _MOST_ROWS:
         raise NotPrintable("attention in pieces of so many queries")
-    return _Printer(replace(kernel, ahead=tuple(o for o in kernel.ahead if o.buffer in steady))).print()
+    return _Printer(kernel).print()
 
 
 def _rows(kernel: AttendPieces) -> int:
@@ -66,37 +60,14 @@ class _Printer:
         batch, shared = self.k.shape[:2]
         assert isinstance(batch, int) and isinstance(shared, int)
         blocks = (("YBLOCK", max(_LEAST, power_of_two(self.rows))), ("DBLOCK", self.across))
-        programs = batch * shared * self.kernel.pieces
+        launch = Launch(batch * shared * self.kernel.pieces, blocks, warps=4, stages=2)
         self._place(shared)
         self._sweep()
-        self._store_piece()
-        self._put_together()
-        buffers = [f"p{k}" for k in range(len(self.signature.buffers))]
-        names = ["program", *buffers, *(f"{name}: tl.constexpr" for name, _ in blocks)]
-        part = ["@triton.jit", f"def @_0({', '.join(names)}):", *self.lines]
-        main, fetching = self._main(
-            programs, f"@_0(program, {', '.join(buffers)}, {', '.join(str(n) for _, n in blocks)})"
-        )
+        self._finish()
+        names = [*(f"p{k}" for k in range(len(self.signature.buffers))), "YBLOCK: tl.constexpr", "DBLOCK: tl.constexpr"]
+        text = "\n".join(["@triton.jit", f"def @({', '.join(names)}):", *self.lines])
         types = tuple(f"*{MEMORY_TYPE[self.kinds[b]]}" for b in self.signature.buffers)
-        launch = Launch(programs + fetching, (), warps=4, stages=2)
-        return TritonKernel("\n".join([*main, "", "", *part]), self.signature, types, (launch,))
-
-    def _main(self, programs: int, attend: str) -> tuple[list[str], int]:
-        """The function that is launched, and how many programs it has for what is ahead."""
-        lines, fetching = [], 0
-        for o in self.kernel.ahead:
-            assert o.dtype is not None and isinstance(o.shape[0], int)
-            each = _FETCHED // o.dtype.itemsize
-            name, count = self._name(o), -(-o.shape[0] // each)
-            here = f"program - {programs + fetching}" if fetching else f"program - {programs}"
-            fetching += count
-            lines += [
-                f"    elif program < {programs + fetching}:",
-                f"        bn.fetch_block({name}, {here}, {o.shape[0]}, {each})",
-            ]
-        names = [f"p{k}" for k in range(len(self.signature.buffers))]
-        head = ["@triton.jit", f"def @({', '.join(names)}):", "    program = tl.program_id(0)"]
-        return [*head, f"    if program < {programs}:", f"        {attend}", *lines], fetching
+        return TritonKernel(text, self.signature, types, (launch,))
 
     # --- words --------------------------------------------------------------------------------------------------
 
@@ -118,6 +89,7 @@ class _Printer:
     def _place(self, shared: int) -> None:
         group = int(self.q.shape[1]) // shared  # type: ignore[arg-type]
         queries = int(self.q.shape[2])  # type: ignore[arg-type]
+        self.line("program = tl.program_id(0)")
         self.line(f"piece = program % {self.kernel.pieces}")
         self.line(f"shared = program // {self.kernel.pieces} % {shared}")
         self.line(f"batch = program // {self.kernel.pieces * shared}")
@@ -198,7 +170,7 @@ class _Printer:
         self.line(f"acc = tl.dot(weight.to({STORED_TYPE[self.v.dtype]}), v, acc * kept[:, None])", indent)
         self.line("most = higher", indent)
 
-    def _store_piece(self) -> None:
+    def _finish(self) -> None:
         kernel = self.kernel
         for o, value in ((kernel.most, "most"), (kernel.totals, "total")):
             at = f"piece * {o.strides[0]} + y * {o.strides[3]}"
@@ -207,37 +179,6 @@ class _Printer:
         at = f"piece * {o.strides[0]} + y[:, None] * {o.strides[3]} + d[None, :] * {o.strides[4]}"
         masks = _condition(_down(self.ym), _across(self.dm))
         self.line(f"tl.store({self.base(o, 'head[:, None]', 1)} + {at}, acc{masks})")
-
-    def _put_together(self) -> None:
-        """Read past the nearest cache: other multiprocessors have written what is read here."""
-        kernel, pieces = self.kernel, self.kernel.pieces
-        self.line("tl.debug_barrier()")  # every thread has stored its part before one of them says so
-        self.line(f'done = tl.atomic_add({self.base(kernel.counts, "shared")}, 1, sem="acq_rel")')
-        self.line(f"if done == {pieces - 1}:")
-        self.line('top = tl.full([YBLOCK], float("-inf"), tl.float32)', 2)
-        most, totals = (self._piece(o, "head", "y", self.ym) for o in (kernel.most, kernel.totals))
-        self.line(f"for part in tl.static_range({pieces}):", 2)
-        self.line(f"top = tl.maximum(top, {most})", 3)
-        self.line('top = tl.where(top == float("-inf"), 0.0, top)', 2)  # a query may see no key at all
-        self.line("count = tl.zeros([YBLOCK], tl.float32)", 2)
-        self.line("sums = tl.zeros([YBLOCK, DBLOCK], tl.float32)", 2)
-        self.line(f"for part in tl.static_range({pieces}):", 2)
-        self.line(f"share = tl.exp2({most} - top)", 3)
-        self.line(f"count += share * {totals}", 3)
-        across = f"y[:, None] * {kernel.sums.strides[3]} + d[None, :] * {kernel.sums.strides[4]}"
-        masks = _masked(_down(self.ym), _across(self.dm))
-        sums = f"{self.base(kernel.sums, 'head[:, None]', 1)} + part * {kernel.sums.strides[0]} + {across}"
-        self.line(f'sums += share[:, None] * tl.load({sums}{masks}, cache_modifier=".cg")', 3)
-        self.line("sums = sums / tl.where(count == 0.0, 1.0, count)[:, None]", 2)
-        out = kernel.out
-        assert out.dtype is not None
-        at = f"y[:, None] * {out.strides[2]} + d[None, :] * {out.strides[3]}"
-        masks = _condition(_down(self.ym), _across(self.dm))
-        self.line(f"tl.store({self.base(out, 'head[:, None]')} + {at}, sums.to({STORED_TYPE[out.dtype]}){masks})", 2)
-
-    def _piece(self, o: Operand, head: str, y: str, mask: str) -> str:
-        at = f"part * {o.strides[0]} + {y} * {o.strides[3]}"
-        return f'tl.load({self.base(o, head, 1)} + {at}{_masked(mask)}, cache_modifier=".cg")'
 
 
 def _down(mask: str) -> str:

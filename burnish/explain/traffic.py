@@ -48,8 +48,8 @@ def kernel_bytes(kernel: Kernel, schedule: Schedule, sizes: Sizes) -> int:
             return sum(kernel_bytes(part, schedule, sizes) for part in parts) - shared
         case LoopGroup(parts):
             return sum(kernel_bytes(part, schedule, sizes) for part in parts)
-        case AttendPieces(_, inputs):
-            return sum(_window_bytes(o, sizes) for o in (*inputs, *kernel.made))
+        case AttendPieces(_, inputs, sums, most, totals):
+            return sum(_window_bytes(o, sizes) for o in (*inputs, sums, most, totals))
         case AttendKernel(_, inputs, out, lse):
             return sum(_window_bytes(o, sizes) for o in (*inputs, out, lse))
         case ExternKernel(_, inputs, outputs):

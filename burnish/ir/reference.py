@@ -171,7 +171,7 @@ UNSEEN = -30000.0  # no score comes back from this: masks of numbers have the le
 
 
 def attention_pieces(op: Attend, args: Sequence[torch.Tensor], length: int) -> Tensors:
-    """The same over pieces of `length` keys: the result, and of each piece weighted values, highest scores and sums of
+    """The same over pieces of `length` keys, not yet put together: weighted values, highest scores and sums of
     weights, where a weight is 2**(score - highest) of scores in powers of two. What a mask takes UNSEEN from does not
     count."""
     scores, v = _scores(op, args)
@@ -182,12 +182,7 @@ def attention_pieces(op: Attend, args: Sequence[torch.Tensor], length: int) -> T
         most = part.amax(-1)
         weights = torch.exp2(part - torch.where(most.isinf(), 0.0, most)[..., None])
         found.append((weights @ values, most, weights.sum(-1)))
-    sums, most, totals = map(torch.stack, zip(*found, strict=True))
-    level = most.amax(0)
-    weights = torch.exp2(most - torch.where(level.isinf(), 0.0, level))
-    total = (weights * totals).sum(0)[..., None]
-    out = (weights[..., None] * sums).sum(0) / torch.where(total == 0, 1.0, total)
-    return out.to(args[0].dtype), sums, most, totals
+    return tuple(map(torch.stack, zip(*found, strict=True)))
 
 
 def _scores(op: Attend, args: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:

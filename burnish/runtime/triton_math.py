@@ -21,14 +21,6 @@ def fetch(pointers):
     )
 
 
-@triton.jit
-def fetch_block(base, block, size, each: tl.constexpr):
-    """Ask for the block's `each` elements of `size`, a line of the cache at a time."""
-    line: tl.constexpr = 1024 // base.dtype.element_ty.primitive_bitwidth
-    at = block * each + tl.arange(0, each // line) * line
-    fetch(base + tl.minimum(at, size - 1))
-
-
 # --- functions whose result is rounded to bfloat16 --------------------------------------------------------------
 
 

@@ -83,9 +83,8 @@ class ScheduleEvaluation:
                     self.run_kernel(part)
             case AttendPieces(op, operands):
                 results = attention_pieces(op, [self.window(o) for o in operands], kernel.length)
-                for o, value in zip(kernel.made[:4], results, strict=True):
+                for o, value in zip((kernel.sums, kernel.most, kernel.totals), results, strict=True):
                     self.window(o).copy_(value)
-                self.window(kernel.counts).add_(kernel.pieces)
             case AttendKernel(op, operands, out, lse):
                 results = attention(op, [self.window(o) for o in operands])
                 self.window(out).copy_(results[0])

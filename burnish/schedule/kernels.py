@@ -253,20 +253,15 @@ class AttendKernel:
 
 @dataclass(frozen=True)
 class AttendPieces:
-    """Attention over equal pieces of the keys. Of piece p, `sums`[p, *q.shape] are the values weighted by
-    2**(score - most), `totals`[p, *q.shape[:-1]] the weights' sum, `most` the highest score, all with scores in powers
-    of two. The last to be done with a key head puts its pieces together: `counts`[batch, key heads], which begin at
-    zero, say who that is. While there is hardly anything to read here, memory brings `ahead`, parts of parameters that
-    the kernels after this one read, into the cache."""
+    """Attention over equal pieces of the keys, to be put together: of piece p, `sums`[p, *q.shape] are the values
+    weighted by 2**(score - most), `totals`[p, *q.shape[:-1]] the weights' sum, `most` the highest score, all with
+    scores in powers of two."""
 
     op: Attend
     inputs: tuple[Operand, ...]  # q, k, v[, mask]
-    out: Operand
     sums: Operand
     most: Operand
     totals: Operand
-    counts: Operand
-    ahead: tuple[Operand, ...] = ()
 
     @property
     def pieces(self) -> int:
@@ -282,21 +277,16 @@ class AttendPieces:
         return piece_length(keys, self.pieces)
 
     @property
-    def made(self) -> tuple[Operand, ...]:
-        return (self.out, self.sums, self.most, self.totals, self.counts)
-
-    @property
     def reads(self) -> frozenset[str]:
-        return frozenset(o.buffer for o in (*self.inputs, self.counts, *self.ahead))
+        return frozenset(o.buffer for o in self.inputs)
 
     @property
     def writes(self) -> frozenset[str]:
-        return frozenset(o.buffer for o in self.made)
+        return frozenset({self.sums.buffer, self.most.buffer, self.totals.buffer})
 
     def __str__(self) -> str:
-        what = f"attend({', '.join(map(str, self.inputs))}) scale={self.op.scale:.6g} in {self.pieces} pieces"
-        ahead = f", fetching {', '.join(map(str, self.ahead))}" if self.ahead else ""
-        return f"{self.out} = {what}{ahead}"
+        made = f"{self.sums}, {self.most}, {self.totals}"
+        return f"{made} = attend({', '.join(map(str, self.inputs))}) scale={self.op.scale:.6g} in {self.pieces} pieces"
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,7 @@ from burnish.schedule.layouts import (
 
 _ALWAYS_STORED = (Input, Constant, Pick, Reduce, Scan, Scatter, Concat, Contract, Convolve, Attend, Extern)
 _CHEAP = 4  # scalar work worth repeating in each reader instead of a trip through memory
+_MANY = 4  # readers of a costly vector: one of all positions' sines is read by every layer
 _FEW_PARTS = 4  # of a concatenation that readers choose from
 _DEEPEST = 60  # inlined chains are cut here, so bodies stay readable and recursion shallow
 _CHEAP_VECTOR = 2 * TRANSCENDENTAL  # the same for a vector on a GPU, where each tile computes it once for its columns
@@ -152,6 +153,8 @@ class _Lowerer:
 
     def _worth_storing(self, node: Node, work: _Work, uses: int) -> bool:
         if work.depth > _DEEPEST or work.cost > 40 * TRANSCENDENTAL:
+            return True
+        if uses > _MANY and work.cost > TRANSCENDENTAL and sum(d != 1 for d in node.shape) == 1:
             return True
         if self._is_vector_on_gpu(node, work) and work.cost <= _CHEAP_VECTOR:
             return False
