@@ -7,9 +7,11 @@ from dataclasses import replace
 
 from burnish.ir.body import (
     Axis,
+    Checked,
     Instr,
     Load,
     Loop,
+    Position,
     Reduced,
     Scanned,
     Store,
@@ -20,7 +22,7 @@ from burnish.ir.body import (
     remap,
     value_refs,
 )
-from burnish.ir.expr import Dim, Expr, coefficient, mentions
+from burnish.ir.expr import Dim, Expr, coefficient, is_nonneg, mentions, substitute
 
 
 def normalise(loop: Loop) -> Loop:
@@ -110,12 +112,24 @@ def row_order(loop: Loop) -> tuple[Axis, ...]:
 
 
 def hits_each_once(offset: Dim, axes: Sequence[Axis], body: Sequence[Instr]) -> bool:
-    """Whether an offset with looked-up parts is another one at every point: what is looked up is the same for all of
-    them (a cache's position), and the axes' own parts never meet."""
+    """Whether an offset with looked-up parts is another one at every point: the axes' own parts never meet, and what is
+    looked up is the same for all of them (a cache's position), or lies between them (each sequence's own position)."""
+    offset = substitute(offset, {f"%{v}": at for v in value_refs(offset) if (at := _known(body, v)) is not None})
     names = {a.name for a in axes}
     varies: list[bool] = []
     for i in body:
         varies.append(mentions(instr_index(i), names) or any(varies[a] for a in instr_args(i)))
-    if any(varies[v] for v in value_refs(offset)):
-        return False
-    return all(mentions(offset, {a.name}) for a in axes) and never_meet([offset], axes)
+    between = [(v, body[v]) for v in value_refs(offset) if varies[v]]
+    looked_up = [make_axis(f"%{v}", i.size) for v, i in between if isinstance(i, Checked)]
+    if len(looked_up) != len(between):
+        return False  # it may be anything
+    return all(mentions(offset, {a.name}) for a in axes) and never_meet([offset], [*axes, *looked_up])
+
+
+def _known(body: Sequence[Instr], value: int) -> Dim | None:
+    """What is looked up, where that is a position that cannot be out of bounds (a range of all sequences)."""
+    looked_up = body[value]
+    source = body[looked_up.arg] if isinstance(looked_up, Checked) else None
+    if not isinstance(looked_up, Checked) or not isinstance(source, Position):
+        return None
+    return source.expr if is_nonneg(source.expr) and is_nonneg(looked_up.size - 1 - source.expr) else None

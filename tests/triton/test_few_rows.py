@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from burnish.codegen.triton import generate
-from burnish.schedule.kernels import AttendPieces, ContractGroup, ContractKernel, ExternKernel, LoopGroup
+from burnish.schedule.kernels import AttendPieces, ContractGroup, ContractKernel, ExternKernel, LoopGroup, LoopKernel
 from tests.programs import Capture
 from tests.triton.compiler import Compiler
 from tests.triton.interpreter import Interpreter
@@ -83,3 +85,26 @@ def test_keys_and_values_are_under_way_while_others_are_worked_on(step: Capture,
     assembly = compiler.compile(generate(schedule), number, 90)
     assert assembly.count("cp.async.cg") > 2 * 8, "keys and values of more than one block are asked for"
     assert assembly.index("cp.async.wait_group") < assembly.index("mma.sync")
+
+
+def scattered(keys: torch.Tensor, k: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+    return keys.scatter_(2, position[:, None, None, None].expand(-1, 2, 1, 16), k)
+
+
+def put(keys: torch.Tensor, k: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+    keys[torch.arange(3, device=keys.device), :, position] = k[:, :, 0]
+    return keys
+
+
+def put_anywhere(keys: torch.Tensor, k: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+    keys[position % 3, :, position] = k[:, :, 0]
+    return keys
+
+
+@pytest.mark.parametrize(("write", "ordered"), [(scattered, False), (put, False), (put_anywhere, True)])
+def test_each_sequence_writes_its_own_place(write: Callable[..., torch.Tensor], ordered: bool) -> None:
+    """Where two may write one element, the last must win: one after the other."""
+    found = captured(write, torch.zeros(3, 2, 40, 16), torch.randn(3, 2, 1, 16), torch.tensor([5, 7, 5]))
+    schedule = for_gpu(found)
+    assert [k.loop.sequential for k in schedule.kernels if isinstance(k, LoopKernel) and "in0" in k.writes] == [ordered]
+    same_as_unfused(found, schedule)
