@@ -25,7 +25,7 @@ from burnish.ir.expr import Dim, coefficient, floordiv, mentions, product
 from burnish.schedule.axes import column_axis, row_order
 from burnish.schedule.form import Form
 from burnish.schedule.gpu import MULTIPROCESSORS
-from burnish.schedule.vectors import is_vector_product, matrices
+from burnish.schedule.vector_loops import choosing_axes, is_vector_product, matrices
 
 _BUSY = 2 * MULTIPROCESSORS  # programs that keep them occupied
 _ACCESS = 16  # bytes a thread moves in one instruction
@@ -103,7 +103,9 @@ def _lanes(loop: Loop, form: str) -> tuple[tuple[Lane, ...], tuple[Axis, ...]]:
         return (Lane("y", crossed[:1]), Lane("x", crossed[1:])), tuple(a for a in loop.axes if a not in crossed)
     column = column_axis(loop)
     kept = tuple(a for a in loop.parallel if a is not column) + ((column,) if column else ())
-    return (Lane("x", kept), Lane("r", loop.reduction if _scans(loop) else row_order(loop))), ()
+    outside = tuple(a for a in kept[:-1] if form == "row" and a.name in choosing_axes(loop))
+    inside = tuple(a for a in kept if a not in outside)
+    return (Lane("x", inside), Lane("r", loop.reduction if _scans(loop) else row_order(loop))), outside
 
 
 def _finish(form: str, lanes: tuple[Lane, ...], outside: tuple[Axis, ...], shapes: list[tuple[list[int], int]]) -> Plan:
@@ -198,11 +200,12 @@ def _plan_tile(loop: Loop, outer: Axis, inner: Axis) -> Plan:
 
 
 def _plan_rows(loop: Loop) -> Plan:
-    lanes, _ = _lanes(loop, "row")
+    lanes, outside = _lanes(loop, "row")
     columns = column_axis(loop) is not None
     rows, length = _static(lanes[0].size), lanes[1].size
     if isinstance(length, int) and _fits(loop, length, columns):
-        return _finish("row", lanes, (), _whole_row_shapes(loop, rows, power_of_two(length), columns))
+        return _finish("row", lanes, outside, _whole_row_shapes(loop, rows, power_of_two(length), columns))
+    lanes, _ = _lanes(loop, "long")
     return _finish("long", lanes, (), _long_row_shapes(loop, rows, _static(length), columns))
 
 
@@ -251,7 +254,8 @@ def vector_shapes(rows: int, length: int, read: int) -> list[tuple[list[int], in
     """For a vector times the rows of so many matrices: each thread has a few accesses in flight and no more rounds to
     go, so the memory is kept busy by programs that come and go."""
     block = _clamp(_IN_FLIGHT // (length * read), 1, power_of_two(rows))
-    warps = _clamp(block * length * read // (32 * 32), 1, 8)
+    whole = block * length * 2 // (32 * _ACCESS)  # warps whose threads read a row in whole accesses
+    warps = _clamp(min(block * length * read // (32 * 32), whole), 1, 8)
     return [([block, length], warps), ([2 * block, length], warps)]
 
 

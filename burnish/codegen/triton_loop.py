@@ -453,7 +453,12 @@ class LoopPrinter:
         lane = self.lane("x")
         if not lane.axes:
             return
-        self.line(f"x = {self.widened(self.program)} * XBLOCK + {self.arange(lane)}")
+        if self.plan.outside:
+            self.line(f"across = tl.cdiv({self.index(lane.size)}, XBLOCK)")
+            self.define_outside(self.widened(f"({self.program} // across)"))
+            self.line(f"x = {self.widened(f'({self.program} % across)')} * XBLOCK + {self.arange(lane)}")
+        else:
+            self.line(f"x = {self.widened(self.program)} * XBLOCK + {self.arange(lane)}")
         self.define_mask(lane)
         self.define_axes(lane, self.body_values())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from burnish.ir.body import Load, Loop, Scanned, instr_args, instr_index
+from burnish.ir.body import Load, Loop, Scanned, instr_args, instr_index, value_refs
 from burnish.ir.expr import coefficient, mentions, symbols
 
 
@@ -34,18 +34,32 @@ def vector_loads(loop: Loop) -> list[Load]:
     return [i for i, points in _row_loads(loop) if not _is_whole(points, loop)]
 
 
+def choosing_axes(loop: Loop) -> frozenset[str]:
+    """The axes along which a vector product looks up its matrix: all rows of one program have the same."""
+    if not is_vector_product(loop):
+        return frozenset()
+    points = _points(loop)
+    chosen = [points[v] for i in matrix_loads(loop) for v in value_refs(i.index)]
+    return frozenset().union(*chosen)
+
+
 def _is_whole(points: frozenset[str], loop: Loop) -> bool:
     return all(a.name in points for a in loop.parallel)
 
 
 def _row_loads(loop: Loop) -> list[tuple[Load, frozenset[str]]]:
     """Loads along the row, each with the axes its place depends on, be it through what is looked up."""
-    reduced = {a.name for a in loop.reduction}
+    reduced, points = {a.name for a in loop.reduction}, _points(loop)
+    return [
+        (i, points[n]) for n, i in enumerate(loop.body) if isinstance(i, Load) and mentions(i.index, reduced)
+    ]  # fmt: skip
+
+
+def _points(loop: Loop) -> list[frozenset[str]]:
+    """The axes each value depends on."""
     names = {a.name for a in loop.axes}
     points: list[frozenset[str]] = []
     for i in loop.body:
         own = {s.name for s in symbols(instr_index(i)) if s.name in names}
         points.append(frozenset(own).union(*(points[a] for a in instr_args(i))))
-    return [
-        (i, points[n]) for n, i in enumerate(loop.body) if isinstance(i, Load) and mentions(i.index, reduced)
-    ]  # fmt: skip
+    return points
