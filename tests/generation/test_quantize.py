@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers as hf
 
+import burnish
 from burnish import generation
 from burnish.errors import UsageError
 from burnish.generation.quantize import EightBitLinear, FourBitLinear
@@ -82,3 +83,13 @@ def test_what_stays_is_named() -> None:
 def test_what_there_is_not(settings: dict[str, int]) -> None:
     with pytest.raises(UsageError, match="quantize"):
         generation.quantize(torch.nn.Linear(64, 8), **settings)
+
+
+def test_tensors_of_torchao_run() -> None:
+    """Whatever their tensors do inside, a compiled layer says what the layer says."""
+    quantization = pytest.importorskip("torchao.quantization")
+    layer = torch.nn.Sequential(torch.nn.Linear(64, 32)).eval()
+    quantization.quantize_(layer, quantization.Int8WeightOnlyConfig())
+    x = torch.randn(1, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(burnish.compile(layer)(x), layer(x), rtol=1e-3, atol=1e-3)
