@@ -174,7 +174,7 @@ def _folded(loop: Loop, name: str, parts: list[Part]) -> Loop | None:
         return None
     length = along.size // len(parts)
     guarded = any(i.guard is not None for i in loop.loads if i.buffer == name)
-    if guarded or length * len(parts) != along.size or not all(_covers(p, length) for p in parts):
+    if guarded or length * len(parts) != along.size or not all(_covers(p, n, length) for n, p in enumerate(parts)):
         return None
     short = make_axis(along.name, length, reduce=True)
     body = BodyBuilder()
@@ -222,9 +222,11 @@ def side_by_side(
     return sides
 
 
-def _covers(part: Part, length: int) -> bool:
-    """Whether a part has this many elements of each row."""
-    return any(coefficient(part.store.index, a.name) == 1 and a.size == length for a in part.loop.parallel)
+def _covers(part: Part, number: int, length: int) -> bool:
+    """Whether a part is this one of the equal parts of each row, in order."""
+    start = substitute(part.store.index, {a.name: 0 for a in part.loop.axes})
+    along = [a for a in part.loop.parallel if coefficient(part.store.index, a.name) == 1]
+    return start == number * length and len(along) == 1 and along[0].size == length
 
 
 # --- products ---------------------------------------------------------------------------------------------------

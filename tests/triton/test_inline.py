@@ -129,6 +129,16 @@ def test_a_matrix_read_twice_is_stored() -> None:
     same_as_unfused(found, schedule)
 
 
+def test_a_matrix_of_unequal_or_overwritten_parts_is_stored() -> None:
+    def step(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        unequal = torch.cat([a * 2, b[:, :16] + 1], 1)
+        over = torch.cat([b, a], 1).slice_scatter(b * 3, 1, 32, 64)
+        return F.linear(x[:, :48], unequal), F.linear(x, over)
+
+    found = captured(step, torch.randn(1, 64), torch.randn(40, 32), torch.randn(40, 32))
+    same_as_unfused(found, for_gpu(found))
+
+
 def test_no_product_is_done_twice() -> None:
     """A map that reads each sum at several of its points leaves the product alone."""
 
