@@ -26,6 +26,7 @@ from burnish.runtime.product_choice import choose_libraries
 from burnish.runtime.program import Program, Run, build_program, load_program
 from burnish.schedule.attend_pieces import split_attention
 from burnish.schedule.columns import join_columns
+from burnish.schedule.factors import factor_sums
 from burnish.schedule.fuse import fuse
 from burnish.schedule.fusion_report import FusionReport
 from burnish.schedule.groups import group_loops
@@ -124,7 +125,7 @@ def _fused_further(schedule: Schedule, fuel: Fuel | None = None, report: FusionR
     """A GPU's schedule, once it is known who computes its products."""
     schedule = inline_products(join_columns(fuse(schedule, fuel, report), fuel))
     schedule = join_halves(split_reductions(schedule))
-    schedule = inline_rows(schedule)
+    schedule = factor_sums(inline_rows(schedule))
     return group_loops(group_siblings(join_siblings(schedule)))
 
 

@@ -53,6 +53,7 @@ from burnish.schedule.phases import Phases
 from burnish.schedule.vectors import is_vector_product
 
 _INT32 = 2**31 - 1
+MOST_SUMS = 4  # that one reduction computes: `runtime/triton_math.py` has functions for as many
 _SLACK = 1 << 16  # the last block of a lane may reach this far past its end
 _ATOMIC = {
     "add": (DType.f32, DType.f64, DType.f16, DType.bf16, DType.i32, DType.i64),
@@ -410,9 +411,40 @@ class LoopPrinter:
             self.statement(n)
         self.lines.append(AHEAD)
         first = [*early, *self.asked_first()]
-        for n in dict.fromkeys([*first, *self.body_values()]):
-            if n not in early:
-                self.statement(n)
+        together = self._summed_together()
+        printed = set(early)
+        for n in dict.fromkeys([*first, *self._in_order()]):
+            if n not in printed:
+                sums = together.get(n, [n])
+                printed.update(sums)
+                self.statement(n) if len(sums) == 1 else self._sums(sums)
+
+    def _in_order(self) -> list[int]:
+        """The body's values; a vector product's pass by pass, so that sums of one pass follow one another."""
+        if not is_vector_product(self.loop):
+            return self.body_values()
+        ready = Phases(self.loop).ready
+        return sorted(self.body_values(), key=lambda n: 2 * ready[n] - isinstance(self.body[n], Reduced))
+
+    def _summed_together(self) -> dict[int, list[int]]:
+        """Sums of one pass, by each of them: a reduction is a barrier, and one serves for several."""
+        if self.plan.form != "row" or not is_vector_product(self.loop):
+            return {}
+        phases = Phases(self.loop)
+        found: dict[int, list[int]] = {}
+        for phase in range(phases.last):
+            sums = [n for n in phases.reductions(phase) if self._is_plain_sum(self.body[n])]
+            found |= dict.fromkeys(sums, sums) if 2 <= len(sums) <= MOST_SUMS else {}
+        return found
+
+    @staticmethod
+    def _is_plain_sum(i: Instr) -> bool:
+        return isinstance(i, Reduced) and i.kind == "sum" and i.dtype is DType.f32
+
+    def _sums(self, sums: list[int]) -> None:
+        args = [self.masked(i.arg, i.dtype, "0.0") for n in sums if isinstance(i := self.body[n], Reduced)]
+        names = ", ".join(map(self.value, sums))
+        self.line(f"{names} = tl.reduce(({', '.join(args)}), 1, bn.add_{len(sums)}, keep_dims=True)")
 
     def asked_first(self) -> list[int]:
         """Loads that wait for no reduction, with what they take: a reduction is a barrier, and what is asked for after

@@ -42,6 +42,24 @@ def erf_to_bf16(x):
 
 
 @triton.jit
+def add_2(a, b, c, d):
+    """Two sums at once."""
+    return a + c, b + d
+
+
+@triton.jit
+def add_3(a, b, c, d, e, f):
+    """Three sums at once."""
+    return a + d, b + e, c + f
+
+
+@triton.jit
+def add_4(a, b, c, d, e, f, g, h):
+    """Four sums at once."""
+    return a + e, b + f, c + g, d + h
+
+
+@triton.jit
 def maximum(a, b):
     """The larger; NaN if either is."""
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)

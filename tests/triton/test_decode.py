@@ -20,6 +20,7 @@ from burnish.schedule.evaluate import ScheduleEvaluation, evaluate_schedule
 from burnish.schedule.fuse import fuse
 from burnish.schedule.kernels import AttendPieces, ExternKernel, LoopGroup, LoopKernel, Schedule
 from burnish.schedule.lower import lower_graph
+from burnish.schedule.phases import Phases
 from burnish.schedule.products import choose_products
 from burnish.schedule.vectors import as_loops, is_vector_product
 from tests.programs import Capture, capture, copies
@@ -124,6 +125,9 @@ def test_a_block_is_six_kernels(step: Capture) -> None:
     assert cache < projections.writes, "keys are rotated and written by the kernel that makes them"
     assert isinstance(together, LoopKernel) and together.reads == attend.writes
     assert len(rest) == 3 and all(isinstance(k, LoopKernel) and is_vector_product(k.loop) for k in rest)
+    products = [*projections.parts, *(k for k in rest if isinstance(k, LoopKernel))]
+    assert all(Phases(p.loop).last == 1 for p in products), "the norm's sum and the product's are of one pass"
+    assert "bn.add_3(" not in (text := generate(schedule).text) and "bn.add_3" in text, "and of one reduction"
 
 
 def test_a_block_computes_what_it_did(step: Capture, interpreter: Interpreter) -> None:
