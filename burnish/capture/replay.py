@@ -567,7 +567,10 @@ class _Copy:
         if not value.requires_grad or value.is_leaf:
             return made
         with self.tx.fake_mode, torch.enable_grad():
-            return made.view_as(made)
+            made = made.view_as(made) if value._is_view() else made.clone()  # only what is no view may be added to
+        if made.stride() != value.stride():
+            raise Differs("its result has strides that a new one would not have")
+        return made
 
 
 # --- into Dynamo ------------------------------------------------------------------------------------------------

@@ -15,23 +15,22 @@ from burnish.schedule.vector_loops import is_vector_product, vector_loads
 
 _SMALL = 1 << 16  # elements of a loop that is over before the next could be launched
 _SHORT = 256  # elements of a row: a head's
+_FAR = 64  # kernels that are looked through for others to go beside one
 _MOST = 6  # parts: each has its code in the kernel
 
 
 def group_loops(schedule: Schedule) -> Schedule:
     kernels = list(schedule.kernels)
+    kinds = [_kind(k.loop) if isinstance(k, LoopKernel) else None for k in kernels]
     grouped: list[Kernel] = []
     taken: set[int] = set()
     for n, kernel in enumerate(kernels):
         if n in taken:
             continue
-        if not isinstance(kernel, LoopKernel) or _kind(kernel.loop) is None:
-            grouped.append(kernel)
-            continue
-        members = [kernel]
-        for later in range(n + 1, len(kernels)):
+        members = [kernel] if isinstance(kernel, LoopKernel) else []
+        for later in range(n + 1, min(n + 1 + _FAR, len(kernels))) if kinds[n] is not None else ():
             other = kernels[later]
-            if len(members) == _MOST or not isinstance(other, LoopKernel) or _kind(other.loop) != _kind(kernel.loop):
+            if len(members) == _MOST or kinds[later] != kinds[n] or not isinstance(other, LoopKernel):
                 continue
             free = later not in taken and not any(_meet(member, other) for member in members)
             if free and can_move(kernels, n, later, taken):

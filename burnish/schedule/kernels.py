@@ -9,6 +9,7 @@ all there is to know.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from burnish.ir.body import Loop
@@ -80,11 +81,11 @@ class Operand:
 class LoopKernel:
     loop: Loop
 
-    @property
+    @cached_property
     def reads(self) -> frozenset[str]:
         return frozenset(i.buffer for i in self.loop.loads)
 
-    @property
+    @cached_property
     def writes(self) -> frozenset[str]:
         return frozenset(i.buffer for i in self.loop.stores)
 
@@ -98,15 +99,15 @@ class _ThroughLoop:
     acc: str
     loop: Loop
 
-    @property
+    @cached_property
     def operand_reads(self) -> frozenset[str]:
         raise NotImplementedError
 
-    @property
+    @cached_property
     def reads(self) -> frozenset[str]:
         return self.operand_reads | (frozenset(i.buffer for i in self.loop.loads) - {self.acc})
 
-    @property
+    @cached_property
     def writes(self) -> frozenset[str]:
         return frozenset(i.buffer for i in self.loop.stores)
 
@@ -131,7 +132,7 @@ class ContractKernel(_ThroughLoop):
         """Every right operand, by the name of its product."""
         return {self.acc: self.b, **dict(self.others)}
 
-    @property
+    @cached_property
     def reads(self) -> frozenset[str]:
         return super().reads - {name for name, _ in self.others}
 
@@ -143,7 +144,7 @@ class ContractKernel(_ThroughLoop):
     def acc_strides(self) -> tuple[Dim, ...]:
         return contiguous_strides(self.product_shape)
 
-    @property
+    @cached_property
     def operand_reads(self) -> frozenset[str]:
         return frozenset({self.a.buffer, *(b.buffer for b in self.products.values())})
 
@@ -186,7 +187,7 @@ class ConvolveKernel(_ThroughLoop):
         last = channels_last_strides(self.result_shape)
         return last if self.pieces == 1 else (product(self.result_shape), *last)
 
-    @property
+    @cached_property
     def operand_reads(self) -> frozenset[str]:
         return frozenset({self.x.buffer, self.k.buffer})
 
@@ -201,11 +202,11 @@ class ContractGroup:
 
     parts: tuple[ContractKernel, ...]
 
-    @property
+    @cached_property
     def reads(self) -> frozenset[str]:
         return frozenset().union(*(p.reads for p in self.parts))
 
-    @property
+    @cached_property
     def writes(self) -> frozenset[str]:
         return frozenset().union(*(p.writes for p in self.parts))
 
@@ -219,11 +220,11 @@ class LoopGroup:
 
     parts: tuple[LoopKernel, ...]
 
-    @property
+    @cached_property
     def reads(self) -> frozenset[str]:
         return frozenset().union(*(p.reads for p in self.parts))
 
-    @property
+    @cached_property
     def writes(self) -> frozenset[str]:
         return frozenset().union(*(p.writes for p in self.parts))
 
@@ -238,11 +239,11 @@ class AttendKernel:
     out: Operand
     lse: Operand
 
-    @property
+    @cached_property
     def reads(self) -> frozenset[str]:
         return frozenset(o.buffer for o in self.inputs)
 
-    @property
+    @cached_property
     def writes(self) -> frozenset[str]:
         return frozenset({self.out.buffer, self.lse.buffer})
 
@@ -276,11 +277,11 @@ class AttendPieces:
         assert isinstance(keys, int)
         return piece_length(keys, self.pieces)
 
-    @property
+    @cached_property
     def reads(self) -> frozenset[str]:
         return frozenset(o.buffer for o in self.inputs)
 
-    @property
+    @cached_property
     def writes(self) -> frozenset[str]:
         return frozenset({self.sums.buffer, self.most.buffer, self.totals.buffer})
 
@@ -295,11 +296,11 @@ class ExternKernel:
     inputs: tuple[Operand, ...]
     outputs: tuple[str, ...]
 
-    @property
+    @cached_property
     def reads(self) -> frozenset[str]:
         return frozenset(o.buffer for o in self.inputs)
 
-    @property
+    @cached_property
     def writes(self) -> frozenset[str]:
         return frozenset(self.outputs)
 

@@ -8,22 +8,16 @@ from dataclasses import dataclass, replace
 from burnish.capture.aten import Captured
 from burnish.errors import CompileError
 from burnish.ir.body import (
-    Apply,
     Axis,
-    BodyBuilder,
-    Checked,
     Load,
     Loop,
-    Position,
     Reduced,
     Scanned,
-    Store,
     const,
     make_axis,
-    value_symbol,
 )
 from burnish.ir.dtypes import DType
-from burnish.ir.expr import Dim, Expr, Sym, coefficient, is_less, is_nonneg, product, substitute, symbols
+from burnish.ir.expr import Dim, Expr, coefficient, product, substitute, symbols
 from burnish.ir.graph import (
     Attend,
     Concat,
@@ -47,6 +41,7 @@ from burnish.ir.graph import (
 from burnish.ir.scalar import SCALAR_OPS, TRANSCENDENTAL
 from burnish.lower.builder import contiguous_strides
 from burnish.schedule.axes import hits_each_once
+from burnish.schedule.emit import Emitter
 from burnish.schedule.kernels import (
     AttendKernel,
     Buffer,
@@ -378,7 +373,7 @@ class _Lowerer:
                 index.append(Expr({(axis.sym,): 1}))
         return tuple(axes), tuple(index)
 
-    def _emit_loop(self, axes: tuple[Axis, ...], emitter: _Emitter, sequential: bool = False) -> None:
+    def _emit_loop(self, axes: tuple[Axis, ...], emitter: Emitter, sequential: bool = False) -> None:
         if any(a.size == 0 for a in axes):  # nothing to write; and hoisted out of such a loop, a load would be astray
             return
         self.kernels.append(LoopKernel(Loop(axes, tuple(emitter.body.instrs), sequential)))
@@ -386,7 +381,7 @@ class _Lowerer:
     def _store_map(self, node: Node) -> None:
         buffer = self._declare(node)
         axes, index = self._axes(node.shape)
-        emitter = _Emitter(self)
+        emitter = Emitter(self.stored, self._buffer)
         value = emitter.compute(node, index)
         emitter.store(buffer, self._offset(buffer, index), value)
         self._emit_loop(axes, emitter)
@@ -396,7 +391,7 @@ class _Lowerer:
         buffer = self._declare(node)
         source = node.inputs[0]
         axes, index = self._axes(source.shape, node.op.axes)
-        emitter = _Emitter(self)
+        emitter = Emitter(self.stored, self._buffer)
         value = emitter.value(source, index)
         if any(a.reduce for a in axes):
             position: Dim = 0
@@ -413,7 +408,7 @@ class _Lowerer:
         assert isinstance(node.op, Scan)
         buffer = self._declare(node)
         axes, index = self._axes(node.shape, (node.op.axis,))
-        emitter = _Emitter(self)
+        emitter = Emitter(self.stored, self._buffer)
         value = emitter.value(node.inputs[0], index)
         if any(a.reduce for a in axes):
             value = emitter.body.emit(Scanned(node.op.kind, value, node.dtype.compute))
@@ -425,7 +420,7 @@ class _Lowerer:
         start: Dim = 0
         for part in node.inputs:
             axes, index = self._axes(part.shape)
-            emitter = _Emitter(self)
+            emitter = Emitter(self.stored, self._buffer)
             value = emitter.value(part, index)
             at = tuple(i + start if d == axis else i for d, i in enumerate(index))
             emitter.store(buffer, self._offset(buffer, at), value)
@@ -441,11 +436,11 @@ class _Lowerer:
         else:
             buffer = self._declare(node)
             axes, index = self._axes(base.shape)
-            emitter = _Emitter(self)
+            emitter = Emitter(self.stored, self._buffer)
             emitter.store(buffer, self._offset(buffer, index), emitter.value(base, index))
             self._emit_loop(axes, emitter)
         axes, index = self._axes(src.shape)
-        emitter = _Emitter(self)
+        emitter = Emitter(self.stored, self._buffer)
         at = emitter.indirect(node.op.axes, node.op.index, base.shape, indices, index)
         value = emitter.value(src, index)
         offset = self._offset(buffer, at)
@@ -460,7 +455,7 @@ class _Lowerer:
         buffer = self._declare(node)
         axes, index = self._axes(node.shape)
         acc = f"acc{node.id}"
-        emitter = _Emitter(self)
+        emitter = Emitter(self.stored, self._buffer)
         order = channels_last_strides if isinstance(node.op, Convolve) else contiguous_strides
         value = emitter.body.emit(Load(acc, dot(index, order(node.shape)), node.dtype))
         emitter.store(buffer, self._offset(buffer, index), value)
@@ -502,7 +497,7 @@ class _Lowerer:
         for target, value in changes:
             buffer = self.buffers[self.names[target.id]]
             axes, index = self._axes(target.shape)
-            emitter = _Emitter(self)
+            emitter = Emitter(self.stored, self._buffer)
             if value.id in early:
                 read = emitter.load_from(early[value.id], index)
             else:
@@ -539,7 +534,7 @@ class _Lowerer:
 
     def _copy_into(self, buffer: Buffer, value: Node) -> None:
         axes, index = self._axes(value.shape)
-        emitter = _Emitter(self)
+        emitter = Emitter(self.stored, self._buffer)
         emitter.store(buffer, self._offset(buffer, index), emitter.value(value, index))
         self._emit_loop(axes, emitter)
 
@@ -588,138 +583,3 @@ class _Lowerer:
         taken.add(copy.name)
         self._copy_into(copy, out)
         return ResultBuffer(Operand(copy.name, 0, out.shape, layout, out.type.dtype))
-
-
-class _Emitter:
-    """Writes one body: `value` reads a node at an index, loading it if stored and computing it if not."""
-
-    def __init__(self, lowerer: _Lowerer) -> None:
-        self.low = lowerer
-        self.body = BodyBuilder()
-        self.guard: int | None = None  # where it is false, nothing is to be read
-        self._memo: dict[tuple[int, tuple[Dim, ...], int | None], int] = {}
-
-    def value(self, node: Node, index: tuple[Dim, ...]) -> int:
-        if node.id in self.low.stored:
-            return self.load(node, index)
-        return self.compute(node, index)
-
-    def load(self, node: Node, index: tuple[Dim, ...], guard: int | None = None, fill: bool | int | float = 0) -> int:
-        return self.load_from(self.low._buffer(node), index, guard, fill)
-
-    def load_from(
-        self, buffer: Buffer, index: tuple[Dim, ...], guard: int | None = None, fill: bool | int | float = 0
-    ) -> int:
-        assert buffer.dtype is not None
-        guard = self._both(self.guard, guard)
-        return self.body.emit(Load(buffer.name, self.low._offset(buffer, index), buffer.dtype, guard, fill))
-
-    def _both(self, first: int | None, second: int | None) -> int | None:
-        if first is None or second is None:
-            return second if first is None else first
-        return self.body.emit(Apply("and", (first, second), DType.bool))
-
-    def store(self, buffer: Buffer, offset: Dim, value: int, mode: str = "set") -> None:
-        assert buffer.dtype is not None
-        self.body.emit(Store(buffer.name, offset, value, mode, buffer.dtype))
-
-    def compute(self, node: Node, index: tuple[Dim, ...]) -> int:
-        key = (node.id, index, self.guard)
-        if key not in self._memo:
-            self._memo[key] = self._compute(node, index)
-        return self._memo[key]
-
-    def _compute(self, node: Node, index: tuple[Dim, ...]) -> int:
-        match node.op:
-            case Full(value):
-                if isinstance(value, Expr):
-                    return self._converted(self.body.emit(Position(value)), DType.i64, node.dtype)
-                return self.body.emit(const(value, node.dtype.compute))
-            case Iota(axes, expr):
-                at = substitute(expr, {a.name: i for a, i in zip(axes, index, strict=True)})
-                return self.body.emit(Position(at))
-            case Map("cast"):
-                source = node.inputs[0]
-                return self._converted(self.value(source, index), source.dtype, node.dtype)
-            case Map(fn):
-                args = tuple(self.value(x, index) for x in node.inputs)
-                return self.body.emit(Apply(fn, args, node.dtype.compute))
-            case View():
-                return self._view(node, index)
-            case Concat(axis):
-                return self._choice(node, axis, index)
-            case Gather(axes, exprs):
-                source, *indices = node.inputs
-                return self.load(source, self.indirect(axes, exprs, source.shape, indices, index))
-            case _:
-                raise CompileError("schedule", f"{node.op} is not computed inside a loop")
-
-    def _converted(self, value: int, have: DType, want: DType) -> int:
-        if have is want or (want is have.compute and want.is_float):
-            return value
-        exact = have in (DType.i8, DType.u8) and want.is_float  # half types hold these: nothing to round
-        return self.body.emit(Apply("cast", (value,), want.compute if exact else want))
-
-    def _view(self, node: Node, index: tuple[Dim, ...]) -> int:
-        assert isinstance(node.op, View)
-        env = {a.name: i for a, i in zip(node.op.axes, index, strict=True)}
-        at = tuple(substitute(i, env) for i in node.op.index)
-        source = node.inputs[0]
-        if node.op.fill is None:
-            return self.value(source, at)
-        guard = self._inside(at, source.shape)
-        if guard is None:
-            return self.value(source, at)
-        return self.load(source, at, guard, node.op.fill)
-
-    def _choice(self, node: Node, axis: int, index: tuple[Dim, ...]) -> int:
-        """The part of a concatenation that the index lies in; only that one is read."""
-        here, outer, end = self.body.emit(Position(index[axis])), self.guard, node.shape[axis]
-        chosen: int | None = None
-        for part in reversed(node.inputs):
-            start = end - part.shape[axis]
-            begun = self.body.emit(Apply("ge", (here, self._number(start)), DType.bool)) if start != 0 else None
-            before = self.body.emit(Apply("lt", (here, self._number(end)), DType.bool)) if chosen is not None else None
-            self.guard = self._both(outer, self._both(begun, before))
-            at = tuple(i - start if d == axis else i for d, i in enumerate(index))
-            value = self.value(part, at)
-            if before is not None:
-                assert chosen is not None
-                value = self.body.emit(Apply("where", (before, value, chosen), node.dtype.compute))
-            chosen, end = value, start
-        self.guard = outer
-        assert chosen is not None
-        return chosen
-
-    def _number(self, size: Dim) -> int:
-        return self.body.emit(Position(size) if isinstance(size, Expr) else const(size, DType.i64))
-
-    def _inside(self, index: tuple[Dim, ...], shape: tuple[Dim, ...]) -> int | None:
-        checks: list[int] = []
-        for i, size in zip(index, shape, strict=True):
-            here = self.body.emit(Position(i))
-            if not is_nonneg(i):
-                checks.append(self.body.emit(Apply("ge", (here, self.body.emit(const(0, DType.i64))), DType.bool)))
-            if not is_less(i, size):
-                checks.append(self.body.emit(Apply("lt", (here, self._number(size)), DType.bool)))
-        if not checks:
-            return None
-        guard = checks[0]
-        for c in checks[1:]:
-            guard = self.body.emit(Apply("and", (guard, c), DType.bool))
-        return guard
-
-    def indirect(
-        self,
-        axes: tuple[Sym, ...],
-        exprs: tuple[Dim, ...],
-        shape: tuple[Dim, ...],
-        indices: list[Node],
-        index: tuple[Dim, ...],
-    ) -> tuple[Dim, ...]:
-        env: dict[str, Dim] = {a.name: i for a, i in zip(axes, index, strict=True)}
-        for k, tensor in enumerate(indices):
-            size = next(s for e, s in zip(exprs, shape, strict=True) if any(x.name == f"%{k}" for x in symbols(e)))
-            env[f"%{k}"] = value_symbol(self.body.emit(Checked(self.value(tensor, index), size)))
-        # value symbols of the body reuse the %k spelling, so all are replaced at once
-        return tuple(substitute(e, env) for e in exprs)

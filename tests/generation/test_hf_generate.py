@@ -42,9 +42,10 @@ def test_where_generate_compiles_by_itself_it_takes_ours() -> None:
     everywhere._compile_all_devices = True
     ids = prompt(1, 5)
     settings = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "cache_implementation": "static"}
+    before = burnish.stats().compiles  # of all that goes through torch.compile
     ours = compiled.generate(ids, compile_config=everywhere, **settings)
     assert torch.equal(ours, model.generate(ids, **settings))
     stats = burnish.stats(compiled)
     assert stats.compiles == 2 and {variant.engine for variant in stats.variants} == {"burnish"}, stats
-    assert burnish.stats().compiles == 0  # nothing went through torch.compile
+    assert burnish.stats().compiles == before
     assert compiled.get_compiled_call(everywhere) == compiled.__call__

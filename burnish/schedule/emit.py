@@ -1,0 +1,149 @@
+"""What one point of a loop computes: nodes that are stored are loaded, the others written out on the spot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Set
+
+from burnish.errors import CompileError
+from burnish.ir.body import Apply, BodyBuilder, Checked, Load, Position, Store, const, value_symbol
+from burnish.ir.dtypes import DType
+from burnish.ir.expr import Dim, Expr, Sym, is_less, is_nonneg, substitute, symbols
+from burnish.ir.graph import Concat, Full, Gather, Iota, Map, Node, View
+from burnish.schedule.kernels import Buffer
+from burnish.schedule.layouts import dot
+
+
+class Emitter:
+    """Writes one body: `value` reads a node at an index, loading it if stored and computing it if not."""
+
+    def __init__(self, stored: Set[int], buffer_of: Callable[[Node], Buffer]) -> None:
+        self.stored = stored
+        self.buffer_of = buffer_of  # where a stored node's value is
+        self.body = BodyBuilder()
+        self.guard: int | None = None  # where it is false, nothing is to be read
+        self._memo: dict[tuple[int, tuple[Dim, ...], int | None], int] = {}
+
+    def value(self, node: Node, index: tuple[Dim, ...]) -> int:
+        if node.id in self.stored:
+            return self.load(node, index)
+        return self.compute(node, index)
+
+    def load(self, node: Node, index: tuple[Dim, ...], guard: int | None = None, fill: bool | int | float = 0) -> int:
+        return self.load_from(self.buffer_of(node), index, guard, fill)
+
+    def load_from(
+        self, buffer: Buffer, index: tuple[Dim, ...], guard: int | None = None, fill: bool | int | float = 0
+    ) -> int:
+        assert buffer.dtype is not None
+        guard = self._both(self.guard, guard)
+        return self.body.emit(Load(buffer.name, dot(index, buffer.strides), buffer.dtype, guard, fill))
+
+    def _both(self, first: int | None, second: int | None) -> int | None:
+        if first is None or second is None:
+            return second if first is None else first
+        return self.body.emit(Apply("and", (first, second), DType.bool))
+
+    def store(self, buffer: Buffer, offset: Dim, value: int, mode: str = "set") -> None:
+        assert buffer.dtype is not None
+        self.body.emit(Store(buffer.name, offset, value, mode, buffer.dtype))
+
+    def compute(self, node: Node, index: tuple[Dim, ...]) -> int:
+        key = (node.id, index, self.guard)
+        if key not in self._memo:
+            self._memo[key] = self._compute(node, index)
+        return self._memo[key]
+
+    def _compute(self, node: Node, index: tuple[Dim, ...]) -> int:
+        match node.op:
+            case Full(value):
+                if isinstance(value, Expr):
+                    return self._converted(self.body.emit(Position(value)), DType.i64, node.dtype)
+                return self.body.emit(const(value, node.dtype.compute))
+            case Iota(axes, expr):
+                at = substitute(expr, {a.name: i for a, i in zip(axes, index, strict=True)})
+                return self.body.emit(Position(at))
+            case Map("cast"):
+                source = node.inputs[0]
+                return self._converted(self.value(source, index), source.dtype, node.dtype)
+            case Map(fn):
+                args = tuple(self.value(x, index) for x in node.inputs)
+                return self.body.emit(Apply(fn, args, node.dtype.compute))
+            case View():
+                return self._view(node, index)
+            case Concat(axis):
+                return self._choice(node, axis, index)
+            case Gather(axes, exprs):
+                source, *indices = node.inputs
+                return self.load(source, self.indirect(axes, exprs, source.shape, indices, index))
+            case _:
+                raise CompileError("schedule", f"{node.op} is not computed inside a loop")
+
+    def _converted(self, value: int, have: DType, want: DType) -> int:
+        if have is want or (want is have.compute and want.is_float):
+            return value
+        exact = have in (DType.i8, DType.u8) and want.is_float  # half types hold these: nothing to round
+        return self.body.emit(Apply("cast", (value,), want.compute if exact else want))
+
+    def _view(self, node: Node, index: tuple[Dim, ...]) -> int:
+        assert isinstance(node.op, View)
+        env = {a.name: i for a, i in zip(node.op.axes, index, strict=True)}
+        at = tuple(substitute(i, env) for i in node.op.index)
+        source = node.inputs[0]
+        if node.op.fill is None:
+            return self.value(source, at)
+        guard = self._inside(at, source.shape)
+        if guard is None:
+            return self.value(source, at)
+        return self.load(source, at, guard, node.op.fill)
+
+    def _choice(self, node: Node, axis: int, index: tuple[Dim, ...]) -> int:
+        """The part of a concatenation that the index lies in; only that one is read."""
+        here, outer, end = self.body.emit(Position(index[axis])), self.guard, node.shape[axis]
+        chosen: int | None = None
+        for part in reversed(node.inputs):
+            start = end - part.shape[axis]
+            begun = self.body.emit(Apply("ge", (here, self._number(start)), DType.bool)) if start != 0 else None
+            before = self.body.emit(Apply("lt", (here, self._number(end)), DType.bool)) if chosen is not None else None
+            self.guard = self._both(outer, self._both(begun, before))
+            at = tuple(i - start if d == axis else i for d, i in enumerate(index))
+            value = self.value(part, at)
+            if before is not None:
+                assert chosen is not None
+                value = self.body.emit(Apply("where", (before, value, chosen), node.dtype.compute))
+            chosen, end = value, start
+        self.guard = outer
+        assert chosen is not None
+        return chosen
+
+    def _number(self, size: Dim) -> int:
+        return self.body.emit(Position(size) if isinstance(size, Expr) else const(size, DType.i64))
+
+    def _inside(self, index: tuple[Dim, ...], shape: tuple[Dim, ...]) -> int | None:
+        checks: list[int] = []
+        for i, size in zip(index, shape, strict=True):
+            here = self.body.emit(Position(i))
+            if not is_nonneg(i):
+                checks.append(self.body.emit(Apply("ge", (here, self.body.emit(const(0, DType.i64))), DType.bool)))
+            if not is_less(i, size):
+                checks.append(self.body.emit(Apply("lt", (here, self._number(size)), DType.bool)))
+        if not checks:
+            return None
+        guard = checks[0]
+        for c in checks[1:]:
+            guard = self.body.emit(Apply("and", (guard, c), DType.bool))
+        return guard
+
+    def indirect(
+        self,
+        axes: tuple[Sym, ...],
+        exprs: tuple[Dim, ...],
+        shape: tuple[Dim, ...],
+        indices: list[Node],
+        index: tuple[Dim, ...],
+    ) -> tuple[Dim, ...]:
+        env: dict[str, Dim] = {a.name: i for a, i in zip(axes, index, strict=True)}
+        for k, tensor in enumerate(indices):
+            size = next(s for e, s in zip(exprs, shape, strict=True) if any(x.name == f"%{k}" for x in symbols(e)))
+            env[f"%{k}"] = value_symbol(self.body.emit(Checked(self.value(tensor, index), size)))
+        # value symbols of the body reuse the %k spelling, so all are replaced at once
+        return tuple(substitute(e, env) for e in exprs)
