@@ -55,6 +55,7 @@ def _summary(e: Explanation) -> RenderableType:
     ]
     if e.error is not None and e.eager_error is not None:
         lines.append(f"  error         {e.error:.1e} against float64 (eager's: {e.eager_error:.1e})")
+    lines += [f"  blocks        {region}" for region in e.stats.regions]
     lines += [f"  fallback      {entry}" for entry in e.stats.fallbacks]
     return Text("\n".join(lines))
 
