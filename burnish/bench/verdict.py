@@ -51,10 +51,13 @@ def is_wrong(result: CandidateResult, eager: CandidateResult) -> bool:
 
 
 def best_of(rivals: Sequence[CandidateResult]) -> CandidateResult | None:
-    """The fastest that beats eager beyond noise; of those about as fast, the one that compiles soonest."""
-    faster = [result for result in rivals if result.speedup and result.speedup.is_faster]
-    if not faster:
+    """The fastest, where one beats eager beyond noise; of those about as fast, the one that compiles soonest. One that
+    was measured faster still is not passed over because its own rounds spread."""
+    sure = [result for result in rivals if result.speedup and result.speedup.is_faster]
+    if not sure:
         return None
+    surely = max(_speed(result) for result in sure)
+    faster = [*sure, *(r for r in rivals if r not in sure and r.speedup and CLOSE * _speed(r) > surely)]
     top = max(_speed(result) for result in faster)
     close = [result for result in faster if _speed(result) >= CLOSE * top]
     return min(close, key=lambda result: (_cold(result), -_speed(result)))

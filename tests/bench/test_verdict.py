@@ -34,6 +34,15 @@ def test_of_two_about_as_fast_the_quicker_compile_wins() -> None:
     assert any("Inductor is 1.26 × faster than eager and takes 5.0 × as long" in reason for reason in verdict.reasons)
 
 
+def test_the_fastest_is_not_passed_over_because_its_rounds_spread() -> None:
+    spread = row("burnish", 0.08, cold=5.0)
+    assert spread.speedup is not None
+    spread = dataclasses.replace(spread, speedup=dataclasses.replace(spread.speedup, low=0.97))
+    verdict = result(row("eager"), row("inductor", 0.093, cold=40.0), spread).verdict
+    assert verdict.winner == "burnish" and verdict.headline.startswith("Compile it with burnish: 1.25 ×")
+    assert result(row("eager"), spread).verdict.kind == "no difference"  # nobody is surely faster
+
+
 def test_a_loser_is_left_in_eager() -> None:
     verdict = result(row("eager"), row("inductor", 0.2), row("burnish", 0.11)).verdict
     assert verdict.kind == "eager" and verdict.winner == "eager"
