@@ -17,7 +17,7 @@ from burnish.schedule.form import Form
 from burnish.schedule.gpu import MULTIPROCESSORS
 from burnish.schedule.kernels import AttendKernel, Operand
 
-_LOG2_E = 1.4426950408889634
+LOG2_E = 1.4426950408889634
 _INT32 = 2**31 - 1
 
 
@@ -135,7 +135,7 @@ class _Printer:
         self.line(f"shared = head // {group}" if group != "1" else "shared = head")
         at = f"y[:, None] * {self.step(self.q, 2)} + d[None, :] * {self.step(self.q, 3)}"
         self.lines.append(AHEAD)
-        self.line(f"q = tl.load({self.base(self.q)} + {at}{_masked(self.ym, self._along(self.dm, 1))})")
+        self.line(f"q = tl.load({self.base(self.q)} + {at}{masked(self.ym, self._along(self.dm, 1))})")
 
     def _group(self) -> str:
         heads, shared = self.q.shape[1], self.k.shape[1]
@@ -161,11 +161,11 @@ class _Printer:
         xm = f"(x < {self.index(keys)})" if ragged else ""
         at_k = f"x[None, :] * {self.step(self.k, 2)} + d[:, None] * {self.step(self.k, 3)}"
         at_v = f"x[:, None] * {self.step(self.v, 2)} + d[None, :] * {self.step(self.v, 3)}"
-        k_mask = _masked(self._along(xm, 1), self._along(self.dm, 0))
-        v_mask = _masked(self._along(xm, 0), self._along(self.dm, 1))
+        k_mask = masked(self._along(xm, 1), self._along(self.dm, 0))
+        v_mask = masked(self._along(xm, 0), self._along(self.dm, 1))
         self.line(f"k = tl.load({self.base(self.k, 'shared')} + {at_k}{k_mask})", 2)
         exact = ', input_precision="ieee"' if self.q.dtype is DType.f32 else ""
-        self.line(f"w = tl.dot(q, k{exact}) * {self.kernel.op.scale * _LOG2_E!r}", 2)
+        self.line(f"w = tl.dot(q, k{exact}) * {self.kernel.op.scale * LOG2_E!r}", 2)
         self._mask(xm)
         self.line("higher = tl.maximum(most, tl.max(w, 1))", 2)
         if self.mask is not None:  # a row may see no key at all
@@ -184,11 +184,11 @@ class _Printer:
         if self.mask is not None:
             m = self.mask
             at = f"y[:, None] * {self.step(m, 2)} + x[None, :] * {self.step(m, 3)}"
-            load = f"tl.load({self.base(m)} + {at}{_masked(self.ym, self._along(xm, 1))})"
+            load = f"tl.load({self.base(m)} + {at}{masked(self.ym, self._along(xm, 1))})"
             if m.dtype is DType.bool:
                 self.line(f'w = tl.where({load}, w, float("-inf"))', 2)
             else:
-                self.line(f"w += {load}.to(tl.float32) * {_LOG2_E!r}", 2)
+                self.line(f"w += {load}.to(tl.float32) * {LOG2_E!r}", 2)
         if self.kernel.op.causal:
             self.line('w = tl.where(y[:, None] >= x[None, :], w, float("-inf"))', 2)
         if xm:
@@ -203,20 +203,20 @@ class _Printer:
         at = f"y[:, None] * {self.step(out, 2)} + d[None, :] * {self.step(out, 3)}"
         assert out.dtype is not None
         stored = f"acc.to({STORED_TYPE[out.dtype]})"
-        self.line(f"tl.store({self.base(out)} + {at}, {stored}{_condition(self.ym, self._along(self.dm, 1))})")
+        self.line(f"tl.store({self.base(out)} + {at}, {stored}{condition(self.ym, self._along(self.dm, 1))})")
         ym = self.ym.replace("[:, None]", "")
-        self.line(f"natural = (most + tl.log2(total)) * {1 / _LOG2_E!r}")
-        self.line(f"tl.store({self.base(lse)} + y * {self.step(lse, 2)}, natural{_condition(ym)})")
+        self.line(f"natural = (most + tl.log2(total)) * {1 / LOG2_E!r}")
+        self.line(f"tl.store({self.base(lse)} + y * {self.step(lse, 2)}, natural{condition(ym)})")
 
 
 def _whole(size: Dim, block: int) -> bool:
     return isinstance(size, int) and size % block == 0
 
 
-def _condition(*masks: str) -> str:
+def condition(*masks: str) -> str:
     kept = [m for m in masks if m]
     return f", {' & '.join(kept)}" if kept else ""
 
 
-def _masked(*masks: str) -> str:
-    return _condition(*masks) and f"{_condition(*masks)}, other=0.0"
+def masked(*masks: str) -> str:
+    return condition(*masks) and f"{condition(*masks)}, other=0.0"

@@ -8,6 +8,7 @@ it holds, not as it could hold; and between them blocks are asked for ahead, wit
 from __future__ import annotations
 
 from burnish.codegen.signature import Signature
+from burnish.codegen.triton_attend import LOG2_E, condition, masked
 from burnish.codegen.triton_launch import Launch, power_of_two
 from burnish.codegen.triton_loop import AHEAD, NotPrintable, TritonKernel
 from burnish.codegen.triton_scalar import MEMORY_TYPE, STORED_TYPE
@@ -15,7 +16,6 @@ from burnish.ir.dtypes import DType
 from burnish.ir.reference import UNSEEN
 from burnish.schedule.kernels import KEY_BLOCK, AttendPieces, Operand
 
-_LOG2_E = 1.4426950408889634
 _INT32 = 2**31 - 1
 _LEAST = 16  # rows and columns of a product on tensor cores
 _MOST_ROWS = 128
@@ -101,7 +101,7 @@ class _Printer:
         self.dm = "" if self.width == self.across else f"(d < {self.width})"
         self.lines.append(AHEAD)
         at = f"y[:, None] * {self.q.strides[2]} + d[None, :] * {self.q.strides[3]}"
-        q = f"tl.load({self.base(self.q, 'head[:, None]')} + {at}{_masked(_down(self.ym), _across(self.dm))})"
+        q = f"tl.load({self.base(self.q, 'head[:, None]')} + {at}{masked(_down(self.ym), _across(self.dm))})"
         self.line(f"q = {q}")
 
     def _sweep(self) -> None:
@@ -136,10 +136,10 @@ class _Printer:
     def _load_mask(self, name: str, m: Operand, x: str, limit: str, indent: int) -> None:
         other = "False" if m.dtype is DType.bool else 'float("-inf")'
         if self.one_row:
-            masks = _condition(limit)
+            masks = condition(limit)
             at = f"{self.base(m, '0')} + {x} * {m.strides[3]}"
         else:
-            masks = _condition(_down(self.ym), _across(limit))
+            masks = condition(_down(self.ym), _across(limit))
             at = f"{self.base(m, 'head[:, None]')} + y[:, None] * {m.strides[2]} + {x}[None, :] * {m.strides[3]}"
         self.line(f"{name} = tl.load({at}{masks}{f', other={other}' if masks else ''})", indent)
         if m.dtype is not DType.bool:
@@ -148,17 +148,17 @@ class _Printer:
     def _block(self, indent: int) -> None:
         at_k = f"x[None, :] * {self.k.strides[2]} + d[:, None] * {self.k.strides[3]}"
         at_v = f"x[:, None] * {self.v.strides[2]} + d[None, :] * {self.v.strides[3]}"
-        k_mask = _masked(_across(self.xm), _down(self.dm))
-        v_mask = _masked(_down(self.xm), _across(self.dm))
+        k_mask = masked(_across(self.xm), _down(self.dm))
+        v_mask = masked(_down(self.xm), _across(self.dm))
         self.line(f"k = tl.load({self.base(self.k, 'shared')} + {at_k}{k_mask})", indent)
         self.line(f"v = tl.load({self.base(self.v, 'shared')} + {at_v}{v_mask})", indent)
-        self.line(f"w = tl.dot(q, k) * {self.kernel.op.scale * _LOG2_E!r}", indent)
+        self.line(f"w = tl.dot(q, k) * {self.kernel.op.scale * LOG2_E!r}", indent)
         if self.mask is not None:
             mask = "mask[None, :]" if self.one_row else "mask"
             if self.mask.dtype is DType.bool:
                 self.line(f'w = tl.where({mask}, w, float("-inf"))', indent)
             else:
-                self.line(f'w = tl.where({mask} > {UNSEEN}, w + {mask} * {_LOG2_E!r}, float("-inf"))', indent)
+                self.line(f'w = tl.where({mask} > {UNSEEN}, w + {mask} * {LOG2_E!r}, float("-inf"))', indent)
         if self.xm:
             self.line(f'w = tl.where({_across(self.xm)}, w, float("-inf"))', indent)
         self.line("higher = tl.maximum(most, tl.max(w, 1))", indent)
@@ -174,10 +174,10 @@ class _Printer:
         kernel = self.kernel
         for o, value in ((kernel.most, "most"), (kernel.totals, "total")):
             at = f"piece * {o.strides[0]} + y * {o.strides[3]}"
-            self.line(f"tl.store({self.base(o, 'head', 1)} + {at}, {value}{_condition(self.ym)})")
+            self.line(f"tl.store({self.base(o, 'head', 1)} + {at}, {value}{condition(self.ym)})")
         o = kernel.sums
         at = f"piece * {o.strides[0]} + y[:, None] * {o.strides[3]} + d[None, :] * {o.strides[4]}"
-        masks = _condition(_down(self.ym), _across(self.dm))
+        masks = condition(_down(self.ym), _across(self.dm))
         self.line(f"tl.store({self.base(o, 'head[:, None]', 1)} + {at}, acc{masks})")
 
 
@@ -187,12 +187,3 @@ def _down(mask: str) -> str:
 
 def _across(mask: str) -> str:
     return mask and f"{mask}[None, :]"
-
-
-def _condition(*masks: str) -> str:
-    kept = [m for m in masks if m]
-    return f", {' & '.join(kept)}" if kept else ""
-
-
-def _masked(*masks: str) -> str:
-    return _condition(*masks) and f"{_condition(*masks)}, other=0.0"

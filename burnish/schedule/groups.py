@@ -10,7 +10,7 @@ from __future__ import annotations
 from burnish.ir.body import Loop, Scanned
 from burnish.ir.expr import product
 from burnish.schedule.kernels import Kernel, LoopGroup, LoopKernel, Schedule
-from burnish.schedule.order import can_move
+from burnish.schedule.order import can_move, meet
 from burnish.schedule.vector_loops import is_vector_product, vector_loads
 
 _SMALL = 1 << 16  # elements of a loop that is over before the next could be launched
@@ -32,18 +32,13 @@ def group_loops(schedule: Schedule) -> Schedule:
             other = kernels[later]
             if len(members) == _MOST or kinds[later] != kinds[n] or not isinstance(other, LoopKernel):
                 continue
-            free = later not in taken and not any(_meet(member, other) for member in members)
+            free = later not in taken and not any(meet(member, other) for member in members)
             if free and can_move(kernels, n, later, taken):
                 members.append(other)
                 taken.add(later)
         grouped.append(LoopGroup(tuple(members)) if len(members) > 1 else kernel)
     schedule.kernels = grouped
     return schedule
-
-
-def _meet(first: Kernel, second: Kernel) -> bool:
-    """Whether one touches what the other writes."""
-    return bool(first.writes & (second.reads | second.writes) or first.reads & second.writes)
 
 
 def _kind(loop: Loop) -> object:

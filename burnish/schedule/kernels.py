@@ -196,40 +196,35 @@ class ConvolveKernel(_ThroughLoop):
         return f"{self.acc} = convolve {self.x} x {self.k} {self.op}{pieces}\n{self.loop}"
 
 
+class _SideBySide:
+    """Kernels that are one launch."""
+
+    parts: tuple[LoopKernel, ...] | tuple[ContractKernel, ...]
+
+    @cached_property
+    def reads(self) -> frozenset[str]:
+        return frozenset().union(*(p.reads for p in self.parts))
+
+    @cached_property
+    def writes(self) -> frozenset[str]:
+        return frozenset().union(*(p.writes for p in self.parts))
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.parts))
+
+
 @dataclass(frozen=True)
-class ContractGroup:
+class ContractGroup(_SideBySide):
     """Contractions without a batch that share their left operand and the strides of their right one, in one kernel."""
 
     parts: tuple[ContractKernel, ...]
 
-    @cached_property
-    def reads(self) -> frozenset[str]:
-        return frozenset().union(*(p.reads for p in self.parts))
-
-    @cached_property
-    def writes(self) -> frozenset[str]:
-        return frozenset().union(*(p.writes for p in self.parts))
-
-    def __str__(self) -> str:
-        return "\n".join(map(str, self.parts))
-
 
 @dataclass(frozen=True)
-class LoopGroup:
+class LoopGroup(_SideBySide):
     """Loops that do not need one another, in one kernel: each has programs of its own."""
 
     parts: tuple[LoopKernel, ...]
-
-    @cached_property
-    def reads(self) -> frozenset[str]:
-        return frozenset().union(*(p.reads for p in self.parts))
-
-    @cached_property
-    def writes(self) -> frozenset[str]:
-        return frozenset().union(*(p.writes for p in self.parts))
-
-    def __str__(self) -> str:
-        return "\n".join(map(str, self.parts))
 
 
 @dataclass(frozen=True)

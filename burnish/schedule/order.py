@@ -54,6 +54,11 @@ def can_move(kernels: Sequence[Kernel], to: int, at: int, gone: Set[int]) -> boo
         between = kernels[n]
         if n in gone:
             continue  # it has moved there itself, and its group was checked
-        if between.writes & (moved.reads | moved.writes) or between.reads & moved.writes:
+        if meet(between, moved):
             return False
     return True
+
+
+def meet(first: Kernel, second: Kernel) -> bool:
+    """Whether one touches what the other writes."""
+    return bool(first.writes & (second.reads | second.writes) or first.reads & second.writes)
