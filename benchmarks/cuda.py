@@ -247,18 +247,21 @@ def kernels(call: Callable[[], Any]) -> dict[str, Any]:
 
 
 def run_child(workload: str, candidate: str, seconds: float, profile: bool) -> dict[str, Any]:
+    more = [str(seconds), *(["--profile"] if profile else [])]
+    return in_fresh_process("benchmarks.cuda", workload, candidate, more, CHILD_SECONDS)
+
+
+def in_fresh_process(module: str, workload: str, candidate: str, more: list[str], limit: int) -> dict[str, Any]:
+    """What `python -m module --child WORKLOAD CANDIDATE OUT ...` writes to OUT, with empty caches."""
     with tempfile.TemporaryDirectory(prefix="burnish-bench-", ignore_cleanup_errors=True) as folder:
         out = Path(folder, "result.json")
         names = {"BURNISH_CACHE_DIR": "b", "TORCHINDUCTOR_CACHE_DIR": "i", "TRITON_CACHE_DIR": "t"}
         caches = {name: str(Path(folder, part)) for name, part in names.items()}
-        command = [sys.executable, "-m", "benchmarks.cuda", "--child", workload, candidate, str(out), str(seconds)]
-        command += ["--profile"] if profile else []
+        command = [sys.executable, "-m", module, "--child", workload, candidate, str(out), *more]
         try:
-            done = subprocess.run(
-                command, env={**os.environ, **caches}, timeout=CHILD_SECONDS, capture_output=True, text=True
-            )
+            done = subprocess.run(command, env={**os.environ, **caches}, timeout=limit, capture_output=True, text=True)
         except subprocess.TimeoutExpired:
-            return {"failure": f"not done in {CHILD_SECONDS} s"}
+            return {"failure": f"not done in {limit} s"}
         if done.returncode or not out.exists():
             return {"failure": done.stderr.strip()[-1500:]}
         found: dict[str, Any] = json.loads(out.read_text())

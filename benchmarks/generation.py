@@ -14,11 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,7 +23,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.cuda import facts, kernels
+from benchmarks.cuda import facts, in_fresh_process, kernels
 
 STEPS = ("eager", "inductor:reduce-overhead", "inductor:max-autotune", "burnish")
 WHOLE = ("hf:eager", "hf:static", "burnish:generate")
@@ -315,23 +311,9 @@ class _FirstToken:
 
 
 def run_child(name: str, candidate: str, setting: Setting) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory(prefix="burnish-bench-", ignore_cleanup_errors=True) as folder:
-        out = Path(folder, "result.json")
-        names = {"BURNISH_CACHE_DIR": "b", "TORCHINDUCTOR_CACHE_DIR": "i", "TRITON_CACHE_DIR": "t"}
-        caches = {variable: str(Path(folder, part)) for variable, part in names.items()}
-        command = [sys.executable, "-m", "benchmarks.generation", "--child", name, candidate, str(out)]
-        command += ["--device", setting.device, "--seconds", str(setting.seconds), "--new", str(setting.new)]
-        command += ["--layers", str(setting.layers)] if setting.layers is not None else []
-        try:
-            done = subprocess.run(
-                command, env={**os.environ, **caches}, timeout=CHILD_SECONDS, capture_output=True, text=True
-            )
-        except subprocess.TimeoutExpired:
-            return {"failure": f"not done in {CHILD_SECONDS} s"}
-        if done.returncode or not out.exists():
-            return {"failure": done.stderr.strip()[-1500:]}
-        found: dict[str, Any] = json.loads(out.read_text())
-        return found
+    more = ["--device", setting.device, "--seconds", str(setting.seconds), "--new", str(setting.new)]
+    more += ["--layers", str(setting.layers)] if setting.layers is not None else []
+    return in_fresh_process("benchmarks.generation", name, candidate, more, CHILD_SECONDS)
 
 
 def line(name: str, candidate: str, row: dict[str, Any]) -> str:
