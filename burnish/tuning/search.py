@@ -61,6 +61,7 @@ class Tuner:
         self.given, self.store, self.measure, self.log = given, store, measure, log
         self.out_of_time, self.device = out_of_time, device
         self.answers: dict[str, Form] = {}
+        self._entries: dict[str, Tuned] = {}  # of all answers: losers' kernels had to be asked about, too
         self._asked: set[str] = set()
 
     # --- the two passes -----------------------------------------------------------------------------------------
@@ -96,13 +97,13 @@ class Tuner:
             asked.append(
                 (numbers, Question(key, tuple(forms), _Region(schedule, numbers, region, steady, finish).trial))
             )
-        found = self._answer([question for _, question in asked], prepare=self._best_inside)
-        return {n: found[q.key] for numbers, q in asked if q.key in found for n in numbers}
+        self._answer([question for _, question in asked], prepare=self._best_inside)
+        return {n: form for numbers, q in asked if (form := self._used(q)) is not None for n in numbers}
 
     def _how(self, schedule: Schedule) -> dict[int, Form]:
         asked = dict(self._launches(schedule, steady_buffers(schedule)))
-        found = self._answer(list(asked.values()))
-        return {n: found[q.key] for n, q in asked.items() if q.key in found}
+        self._answer(list(asked.values()))
+        return {n: form for n, q in asked.items() if (form := self._used(q)) is not None}
 
     def _launches(
         self, schedule: Schedule, steady: frozenset[str], products_only: bool = False
@@ -126,6 +127,13 @@ class Tuner:
             replace(t, schedule=replace(t.schedule, forms={n: found[q.key] for n, q in asked if q.key in found}))
             for t, asked in zip(trials, inside, strict=True)
         ]
+
+    def _used(self, question: Question) -> Form | None:
+        """The answer, which the program obeys: only such ones are told, so that a record pasted elsewhere, where no
+        candidates are tried, is the record that comes out again."""
+        if question.key in self._entries:
+            self.log.tuned(replace(self._entries[question.key], device=self.device))
+        return self.answers.get(question.key)
 
     # --- answers ------------------------------------------------------------------------------------------------
 
@@ -196,8 +204,7 @@ class Tuner:
         self.store.put(question.key, str(best))
 
     def _settle(self, question: Question, form: Form, tuned: Tuned) -> None:
-        self.answers[question.key] = form
-        self.log.tuned(replace(tuned, device=self.device))
+        self.answers[question.key], self._entries[question.key] = form, tuned
 
     def _noticed_time(self, questions: int) -> None:
         self.log.noticed(f"tuning stopped, its time was up: {questions} questions are answered by the rule")

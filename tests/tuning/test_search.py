@@ -154,14 +154,17 @@ def test_what_the_cache_holds_is_not_trusted(tmp_path: Any) -> None:
 
 def test_a_pasted_record_is_obeyed_without_measuring() -> None:
     log = CompileLog()
-    found = tuned(Tuner(Tuning(), Memory(), FakeMeasure(few_externs_then_warps), log, device="a GPU"))
+    asked = Memory()
+    found = tuned(Tuner(Tuning(), asked, FakeMeasure(few_externs_then_warps), log, device="a GPU"))
     record = Tuning.read(eval(str(Tuning.of(log.tuning.values()))))  # the text, pasted into a program
     assert record.device == "a GPU"
+    assert len(asked) > len(record.forms)  # the losers' kernels were asked about, and are nobody's business
     for measure in (None, FakeMeasure(lambda trial: 1.0)):
         log = CompileLog()
-        schedule = tuned(Tuner(record, Memory(), measure, log))
+        schedule = tuned(Tuner(record, Memory(), measure, log, device="a GPU"))
         assert schedule.forms == found.forms and str(schedule) == str(found)
         assert {entry.source for entry in log.tuning.values()} == {"given"} and not log.notices
+        assert Tuning.of(log.tuning.values()) == record
         assert measure is None or not measure.races
 
 
