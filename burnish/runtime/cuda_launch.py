@@ -28,7 +28,7 @@ from burnish.runtime.triton_build import KernelBuilder
 from burnish.runtime.triton_compile import BuiltKernel, KernelSource, compile_with_triton, described
 
 DRIVER_LIBRARY = "libcuda.so.1"
-_DRIVER_CALLS = 13  # function pointers in the C file's `driver`
+_DRIVER_CALLS = 15  # function pointers in the C file's `driver`
 _WARP = 32
 _BUILDERS = 8  # kernels compiled at a time by Triton's launcher
 
@@ -81,6 +81,12 @@ class Launcher(Protocol):
 
     def error(self, code: int) -> CompileError: ...
 
+    def apart(self) -> Launcher:
+        """Another for the same device. What it loads is its own, and goes with its `close`."""
+
+    def close(self) -> None:
+        """Unload what was loaded: nothing of it may be running, or in a graph."""
+
 
 # -- ours ---------------------------------------------------------------------------------------------------------
 
@@ -118,7 +124,7 @@ class NativeLauncher:
     """`driver` names the library with the driver's functions: tests give one that only writes down what it is told."""
 
     def __init__(self, library: ctypes.CDLL, device: int, driver: str = DRIVER_LIBRARY) -> None:
-        self.library, self.device = library, device
+        self.library, self.device, self._name = library, device, driver
         self.launch: Callable[[Any], int] = library.bn_cuda_launch
         library.bn_cuda_error.restype = ctypes.c_char_p
         self._loaded: dict[BuiltKernel, Kernel] = {}
@@ -133,11 +139,20 @@ class NativeLauncher:
         return [self.load_one(built) for built in builder.build(sources, log)]
 
     def load_one(self, built: BuiltKernel) -> Kernel:
-        """Each distinct kernel is loaded once in a process."""
+        """Each distinct kernel is loaded once."""
         with self._lock:
             if built not in self._loaded:
                 self._loaded[built] = self._load(built)
             return self._loaded[built]
+
+    def apart(self) -> NativeLauncher:
+        return NativeLauncher(self.library, self.device, self._name)
+
+    def close(self) -> None:
+        with self._lock:
+            while self._loaded:
+                _, kernel = self._loaded.popitem()
+                self._check(self.library.bn_cuda_unload(self._driver, self._context, ctypes.c_void_p(kernel.handle)))
 
     def _load(self, built: BuiltKernel) -> Kernel:
         kernel = _described(built, None)
@@ -240,6 +255,12 @@ class TritonLauncher:
 
     def error(self, code: int) -> CompileError:
         return CompileError("run", f"a launch failed with {code}")
+
+    def apart(self) -> TritonLauncher:
+        return self
+
+    def close(self) -> None:
+        """Triton never unloads."""
 
 
 # -- one for each device ------------------------------------------------------------------------------------------

@@ -209,11 +209,16 @@ class CudaRenderer(Renderer):
 
 
 def load_cuda_program(
-    program: Program, options: Options, log: CompileLog, static: frozenset[int] = frozenset()
+    program: Program,
+    options: Options,
+    log: CompileLog,
+    static: frozenset[int] = frozenset(),
+    launcher: Launcher | None = None,
 ) -> CudaRun:
+    """`launcher` is the device's, unless another is given."""
     assert isinstance(program.unit, CudaUnit)
     prepare_host(options)
-    launcher = launcher_for(program.device.index or 0, options, log)
+    launcher = launcher or launcher_for(program.device.index or 0, options, log)
     load = functools.partial(_kernels, program.unit.triton, launcher, program.device, options, log)
     kernels = load()
     # The flag is memory of the host that kernels, too, can reach: they write it when an index is bad, which costs

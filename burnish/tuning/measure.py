@@ -19,6 +19,7 @@ from burnish.errors import CompileError
 from burnish.ir.expr import evaluate
 from burnish.observe.log import CompileLog, failure_reason
 from burnish.options import Options
+from burnish.runtime.cuda_launch import Launcher, launcher_for
 from burnish.runtime.cuda_program import CudaRun, generate_cuda, load_cuda_program, overlaps
 from burnish.runtime.cudagraph import borrowed_stream
 from burnish.runtime.program import build_program
@@ -45,25 +46,27 @@ class DeviceMeasure:
 
     def __call__(self, races: Sequence[Sequence[Trial]], out_of_time: Callable[[], bool]) -> list[list[Outcome]]:
         outcomes: list[list[Outcome]] = []
+        launcher = launcher_for(self.device.index or 0, self.options, self.log).apart()
         pool = ThreadPoolExecutor(_BUILDERS)
         try:  # compilers have cores to share, and go on while the device measures
-            built = [[pool.submit(self._built, trial) for trial in race] for race in races]
+            built = [[pool.submit(self._built, trial, launcher) for trial in race] for race in races]
             with borrowed_stream(self.device) as stream:
                 for race, futures in zip(races, built, strict=True):
                     runs = [] if out_of_time() else [future.result() for future in futures]
                     outcomes.append([] if out_of_time() else self._race(race, runs, stream))
         finally:
             pool.shutdown(cancel_futures=True)
+            launcher.close()  # losers would stay on the device for good
         torch.cuda.empty_cache()  # what the trials took belongs to a stream that nobody else uses
         return outcomes
 
-    def _built(self, trial: Trial) -> CudaRun | str:
+    def _built(self, trial: Trial, launcher: Launcher) -> CudaRun | str:
         try:
             unit = generate_cuda(trial.schedule, overlaps(self.device), trial.steady)
             if unit.triton.refused:
                 raise CompileError("tune", next(iter(unit.triton.refused.values())))
             program = build_program(trial.schedule, unit, {}, len(trial.arguments), self.device)
-            return load_cuda_program(program, self.options, self.log)
+            return load_cuda_program(program, self.options, self.log, launcher=launcher)
         except Exception as error:
             return failure_reason(error)
 

@@ -45,6 +45,9 @@ int cuDeviceGet(int *d, int ordinal) { *d = ordinal; return 0; }
 int cuDeviceGetAttribute(int *v, int a, int d) { (void)d; *v = a == 97 ? 232448 : -1; return 0; }
 int cuModuleLoadData(void **m, const void *image) { *m = (void *)image; return 0; }
 int cuModuleGetFunction(void **f, void *m, const char *name) { (void)m; *f = (void *)(int64_t)name[0]; return 0; }
+int64_t modules_unloaded;
+int cuFuncGetModule(void **m, void *f) { *m = f; return 0; }
+int cuModuleUnload(void *m) { modules_unloaded += (int64_t)m; return 0; }
 int cuFuncGetAttribute(int *v, int a, void *f) { (void)f; *v = a == 0 ? 1024 : 16; return 0; }
 int64_t function_attributes[8][2], function_attribute_count;
 int cuFuncSetAttribute(void *f, int a, int v)

@@ -48,6 +48,12 @@ class CpuLauncher:
     def error(self, code: int) -> CompileError:
         return CompileError("run", f"code {code}")
 
+    def apart(self) -> CpuLauncher:
+        return self
+
+    def close(self) -> None:
+        pass
+
     def _run(self, launch: Launch, table: Any) -> None:
         unit, n = self.program.unit, launch.kernel.handle
         assert isinstance(unit, CudaUnit)

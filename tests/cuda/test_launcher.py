@@ -130,6 +130,19 @@ def test_a_kernel_is_loaded_once(driver: Driver, library: ctypes.CDLL) -> None:
     assert launcher.load_one(built("a")) is launcher.load_one(built("a"))
 
 
+def test_what_was_loaded_apart_is_unloaded(driver: Driver, library: ctypes.CDLL) -> None:
+    launcher = NativeLauncher(library, 0, driver.path)
+    kept, apart = launcher.load_one(built("a")), launcher.apart()
+    trial = apart.load_one(built("a"))
+    apart.load_one(built("b"))
+    assert trial is apart.load_one(built("a")) is not kept
+    apart.close()
+    apart.close()
+    assert driver.number("modules_unloaded").value == ord("a") + ord("b")  # each once
+    assert launcher.load_one(built("a")) is kept
+    assert driver.number("pops").value == driver.number("pushes").value
+
+
 def test_no_driver_is_an_error_that_says_so(library: ctypes.CDLL) -> None:
     with pytest.raises(CompileError, match="cannot be opened"):
         NativeLauncher(library, 0, "libthere-is-no-such-driver.so")

@@ -68,6 +68,27 @@ class Run:
         self.device.clock += self.milliseconds
 
 
+class FakeLauncher:
+    """Notes what runs no more when what it loaded is unloaded."""
+
+    def __init__(self, device: FakeDevice) -> None:
+        self.device = device
+        self.gone_at_close: list[bool] = []
+
+    def apart(self) -> FakeLauncher:
+        return self
+
+    def close(self) -> None:
+        self.gone_at_close = [graph.gone for graph in self.device.graphs]
+
+
+@pytest.fixture(autouse=True)
+def launcher(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> FakeLauncher:
+    fake = FakeLauncher(device)
+    monkeypatch.setattr("burnish.tuning.measure.launcher_for", lambda *args: fake)
+    return fake
+
+
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     fake = FakeDevice()
@@ -91,7 +112,7 @@ def measured(
     measure = DeviceMeasure(torch.device("cpu"), Options())
     left = iter(runs)
     monkeypatch.setattr("burnish.tuning.measure._BUILDERS", 1)
-    monkeypatch.setattr(DeviceMeasure, "_built", lambda self, trial: next(left))
+    monkeypatch.setattr(DeviceMeasure, "_built", lambda self, trial, launcher: next(left))
     (outcomes,) = measure([[trial() for _ in runs]], late)
     return outcomes
 
@@ -103,6 +124,13 @@ def test_seconds_are_those_of_one_run(device: FakeDevice, monkeypatch: pytest.Mo
     graphs = {len(graph.steps): graph for graph in device.graphs}
     assert graphs and all(graph.gone for graph in device.graphs)
     assert device.graphs[0].replays == device.graphs[1].replays > 3 > device.graphs[2].replays - 1
+
+
+def test_what_was_tried_does_not_stay_loaded(
+    device: FakeDevice, launcher: FakeLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured(monkeypatch, [Run(device, 0.5), "too many registers", Run(device, 0.75)])
+    assert launcher.gone_at_close == [True, True]  # no graph has its kernels any more
 
 
 def test_parameters_turn_and_what_was_just_made_does_not(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +179,7 @@ def test_no_race_begins_out_of_time(device: FakeDevice, monkeypatch: pytest.Monk
     assert not device.graphs
     asked = iter([False, False, True, True])
     measure = DeviceMeasure(torch.device("cpu"), Options())
-    monkeypatch.setattr(DeviceMeasure, "_built", lambda self, trial: Run(device, 1.0))
+    monkeypatch.setattr(DeviceMeasure, "_built", lambda self, trial, launcher: Run(device, 1.0))
     first, second = measure([[trial()], [trial()]], lambda: next(asked))
     assert len(first) == 1 and second == []  # what there was time for is not lost
 

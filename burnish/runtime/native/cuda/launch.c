@@ -47,6 +47,8 @@ typedef struct {
     result (*function_set)(void *function, int attribute, int value);
     result (*function_cache)(void *function, int preference);
     result (*error_string)(result code, const char **text);
+    result (*function_module)(void **module, void *function);
+    result (*module_unload)(void *module);
 } driver;
 
 /* One launch, everything in it known: `params` points at the table's slots, so it stays true when they change. */
@@ -75,7 +77,7 @@ int bn_cuda_open(const char *library, driver *out)
         "cuLaunchKernelEx", "cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2",
         "cuDevicePrimaryCtxRetain", "cuDeviceGet", "cuDeviceGetAttribute", "cuModuleLoadData",
         "cuModuleGetFunction", "cuFuncGetAttribute", "cuFuncSetAttribute", "cuFuncSetCacheConfig",
-        "cuGetErrorString",
+        "cuGetErrorString", "cuFuncGetModule", "cuModuleUnload",
     };
     void *handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
     if (!handle)
@@ -131,7 +133,7 @@ static result load(const driver *d, int ordinal, const void *image, const char *
     return d->function_set(*function, MAX_DYNAMIC_SHARED_SIZE_BYTES, most_shared - own_shared);
 }
 
-/* A kernel of a compiled image, ready to launch. Images stay loaded: their number is that of distinct kernels. */
+/* A kernel of a compiled image, ready to launch. */
 int bn_cuda_load(const driver *d, void *context, int ordinal, const void *image, const char *name, int shared,
                  int threads, int cluster, void **function)
 {
@@ -142,6 +144,19 @@ int bn_cuda_load(const driver *d, void *context, int ordinal, const void *image,
     code = load(d, ordinal, image, name, shared, threads, function);
     if (!code && cluster == 16)
         code = d->function_set(*function, NON_PORTABLE_CLUSTER, 1);
+    d->context_pop(&popped);
+    return code;
+}
+
+/* Take an image off the device again. Nothing of it may run, or be in a graph, any more. */
+int bn_cuda_unload(const driver *d, void *context, void *function)
+{
+    void *module, *popped;
+    result code = d->context_push(context);
+    if (code)
+        return code;
+    if (!(code = d->function_module(&module, function)))
+        code = d->module_unload(module);
     d->context_pop(&popped);
     return code;
 }
