@@ -38,7 +38,8 @@ def _looked_up(
             at = {a.name: i for a, i in zip(axes, index, strict=True)}
             composed = tuple(substitute(i, at) for i in inner)
             if _keeps_bounds(composed):
-                return _looked_up(b, source.inputs[0], op, composed, indices, shape)
+                checked = _checked_as_before(b, source, index, composed, indices)
+                return _looked_up(b, source.inputs[0], op, composed, checked, shape)
         case Full(value):
             return b.add(Full(value), (), TensorType(source.type.dtype, shape))
         case Iota(axes, expr):
@@ -66,6 +67,21 @@ def _keeps_bounds(index: tuple[Dim, ...]) -> bool:
     names = [s.name for part in parts for s in part]
     bare = all(len(part) == 1 and of(part[0]) in index for part in parts)
     return bare and len(names) == len(set(names))
+
+
+def _checked_as_before(
+    b: Builder, view: Node, index: tuple[Dim, ...], composed: tuple[Dim, ...], indices: tuple[Node, ...]
+) -> tuple[Node, ...]:
+    """Behind a view of the first part of something longer (padded logits), a number beyond that part would pass for a
+    good one: it becomes one beyond all of it."""
+    whole, out = view.inputs[0], list(indices)
+    for place, size in zip(composed, whole.shape, strict=True):
+        if _looks_up(place):
+            (looked_up,) = symbols(place)
+            k, part = int(looked_up.name[1:]), view.shape[index.index(place)]
+            if part != size:
+                out[k] = b.where(b.compare("lt", out[k], part), out[k], size)
+    return tuple(out)
 
 
 def _looks_up(index: Dim) -> bool:

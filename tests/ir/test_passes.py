@@ -258,6 +258,28 @@ def test_any_graph_keeps_its_results(graph: Graph) -> None:
         assert same(a, b), f"{graph}\n{a}\n{b}"
 
 
+@pytest.mark.parametrize("label", [4, 5, 7])
+def test_a_lookup_behind_a_padded_row_is_checked_against_the_row(label: int) -> None:
+    """Five classes, in rows of eight: a label of 5 is as wrong as it was."""
+    graph = Graph()
+    logits = graph.add(Input(0, (8, 1)), (), TensorType(F32, (2, 8)))
+    labels = graph.add(Input(1, (1,)), (), TensorType(I64, (2,)))
+    graph.inputs = [logits, labels]
+    b = Builder(graph)
+    losses = b.map("neg", b.slice(logits, 1, 0, 5))
+    graph.outputs = [b.gather(losses, (2,), [labels], lambda axes, looked_up: (axes[0], looked_up[0]))]
+    after = run_passes(graph, Fuel(), lambda name, g: g.verify())
+    (gather,) = (n for n in after.nodes if isinstance(n.op, Gather))
+    assert isinstance(gather.inputs[0].op, Input)  # looked up in memory, before it is computed on
+    given = [torch.randn(2, 8), torch.tensor([1, label])]
+    if label < 5:
+        assert same(evaluate_graph(after, given)[0], evaluate_graph(graph, given)[0])
+    else:
+        for each in (graph, after):
+            with pytest.raises(IndexError):
+                evaluate_graph(each, given)
+
+
 def test_iotas_are_positions_of_their_shape() -> None:
     s = start()
     node = s.b.iota(SHAPE, lambda a, b: a * 10 + b)
