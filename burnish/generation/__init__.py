@@ -26,6 +26,7 @@ def compile(
     max_length: int | None = None,
     max_batch: int | None = None,
     chunk_sizes: Sequence[int] | None = None,
+    eager_first: bool = True,
     mode: str | None = None,
     options: Mapping[str, object] | Options | None = None,
     name: str | None = None,
@@ -38,7 +39,9 @@ def compile(
     `max_length` is how many tokens, prompt and new ones, the cache holds for each sequence, and `max_batch` for how
     many sequences; without them the cache grows with the requests as far as memory goes, and programs compile again
     when it does. `chunk_sizes` are the lengths that prompts are padded to or cut into, each a program of its own.
-    The others are arguments of `burnish.compile`; on a GPU the mode is "reduce-overhead" unless another is given.
+    With `eager_first` the first prompt of each such length runs in eager, so that its first token waits for no
+    compiler, and the second one has the program compiled. The others are arguments of `burnish.compile`; on a GPU the
+    mode is "reduce-overhead" unless another is given.
 
     The model itself is not changed, and is `.eager` of the result."""
     try:
@@ -55,5 +58,6 @@ def compile(
         chunk_sizes=CHUNKS if chunk_sizes is None else chunk_sizes,
         mode=mode,
         name=name,
+        eager_first=eager_first,
         settings={"options": options, "verify": verify, "gate": gate, "sample": sample},
     )

@@ -43,6 +43,7 @@ class CompiledLM:
         mode: str | None = None,
         name: str | None = None,
         settings: Mapping[str, Any] | None = None,
+        eager_first: bool = True,
     ) -> None:
         model = _original(model)
         _check_model(model)
@@ -61,8 +62,9 @@ class CompiledLM:
         elif mode is not None:
             given["mode"] = mode
         self._store = Store(
-            model, max_length=max_length, max_batch=max_batch, chunk_sizes=chunk_sizes, settings=given, name=self.name
-        )
+            model, max_length=max_length, max_batch=max_batch, chunk_sizes=chunk_sizes, settings=given, name=self.name,
+            eager_first=eager_first,
+        )  # fmt: skip
         self._record = Record()
         self._held: Held | None = None
         self._lock = threading.RLock()  # held while a request works, not while a stream's reader does

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 
 import burnish
 from burnish.errors import NothingToSeal
+from burnish.generation.buckets import Chunk
 from burnish.generation.cache import cache_over
 from burnish.generation.selection import Selection
 from burnish.generation.state import State
@@ -35,23 +36,45 @@ class Words:
 
 
 class Programs:
-    """Programs over one set of buffers. `settings` are further arguments of `burnish.compile`."""
+    """Programs over one set of buffers. `settings` are further arguments of `burnish.compile`.
 
-    def __init__(self, model: Any, state: State, settings: Mapping[str, Any], name: str) -> None:
+    With `eager_first`, chunks of a kind that no prompt had before run in eager, over the same buffers: the first token
+    does not wait for a compiler, and a length that never comes again gets no program."""
+
+    def __init__(
+        self, model: Any, state: State, settings: Mapping[str, Any], name: str, eager_first: bool = False
+    ) -> None:
         self.model = model
         self.state = state
         self.settings = settings
         self.name = name
+        self.eager_first = eager_first
         self.words = Words.of(model)
+        self._met: set[tuple[object, ...]] = set()  # kinds of chunks
         self._made: dict[tuple[object, ...], Program] = {}
         self._sealed: set[tuple[object, ...]] = set()
 
-    def prefill(self, size: int, visible: int, padded: bool) -> None:
-        """Run `size` tokens from slot `length` on, and leave the logits behind the last one that is used."""
-        key = ("prefill", size, visible, padded)
-        if key not in self._made:
-            step = prefill_step(self.model, self.state, self.words, size, visible, padded)
-            self._made[key] = self._compiled(step, f"prefill {size}" + (" of more" if visible != size else ""), padded)
+    def prompt(self, plan: Sequence[Chunk], padded: bool) -> int:
+        """Run the chunks of a prompt from slot `length` on, and leave the logits behind its last token. How many of
+        the chunks ran in eager."""
+        keys = [("prefill", chunk.size, chunk.visible(self.state.capacity), padded) for chunk in plan]
+        new = set(keys) - self._met if self.eager_first else set()
+        for chunk, key in zip(plan, keys, strict=True):
+            self.state.used.fill_(chunk.used)
+            self._prefill(key, key in new)
+        self._met |= new
+        return sum(key in new for key in keys)
+
+    def _prefill(self, key: tuple[str, int, int, bool], in_eager: bool) -> None:
+        _, size, visible, padded = key
+        if key in self._made:
+            self._run(key)
+            return
+        step = prefill_step(self.model, self.state, self.words, size, visible, padded)
+        if in_eager:
+            step()
+            return
+        self._made[key] = self._compiled(step, f"prefill {size}" + (" of more" if visible != size else ""), padded)
         self._run(key)
 
     def decode(self, how: Selection | None, padded: bool) -> None:
@@ -85,6 +108,7 @@ class Programs:
     def close(self) -> None:
         close_all([burnish.api.handle_of(program) for program in self._made.values()])
         self._made.clear()
+        self._met.clear()
         self._sealed.clear()
 
 

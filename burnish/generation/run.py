@@ -60,9 +60,8 @@ class Run:
         state.begin(ids, mask, self.held, request.batch)
         if request.how.penalty:
             state.note_prompt(request.total)
-        for chunk in chunks(request.total - self.held, self.held, state.capacity, self.chunk_sizes):
-            state.used.fill_(chunk.used)
-            self.programs.prefill(chunk.size, chunk.visible(state.capacity), request.padded)
+        plan = chunks(request.total - self.held, self.held, state.capacity, self.chunk_sizes)
+        self.record.eager_chunks += self.programs.prompt(plan, request.padded)
         self.record.prompt_tokens += (request.total - self.held) * request.batch
 
     # -- steps ---------------------------------------------------------------------------------------------------

@@ -29,12 +29,13 @@ class Timing:
 class GenerationStats:
     name: str = ""
     requests: int = 0
-    prompt_tokens: int = 0  # run through a prefill program, without padding
+    prompt_tokens: int = 0  # that were run, without padding
     new_tokens: int = 0  # of all rows
     steps: int = 0  # of the decode program
     wasted_steps: int = 0  # run ahead of an end that the host had not seen yet
     looks: int = 0  # round trips between host and device
     host_steps: int = 0  # steps that waited for a LogitsProcessor or StoppingCriteria on the host
+    eager_chunks: int = 0  # pieces of prompts that ran in eager, because they were the first of their length
     notes: Mapping[str, int] = field(default_factory=dict)  # what happened -> times
     fallbacks: tuple[Fallback, ...] = ()  # why eager decoded instead
     max_length: int = 0  # of the cache
@@ -75,6 +76,8 @@ class GenerationStats:
             f"  programs      {len(self.programs)}, {self.compiles} compiles",
         ]
         lines += [f"  host          {self.host_steps} steps waited for code on the host"] if self.host_steps else []
+        first = f"  first         {self.eager_chunks} pieces of prompts ran in eager, the first of their length"
+        lines += [first] if self.eager_chunks else []
         lines += [f"  note          {what} ({count})" for what, count in self.notes.items()]
         lines += [f"  eager         {fallback}" for fallback in self.fallbacks]
         for program in self.programs:
@@ -89,7 +92,7 @@ class Record:
 
     def __init__(self) -> None:
         self.requests = self.prompt_tokens = self.new_tokens = 0
-        self.steps = self.wasted_steps = self.looks = self.host_steps = 0
+        self.steps = self.wasted_steps = self.looks = self.host_steps = self.eager_chunks = 0
         self.notes: Counter[str] = Counter()
         self.fallbacks: list[Fallback] = []
         self.last = Timing()
@@ -105,6 +108,6 @@ class Record:
     ) -> GenerationStats:
         return GenerationStats(
             name, self.requests, self.prompt_tokens, self.new_tokens, self.steps, self.wasted_steps, self.looks,
-            self.host_steps, dict(self.notes), tuple(self.fallbacks), length, batch, cache_bytes, slot_bytes,
-            tuple(programs), self.last,
+            self.host_steps, self.eager_chunks, dict(self.notes), tuple(self.fallbacks), length, batch, cache_bytes,
+            slot_bytes, tuple(programs), self.last,
         )  # fmt: skip

@@ -28,6 +28,7 @@ class Store:
         chunk_sizes: Sequence[int],
         settings: Mapping[str, Any],
         name: str,
+        eager_first: bool,
     ) -> None:
         self.model = model
         self.max_length = max_length
@@ -35,6 +36,7 @@ class Store:
         self.chunk_sizes = tuple(sorted(chunk_sizes))
         self.settings = settings
         self.name = name
+        self.eager_first = eager_first
         self.length = 0
         self.rows = 0
         self._shape: ModelShape | None = None
@@ -69,7 +71,7 @@ class Store:
         count = rows(batch)
         if count not in self._programs:
             state = State(self.shape, self._memory, count, self.capacity)
-            self._programs[count] = Programs(self.model, state, self.settings, self.name)
+            self._programs[count] = Programs(self.model, state, self.settings, self.name, self.eager_first)
         return self._programs[count]
 
     def _grow(self, batch: int, prompt: int, new: int, keep: int) -> None:

@@ -36,7 +36,7 @@ def model() -> Any:
 @pytest.fixture(scope="module")
 def llm(model: Any) -> Iterator[CompiledLM]:
     """One for all tests: its programs are compiled once."""
-    made = generation.compile(model, max_length=LENGTH, max_batch=2, chunk_sizes=CHUNKS)
+    made = generation.compile(model, max_length=LENGTH, max_batch=2, chunk_sizes=CHUNKS, eager_first=False)
     yield made
     made.close()
 
@@ -60,6 +60,20 @@ def test_every_length_up_to_the_limit_of_the_cache_from_few_programs(llm: Compil
     assert made <= 3, llm.stats()  # a chunk at the beginning, one behind others, the step
     both(llm, input_ids=prompt(2, 23), max_new_tokens=LENGTH - 23)
     assert llm.stats().compiles == made
+
+
+def test_the_first_token_waits_for_no_compiler(model: Any) -> None:
+    """The first prompt of each length runs in eager, over the buffers that the programs have."""
+    llm = generation.compile(model, max_length=LENGTH, chunk_sizes=CHUNKS)
+    tokens = llm.stream(prompt(1, 17), max_new_tokens=4, do_sample=False)  # a chunk, and one behind it
+    first = next(tokens)
+    assert (llm.stats().compiles, llm.stats().eager_chunks) == (0, 2)
+    whole = torch.cat([prompt(1, 17), torch.stack([first, *tokens], 1)], 1)
+    assert llm.stats().compiles == 1  # the step
+    same_tokens(model, whole, model.generate(prompt(1, 17), max_new_tokens=4, do_sample=False))
+    both(llm, input_ids=prompt(1, 9), max_new_tokens=4)
+    assert (llm.stats().compiles, llm.stats().eager_chunks) == (2, 2)
+    llm.close()
 
 
 def test_one_token_too_many(llm: CompiledLM) -> None:
