@@ -87,8 +87,9 @@ def compile(
     `mode` is one of burnish.options.MODES, `options` a dict of burnish.options.OPTION_NAMES (or an Options), and the
     two exclude each other. `disable=True` runs eager. `name` is what statistics and warnings call it.
 
-    Each graph is compared with eager at its first call (`verify="off"` does not), raced against it, and served by
-    eager if that is faster (`gate=False` does not). `sample=0.001` compares one call in a thousand later on, too.
+    Each graph is compared with eager at its first call (`verify="off"` does not; "always" does even where an earlier
+    process did), raced against it, and served by eager if that is faster (`gate=False` does not). `sample=0.001`
+    compares one call in a thousand later on, too.
 
     `background=True` compiles in another thread: calls run in eager until a graph is ready and found right, and
     change over between two calls; `compiled.burnish.wait()` waits until nothing is left to compile. `budget=30` gives

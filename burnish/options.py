@@ -122,7 +122,8 @@ class Options:
     log: str | None = field(default_factory=_env_log)  # BURNISH_LOG: print log lines of this level and above
     events: Path | None = field(default_factory=lambda: _env_path("BURNISH_EVENTS"))  # BURNISH_EVENTS: JSON lines
     latency: bool = field(default_factory=lambda: _env_bool("BURNISH_LATENCY"))  # BURNISH_LATENCY: time every call
-    verify: Literal["first", "off"] = "first"  # compare each graph with eager at its first call
+    # Compare each graph with eager at its first call. first: unless an earlier process has compared the same program.
+    verify: Literal["first", "always", "off"] = "first"
     gate: bool = field(default_factory=lambda: _env_switch("BURNISH_GATE"))  # BURNISH_GATE: use what is faster only
     sample: float = 0.0  # share of later calls that are compared with eager
     inductor: bool = False  # backend="auto": Inductor takes part in the race
@@ -206,6 +207,8 @@ def _as_verify(value: object) -> str:
         return "first"
     if value in ("off", False):
         return "off"
+    if value == "always":
+        return "always"
     raise ValueError(value)
 
 
@@ -279,7 +282,7 @@ _READERS: Mapping[str, tuple[Callable[[object], object], bool, str]] = {
     "latency": (_as_bool, False, "True or False"),
     "background": (_as_bool, False, "True or False"),
     "budget": (_as_seconds, True, "a number of seconds above 0, or None"),
-    "verify": (_as_verify, False, "'first' or 'off'"),
+    "verify": (_as_verify, False, "'first', 'always' or 'off'"),
     "gate": (_as_bool, False, "True or False"),
     "sample": (_as_share, False, "a share of calls from 0 to 1"),
     "inductor": (_as_bool, False, "True or False"),

@@ -39,6 +39,7 @@ from burnish.trust.diary import Diary
 from burnish.trust.gate import Failure, GraphFacts
 from burnish.trust.record import Engine, GraphKind
 from burnish.trust.rehearsal import propose
+from burnish.trust.remembered import Verdicts
 from burnish.trust.variant import Policy, Variant
 
 Kind = Literal["forward", "backward", "inference"]
@@ -75,15 +76,17 @@ def make_backend(options: Options, log: CompileLog) -> Backend:
         if options.inductor and options.gate:  # without a race there is no telling which to use
             with log.stage("inductor"):
                 engines |= _inductors(graph, example_inputs)
+        facts = capture.facts(graph, example_inputs)
         variant = new_variant(
             options,
             log,
-            capture.facts(graph, example_inputs),
+            facts,
             eager_graph(graph),
             engines,
             direct=capture.direct,
             compile_seconds=time.perf_counter() - start,
             has_backward=lambda: capture.has_backward,
+            verdicts=capture.verdicts(graph, facts) if "burnish" in engines else None,
         )
         capture.variant = weakref.ref(variant)
         note_graph(capture.parts(graph, variant.facts, sources))
@@ -103,6 +106,7 @@ def new_variant(
     direct: Program | None,
     compile_seconds: float,
     has_backward: Callable[[], bool],
+    verdicts: Verdicts | None = None,
 ) -> Variant:
     """A captured graph on its way into service, as the object's next one."""
     name = log.captured()
@@ -111,13 +115,16 @@ def new_variant(
         facts,
         eager,
         engines,
-        Policy(options.verify == "first", options.gate, options.sample, options.fault),
+        Policy(options.verify != "off", options.gate, options.sample, options.fault),
         direct=direct,
         compile_seconds=compile_seconds,
         has_backward=has_backward,
         listener=Diary(log, name),
         timed=(lambda engine, call: log.histogram(name, engine).timed(call)) if options.latency else None,
+        verdicts=verdicts,
     )
+    if variant.gate is not None:
+        log.noticed(f"warm start: {variant.gate.note}: neither compared nor raced before use")
     log.variant(variant)
     return variant
 
@@ -158,6 +165,10 @@ class _Capture:
     def parts(self, graph: fx.GraphModule, facts: GraphFacts, sources: tuple[str, ...] | None) -> Parts:
         """What the next process needs of it."""
         return self._warm.parts(graph, facts, sources, self.direct is not None, self.options, self.log)
+
+    def verdicts(self, graph: fx.GraphModule, facts: GraphFacts) -> Verdicts | None:
+        """Of earlier processes, on its program."""
+        return self._warm.verdicts(graph, facts, self.options, self.log)
 
     def compile(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         sharing = share_blocks(graph, _decompositions(), self.log) if self.options.regions is not None else None
@@ -253,7 +264,14 @@ class _Capture:
         self._warm.backward_is_there(self._coarsest)
         draws = any(draws_random_numbers(node) or _mutates(node) for node in graph.graph.nodes)
         judged = draws or self.options.verify == "off"  # what cannot be run twice is trusted
-        return WatchedBackward(program, _traced_graph(graph), self._roll_back, judged=judged, coarsest=self._coarsest)
+        return WatchedBackward(
+            program,
+            _traced_graph(graph),
+            self._roll_back,
+            judged=judged,
+            coarsest=self._coarsest,
+            verdicts=self._warm.backward_verdicts(),
+        )
 
     def _roll_back(self, failure: Failure) -> None:
         if (variant := self.variant()) is not None:

@@ -18,7 +18,6 @@ import time
 import types
 import weakref
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import torch
@@ -46,7 +45,6 @@ from burnish.errors import CompileError
 from burnish.observe.log import CompileLog
 from burnish.options import Options
 from burnish.runtime.ahead import Ahead, begin, wanted_by
-from burnish.runtime.cache import CacheKey
 from burnish.trust.background import worker_for
 
 _serial = itertools.count(1)
@@ -318,7 +316,7 @@ class FrameCompiler:
             mutation_guard.install_generation_tagging_init()
             key = self._warm.key(frame) if frame.f_code is self.root else None
             if key is not None and (restored := self._warm.restored(key, frame)) is not None:
-                self._made(frame, restored.guarded_code, graphs, key)
+                self._made(frame, restored.guarded_code, graphs)
                 return restored
             watch = Watch()
             try:
@@ -341,7 +339,7 @@ class FrameCompiler:
                 return self._give_up(error)
             finally:
                 watch.report(self._log, self._place)
-            self._made(frame, result.guarded_code, graphs, key)
+            self._made(frame, result.guarded_code, graphs)
         if result.frame_exec_strategy.cur_action == FrameAction.RUN_ONLY:
             serve_eager(self._log, "recompile limit", _limit_reached(frame.f_code.co_name))
         return result
@@ -374,7 +372,7 @@ class FrameCompiler:
         since, count = self._excused.get(code, (now, 0))
         self._excused[code] = (now, 1) if now - since > _EXCUSES_SECONDS else (since, count + 1)
 
-    def _made(self, frame: Any, guarded: Any, graphs_before: int, key: CacheKey | None) -> None:
+    def _made(self, frame: Any, guarded: Any, graphs_before: int) -> None:
         if guarded is None:
             return
         self._excused.pop(frame.f_code, None)
@@ -383,8 +381,6 @@ class FrameCompiler:
             if variant.number > graphs_before:
                 self._variants.add(variant)
                 variant.on_verdict = self.on_verdict
-                if key is not None:
-                    variant.on_verdict = partial(self._warm.judged, key, weakref.ref(variant), self.on_verdict)
                 if self._options.gate:
                     variant.capture_us = way_in_us() + guards_us(guarded.guard_manager, frame.f_locals)
                     variant.modules_us = module_call_us() * variant.facts.modules

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 
 from burnish.trust.gate import Call, Failure
-from burnish.trust.referee import Results, judge
+from burnish.trust.record import GateStats
+from burnish.trust.referee import Opinion, Results, judge
+from burnish.trust.remembered import Verdicts
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 
@@ -22,13 +24,22 @@ class WatchedBackward:
     _boxed_call = True
 
     def __init__(
-        self, program: Boxed, eager: Call, on_failure: Callable[[Failure], None], *, judged: bool, coarsest: torch.dtype
+        self,
+        program: Boxed,
+        eager: Call,
+        on_failure: Callable[[Failure], None],
+        *,
+        judged: bool,
+        coarsest: torch.dtype,
+        verdicts: Verdicts | None = None,
     ) -> None:
         self._program = program
         self._eager = eager
         self._on_failure = on_failure
         self._coarsest = coarsest
-        self._judged = judged  # whether it needs no judging (any more)
+        self._verdicts = None if judged else verdicts
+        # Whether it needs no judging (any more).
+        self._judged = judged or (verdicts is not None and _passed(verdicts))
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         if self._judged and getattr(self._program, "consumes", False):
@@ -38,7 +49,7 @@ class WatchedBackward:
             result = self._program(args)
         except Exception as error:
             stand_in: Sequence[Any] = self._eager(*held)  # or what eager raises as well
-            self._on_failure(Failure.of(error))
+            self._fail(Failure.of(error))
             return stand_in
         if self._judged:
             return result
@@ -52,11 +63,16 @@ class WatchedBackward:
             return self._program(args)
         except Exception as error:
             if not args:
-                self._on_failure(Failure.of(error))
+                self._fail(Failure.of(error))
                 raise
             stand_in: Sequence[Any] = self._eager(*args)
-            self._on_failure(Failure.of(error))
+            self._fail(Failure.of(error))
             return stand_in
+
+    def _fail(self, failure: Failure) -> None:
+        if self._verdicts is not None:
+            self._verdicts.forget()
+        self._on_failure(failure)
 
     def _judge(self, result: Sequence[Any], held: tuple[Any, ...]) -> Sequence[Any]:
         try:
@@ -66,9 +82,19 @@ class WatchedBackward:
         again = lambda: _tensors(self._eager(*held))  # noqa: E731
         opinion = judge(_tensors(result), _tensors(expected), exact=None, eager_again=again, coarsest=self._coarsest)
         if opinion.is_right:
+            if self._verdicts is not None:
+                self._verdicts.keep("backward", _as_stats(opinion))
             return result
-        self._on_failure(Failure(f"in the backward, {opinion.wrong}"))
+        self._fail(Failure(f"in the backward, {opinion.wrong}"))
         return expected
+
+
+def _passed(verdicts: Verdicts) -> bool:
+    return verdicts.passed("backward", compared=True, raced=False) is not None
+
+
+def _as_stats(opinion: Opinion) -> GateStats:
+    return GateStats(None, None, 0.0, 0.0, 0, opinion.error, opinion.eager_error, 0.0, 0.0)
 
 
 def _tensors(values: Sequence[Any]) -> Results:

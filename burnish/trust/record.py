@@ -25,7 +25,8 @@ class GateStats:
     seconds: float  # what judging cost
     compile_seconds: float
     engines_us: tuple[tuple[str, float], ...] = ()  # every engine that was timed
-    note: str = ""  # why something was judged by a rule and not by measuring it
+    note: str = ""  # why something was judged by a rule and not by measuring it, or when it was measured
+    source: Literal["measured", "remembered"] = "measured"  # the latter: by an earlier process, of the same program
 
     @property
     def ratio(self) -> float | None:

@@ -6,6 +6,7 @@ serves is the content of one closure cell, and changing it is all that rolling b
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from burnish.capture.saved_tensors import hooks_are_active
 from burnish.trust.faults import Fault
 from burnish.trust.gate import Call, Failure, Gate, GraphFacts, Verdict
 from burnish.trust.record import Engine, GateStats, State, VariantStats
+from burnish.trust.remembered import Verdicts
 from burnish.trust.sampling import gaps, sampled
 
 Boxed = Callable[[list[Any]], Any]
@@ -70,8 +72,10 @@ class Variant:
         has_backward: Callable[[], bool] = lambda: False,
         listener: Listener | None = None,
         timed: Callable[[Engine, Boxed], Boxed] | None = None,
+        verdicts: Verdicts | None = None,
     ) -> None:
-        """`direct` is what engine "burnish" does, called with one list. `timed` adds what measures latency."""
+        """`direct` is what engine "burnish" does, called with one list. `timed` adds what measures latency. `verdicts`
+        are those of earlier processes, and what is found now is told to it."""
         self.number = number
         self.facts = facts
         self.eager = eager
@@ -97,10 +101,37 @@ class Variant:
         self._forward_seen = False
         self._listener = listener
         self._timed = timed
+        self._verdicts = verdicts
         self._lock = threading.Lock()  # held for changes of state, never while a graph runs
         self._trying = threading.Lock()  # held by the one call that is the trial; nobody waits for it
         self.call, self._serve_with = _entry(self)
-        self._begin()
+        if not self._was_judged():
+            self._begin()
+
+    def _was_judged(self) -> bool:
+        """Whether an earlier process found the same program right, and faster than eager where that is asked."""
+        policy = self.policy
+        if self._verdicts is None or not self._engines or not policy.tries:
+            return False
+        found = self._verdicts.passed("graph", compared=policy.verify, raced=policy.gate)
+        if found is None:
+            return False
+        self.gate = dataclasses.replace(found, compile_seconds=self.compile_seconds)
+        self._settle("compiled", "burnish")
+        if policy.verify and not self.facts.draws and not self.facts.unjudgeable:
+            self._serve_with(self._first_of_judged)
+        if self._listener is not None:
+            self._listener.judged(self)
+        return True
+
+    def _first_of_judged(self, boxed: list[Any]) -> Any:
+        """Weights are no part of what was judged: this call is compared, too, but by the thread that samples calls."""
+        args = tuple(boxed)
+        boxed.clear()
+        with self._lock:
+            if self.state == "compiled":
+                self._settle("compiled", self.engine)
+        return sampled(self, self._run, args)
 
     def _begin(self) -> None:
         if not self._engines:
@@ -141,12 +172,17 @@ class Variant:
         """The backward is compiled when it is first wanted, which may be never: until then there is a forward to
         compare. The next call races, with the backward if there is one by then."""
         self._forward_seen = True
-        verdict = self._judge(args, race=False, backward=False)
-        if verdict.winner == "eager":
-            self._accept(verdict)
-            return self._run(args)
+        winner = next(iter(self._engines))
+        if self._verdicts is None or self._verdicts.passed("forward", compared=True, raced=False) is None:
+            verdict = self._judge(args, race=False, backward=False)
+            if verdict.winner == "eager":
+                self._accept(verdict)
+                return self._run(args)
+            winner = verdict.winner
+            if self._verdicts is not None and verdict.stats.compiled_error is not None:
+                self._verdicts.keep("forward", verdict.stats)
         try:
-            return self._engines[verdict.winner](*args)
+            return self._engines[winner](*args)
         except Exception as error:
             return self.recover(error, args)
 
@@ -183,6 +219,8 @@ class Variant:
             self._listener.judged(self)
             if failed is not None:
                 self._listener.rolled_back(self, failed)
+        if self._verdicts is not None:
+            self._verdicts.keep("graph", verdict.stats) if verdict.winner == "burnish" else self._verdicts.forget()
         self.on_verdict()
 
     # -- serving -------------------------------------------------------------------------------------------------
@@ -249,6 +287,8 @@ class Variant:
                 return
             self.rollbacks += 1
             self._settle("rolled back", "eager", failure)
+        if self._verdicts is not None and not failure.asked:
+            self._verdicts.forget()
         if self._listener is not None:
             self._listener.rolled_back(self, failure)
         self.on_verdict()

@@ -27,8 +27,6 @@ from burnish.capture.warm.frame import KIND
 from burnish.runtime import stored_program
 from burnish.runtime.cache import open_cache
 from burnish.stats import Stats
-from burnish.trust.gate import Gate
-from burnish.trust.record import GateStats
 
 RESTORED = "warm start: restored without Dynamo and AOTAutograd"
 MODEL = """
@@ -247,21 +245,6 @@ def test_hooks_are_not_stored(tmp_path: Path, options: dict[str, object]) -> Non
     hooked.register_forward_hook(lambda module, args, result: result + 2)
     stats = called(hooked, options, X)
     assert not is_restored(stats) and any("it has hooks" in reason for reason in stats.cache_reasons)
-
-
-def test_a_race_clearly_won_is_not_run_again(
-    tmp_path: Path, options: dict[str, object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module = imported(model_file(tmp_path))
-    monkeypatch.setattr(Gate, "_winner", lambda self, times, right, rounds: "burnish")
-    monkeypatch.setattr(GateStats, "ratio", property(lambda self: 0.5 if self.eager_us is not None else None))
-    racing = {**options, "gate": True}
-    assert (first := called(block(module), racing, X).variants[0].gate) is not None and first.rounds > 0
-    again = called(block(module), racing, X)
-    (variant,) = again.variants
-    assert variant.engine == "burnish" and variant.gate is not None and variant.gate.rounds == 0
-    assert variant.gate.compiled_error is not None  # but that it is right was seen again
-    assert "warm start: the race is not run again" in again.notices
 
 
 def test_switched_off(tmp_path: Path, options: dict[str, object]) -> None:

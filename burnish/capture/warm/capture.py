@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import hashlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,12 +13,43 @@ from torch import fx
 from burnish.capture.facts import draws_random_numbers
 from burnish.capture.warm import NotWarm
 from burnish.capture.warm.frame import Parts, StoredGraph
-from burnish.capture.warm.graph import GraphText, graph_text
+from burnish.capture.warm.graph import GraphText, Reference, graph_text
 from burnish.capture.warm.training import TrainingLayout, training_layout
 from burnish.observe.log import CompileLog
 from burnish.options import Options
 from burnish.runtime import stored_program
+from burnish.runtime.build import source_hash
+from burnish.runtime.cache import open_cache
+from burnish.runtime.data import Codec, NotData
 from burnish.trust.gate import GraphFacts
+from burnish.trust.remembered import Verdicts
+
+
+def verdicts_on(
+    programs: Sequence[bytes], eager: GraphText, facts: GraphFacts, device: str, options: Options, log: CompileLog
+) -> Verdicts | None:
+    """Where earlier processes' verdicts on a graph's programs are found, and this one's go."""
+    if not stored_program.is_wanted(options, log) or options.verify == "always" or options.inductor:
+        return None
+    try:
+        text = _texts().dumps(eager)
+    except NotData:
+        return None
+    digest = hashlib.sha256(b"\0".join((*programs, text))).hexdigest()
+    factors = (
+        ("name", log.name),
+        ("program", digest),
+        ("inputs", facts.signature),
+        ("options", stored_program.option_factor(options)),
+        ("burnish", source_hash()),
+        *stored_program.machine_factors(torch.device(device)),
+    )
+    return Verdicts(open_cache(options), factors)
+
+
+@functools.cache
+def _texts() -> Codec:
+    return Codec([GraphText, Reference])
 
 
 class WarmGraph:
@@ -31,6 +64,21 @@ class WarmGraph:
         self._coarsest = torch.float32
         self._parts = Parts()
         self._complete: Callable[[], StoredGraph] | None = None
+        self._verdicts: Verdicts | None = None
+
+    def verdicts(self, graph: fx.GraphModule, facts: GraphFacts, options: Options, log: CompileLog) -> Verdicts | None:
+        programs = [data for kind, data in self._programs.items() if kind != "backward"]
+        if not programs or not stored_program.is_wanted(options, log):
+            return None
+        try:
+            self._verdicts = verdicts_on(programs, graph_text(graph), facts, self._device, options, log)
+        except NotWarm:  # no two processes write it alike
+            return None
+        return self._verdicts
+
+    def backward_verdicts(self) -> Verdicts | None:
+        program = self._programs.get("backward")
+        return self._verdicts.of_backward(program) if self._verdicts is not None and program is not None else None
 
     def keep(self, kind: str, data: bytes, graph: fx.GraphModule, static: frozenset[int], metadata: Any) -> None:
         """A program of the graph is made, and this is its data."""

@@ -41,8 +41,6 @@ from burnish.runtime.data import Codec, NotData
 from burnish.trust.gate import GraphFacts
 
 KIND = "frame"
-VERDICT = "verdict"
-_CLEARLY = 0.95  # of eager's time: what was won by less is raced for again
 _GRAPH = "__compiled_fn_"
 _restored = itertools.count(1)
 
@@ -80,9 +78,6 @@ def _codec() -> Codec:
     """Of this thread and moment: guards look at the same places again and again."""
     classes = [StoredFrame, StoredGraph, GraphText, Reference, GraphFacts, TrainingLayout, *guards.source_classes()]
     return Codec(classes, shared=Source)
-
-
-Serve = Callable[[StoredGraph, bool], Callable[..., Any]]
 
 
 # -- what Dynamo says while it compiles ---------------------------------------------------------------------------
@@ -224,12 +219,10 @@ def _module(module: torch.nn.Module) -> Iterator[str]:
 class WarmFrames:
     """Looks frames up before they are compiled, and stores them afterwards."""
 
-    def __init__(
-        self, options: Options, log: CompileLog, serve: Callable[[StoredGraph, bool], Callable[..., Any]]
-    ) -> None:
+    def __init__(self, options: Options, log: CompileLog, serve: Callable[[StoredGraph], Callable[..., Any]]) -> None:
         self._options = options
         self._log = log
-        self._serve = serve  # a stored graph, and whether to race, as the function that Dynamo's code calls
+        self._serve = serve  # a stored graph as the function that Dynamo's code calls
 
     def key(self, frame: Any) -> CacheKey | None:
         """None where frames are neither looked up nor stored."""
@@ -246,8 +239,7 @@ class WarmFrames:
                 self._log.cache(False, cache.miss_reason(KIND, key))
                 return None
             try:
-                raced = self._options.gate and cache.get(VERDICT, key) == b"faster"
-                answer = self._answer(data, frame, raced)
+                answer = self._answer(data, frame)
             except Exception as why:  # whatever it is, Dynamo does it afresh
                 reason = str(why) if isinstance(why, NotWarm) else f"{type(why).__name__}: {why}"
                 cache.discard(KIND, key)  # so that what is compiled now is stored
@@ -257,19 +249,7 @@ class WarmFrames:
         self._log.noticed("warm start: restored without Dynamo and AOTAutograd")
         return answer
 
-    def judged(self, key: CacheKey, variant: Callable[[], Any], then: Callable[[], None]) -> None:
-        """There is a verdict on a graph: one that won clearly need not race in the next process, too."""
-        then()
-        judged = variant()
-        if judged is None:
-            return
-        cache, ratio = open_cache(self._options), judged.gate.ratio if judged.gate is not None else None
-        if judged.engine != "burnish":
-            cache.discard(VERDICT, key)
-        elif ratio is not None and ratio < _CLEARLY:
-            cache.put(VERDICT, key, b"faster")
-
-    def _answer(self, data: bytes, frame: Any, raced: bool) -> ConvertFrameReturn:
+    def _answer(self, data: bytes, frame: Any) -> ConvertFrameReturn:
         _require_no_hooks(frame.f_locals)
         name = f"{_GRAPH}restored_{next(_restored)}"
         stored = _decoded(data, name)
@@ -284,7 +264,7 @@ class WarmFrames:
         if why := guards.difference(expected, live):
             raise NotWarm(why)
         code = stored.code.replace(co_filename=frame.f_code.co_filename, co_name=frame.f_code.co_name)
-        run = torch._dynamo.disable(self._serve(stored.graph, raced), reason="compiled by burnish")
+        run = torch._dynamo.disable(self._serve(stored.graph), reason="compiled by burnish")
         CleanupManager.instance[code] = [CleanupHook.create(names, name, run)]
         convert_frame.output_codes.add(code)
         convert_frame.orig_code_map[code] = frame.f_code

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 import weakref
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from typing import Any
 
 from burnish.capture.dynamo import leaving_contexts, new_variant, unboxed, without_autocast
 from burnish.capture.unguarded import SOURCES
+from burnish.capture.warm.capture import verdicts_on
 from burnish.capture.warm.frame import StoredGraph
 from burnish.capture.warm.graph import GraphText, runnable
 from burnish.capture.warm.training import training_function
@@ -18,20 +18,19 @@ from burnish.options import Options
 from burnish.pipeline import Kind, Run, Setting, load_stored
 from burnish.trust.backward import WatchedBackward
 from burnish.trust.gate import Failure
+from burnish.trust.remembered import Verdicts
 from burnish.trust.variant import Variant
 
 
-def server(options: Options, log: CompileLog) -> Callable[[StoredGraph, bool], Callable[..., Any]]:
-    def serve(stored: StoredGraph, raced: bool) -> Callable[..., Any]:
-        """`raced`: it has won already, in another process; that it is right is seen again."""
+def server(options: Options, log: CompileLog) -> Callable[[StoredGraph], Callable[..., Any]]:
+    def serve(stored: StoredGraph) -> Callable[..., Any]:
         start = time.perf_counter()
         known: list[weakref.ref[Variant]] = []
         backwards: list[bool] = []  # not empty once there has been one: as where it is compiled then, it is judged then
-        direct, engine = _engine(stored, options, log, known, backwards)
-        if raced:
-            log.noticed("warm start: the race is not run again")
+        verdicts = verdicts_on(stored.programs[:1], stored.eager, stored.facts, stored.device, options, log)
+        direct, engine = _engine(stored, options, log, known, backwards, verdicts)
         variant = new_variant(
-            dataclasses.replace(options, gate=False) if raced else options,
+            options,
             log,
             stored.facts,
             _eager(stored.eager),
@@ -39,6 +38,7 @@ def server(options: Options, log: CompileLog) -> Callable[[StoredGraph, bool], C
             direct=direct,
             compile_seconds=time.perf_counter() - start,
             has_backward=lambda: bool(backwards),
+            verdicts=verdicts,
         )
         known.append(weakref.ref(variant))
         if stored.sources is not None:
@@ -54,6 +54,7 @@ def _engine(
     log: CompileLog,
     known: list[weakref.ref[Variant]],
     backwards: list[bool],
+    verdicts: Verdicts | None,
 ) -> tuple[Run | None, Callable[..., Any]]:
     def load(kind: Kind, number: int) -> Run:
         returned = stored.training.returned if stored.training and kind == "forward" else None
@@ -74,7 +75,8 @@ def _engine(
     judged = stored.backward_draws or options.verify == "off"  # what cannot be run twice is trusted
     eager = without_autocast(_eager(stored.backward))
     forward, backward = load("forward", 0), load("backward", 1)
-    watched = WatchedBackward(backward, eager, roll_back, judged=judged, coarsest=stored.coarsest)
+    of_backward = verdicts.of_backward(stored.programs[1]) if verdicts is not None else None
+    watched = WatchedBackward(backward, eager, roll_back, judged=judged, coarsest=stored.coarsest, verdicts=of_backward)
 
     def noted(args: list[Any]) -> Any:
         if not backwards:

@@ -1,0 +1,83 @@
+"""Verdicts of earlier processes: the very same program, on the same machine with the same versions, is not tried again.
+
+What a verdict is of is its key: the program's data, eager's form of the graph, burnish's own source, the options that
+programs depend on, torch, Python, processor and device. Weights are no part of it. So a verdict says that this code
+computes what eager's does and is faster; whether it is right for these very numbers, the first call is compared for,
+beside it (`Variant`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from typing import Literal
+
+from burnish.runtime.cache import Cache, CacheKey
+from burnish.trust.record import GateStats
+
+KIND = "verdict"
+KEPT_SECONDS = 30 * 86400.0
+_CLEARLY = 0.95  # of eager's time: what was won by less is raced for again
+
+# graph: compared and raced, all that the gate does.  forward, backward: the comparisons of a training step's halves.
+Part = Literal["graph", "forward", "backward"]
+
+
+class Verdicts:
+    """Of one graph. `now` is a clock that processes share."""
+
+    def __init__(
+        self, cache: Cache, factors: tuple[tuple[str, str], ...], now: Callable[[], float] = time.time
+    ) -> None:
+        self._cache = cache
+        self._factors = factors
+        self._now = now
+
+    def of_backward(self, program: bytes) -> Verdicts:
+        """Its program is made later than the forward's, or never."""
+        factor = ("backward", hashlib.sha256(program).hexdigest())
+        return Verdicts(self._cache, (*self._factors, factor), self._now)
+
+    def passed(self, part: Part, *, compared: bool, raced: bool) -> GateStats | None:
+        """What was found then, if that was both, as far as it is asked for, and not too long ago."""
+        found = self._read(part)
+        if found is None or (compared and found.compiled_error is None):
+            return None
+        return None if raced and (found.ratio is None or found.ratio >= _CLEARLY) else found
+
+    def _read(self, part: Part) -> GateStats | None:
+        data = self._cache.get(KIND, self._key(part))
+        if data is None:
+            return None
+        try:
+            stored = json.loads(data)
+            stats, when = GateStats(**stored["gate"]), float(stored["when"])
+            day = datetime.datetime.fromtimestamp(when, datetime.UTC).date().isoformat()
+        except (ValueError, TypeError, KeyError, OverflowError):
+            self._cache.discard(KIND, self._key(part))
+            return None
+        if not 0 <= self._now() - when < KEPT_SECONDS:
+            self._cache.discard(KIND, self._key(part))
+            return None
+        engines = tuple((str(name), float(us)) for name, us in stats.engines_us)
+        note = f"judged by an earlier process, on {day}"
+        return dataclasses.replace(stats, engines_us=engines, seconds=0.0, source="remembered", note=note)
+
+    def keep(self, part: Part, stats: GateStats) -> None:
+        """The graph passed. What was trusted by a rule, or is remembered itself, is no verdict."""
+        if stats.note or stats.source != "measured":
+            return
+        self._cache.discard(KIND, self._key(part))  # the first of two writers wins, and this one is newer
+        data = {"gate": dataclasses.asdict(stats), "when": self._now()}
+        self._cache.put(KIND, self._key(part), json.dumps(data).encode())
+
+    def forget(self) -> None:
+        for part in ("graph", "forward", "backward"):
+            self._cache.discard(KIND, self._key(part))
+
+    def _key(self, part: str) -> CacheKey:
+        return CacheKey((*self._factors, ("part", part)))
