@@ -9,35 +9,21 @@ from __future__ import annotations
 
 from burnish.ir.body import Loop, Scanned
 from burnish.ir.expr import product
-from burnish.schedule.kernels import Kernel, LoopGroup, LoopKernel, Schedule
-from burnish.schedule.order import can_move, meet
+from burnish.schedule.kernels import LoopGroup, LoopKernel, Schedule
+from burnish.schedule.order import side_by_side
 from burnish.schedule.vector_loops import is_vector_product, vector_loads
 
 _SMALL = 1 << 16  # elements of a loop that is over before the next could be launched
 _SHORT = 256  # elements of a row: a head's
-_FAR = 64  # kernels that are looked through for others to go beside one
 _MOST = 6  # parts: each has its code in the kernel
 
 
 def group_loops(schedule: Schedule) -> Schedule:
-    kernels = list(schedule.kernels)
-    kinds = [_kind(k.loop) if isinstance(k, LoopKernel) else None for k in kernels]
-    grouped: list[Kernel] = []
-    taken: set[int] = set()
-    for n, kernel in enumerate(kernels):
-        if n in taken:
-            continue
-        members = [kernel] if isinstance(kernel, LoopKernel) else []
-        for later in range(n + 1, min(n + 1 + _FAR, len(kernels))) if kinds[n] is not None else ():
-            other = kernels[later]
-            if len(members) == _MOST or kinds[later] != kinds[n] or not isinstance(other, LoopKernel):
-                continue
-            free = later not in taken and not any(meet(member, other) for member in members)
-            if free and can_move(kernels, n, later, taken):
-                members.append(other)
-                taken.add(later)
-        grouped.append(LoopGroup(tuple(members)) if len(members) > 1 else kernel)
-    schedule.kernels = grouped
+    kinds = [_kind(k.loop) if isinstance(k, LoopKernel) else None for k in schedule.kernels]
+    schedule.kernels = [
+        LoopGroup(tuple(k for k in members if isinstance(k, LoopKernel))) if len(members) > 1 else members[0]
+        for members in side_by_side(schedule.kernels, kinds, _MOST)
+    ]
     return schedule
 
 

@@ -340,9 +340,12 @@ class Schedule:
                 assert name in written or empty, f"{name} is read before it is written"
             for name in k.writes if not isinstance(k, ExternKernel) else ():
                 assert name in self.buffers, f"{name} is no buffer"
-            for part in k.parts if isinstance(k, ContractGroup | LoopGroup) else (k,):
+            parts = k.parts if isinstance(k, ContractGroup | LoopGroup) else (k,)
+            for part in parts:
                 if isinstance(part, LoopKernel | Product):
                     part.loop.verify()
+                theirs = {name for other in parts if other is not part for name in (*other.reads, *other.writes)}
+                assert not part.writes & theirs, f"{part.writes & theirs} is touched by another part of its launch"
             written |= k.writes
         for r in self.results:
             if isinstance(r, ResultBuffer) and r.alias_of is None and self.buffers[r.operand.buffer].elements != 0:

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence, Set
 from burnish.errors import CompileError
 from burnish.schedule.kernels import ExternKernel, Kernel
 
+_FAR = 64  # kernels that are looked through for others to go beside one
+
 
 def dependences(kernels: Sequence[Kernel]) -> list[set[int]]:
     """For each kernel, the earlier ones it must follow: they write what it reads or writes, or read what it writes."""
@@ -45,6 +47,27 @@ def require_kept(earlier: Sequence[set[int]], order: Sequence[Sequence[int]]) ->
         for d in needed:
             if place[d] >= place[k]:
                 raise CompileError("fuse", f"kernel {k} must follow kernel {d} and would not")
+
+
+def side_by_side(kernels: Sequence[Kernel], kinds: Sequence[object], most: int | None = None) -> list[list[Kernel]]:
+    """The kernels in order, each with those from further on that can go beside it in one launch: they are of its kind,
+    they may be brought forward, and none touches what another one there writes. A kernel of the kind None stays alone.
+    """
+    groups: list[list[Kernel]] = []
+    taken: set[int] = set()
+    for n, kernel in enumerate(kernels):
+        if n in taken:
+            continue
+        members = [kernel]
+        for later in range(n + 1, min(n + 1 + _FAR, len(kernels))) if kinds[n] is not None else ():
+            other = kernels[later]
+            if kinds[later] != kinds[n] or later in taken or len(members) == most:
+                continue
+            if not any(meet(member, other) for member in members) and can_move(kernels, n, later, taken):
+                members.append(other)
+                taken.add(later)
+        groups.append(members)
+    return groups
 
 
 def can_move(kernels: Sequence[Kernel], to: int, at: int, gone: Set[int]) -> bool:

@@ -54,7 +54,7 @@ from burnish.schedule.kernels import (
     Operand,
     Schedule,
 )
-from burnish.schedule.order import can_move
+from burnish.schedule.order import side_by_side
 
 _TILE = 64
 _PIECE = 1024  # k-elements a piece of a split product has at least
@@ -342,29 +342,22 @@ def _is_add(i: Instr) -> bool:
 
 def group_siblings(schedule: Schedule) -> Schedule:
     """Products of one matrix with several (queries, keys and values; gate and up) become one kernel."""
-    kernels = list(schedule.kernels)
-    grouped: list[Kernel] = []
-    taken: set[int] = set()
-    for n, kernel in enumerate(kernels):
-        if n in taken:
-            continue
-        if not isinstance(kernel, ContractKernel):
-            grouped.append(kernel)
-            continue
-        members = [kernel]
-        for later in range(n + 1, len(kernels)):
-            other = kernels[later]
-            if isinstance(other, ContractKernel) and alike(kernel, other) and can_move(kernels, n, later, taken):
-                members.append(other)
-                taken.add(later)
-        grouped.append(ContractGroup(tuple(members)) if len(members) > 1 else kernel)
-    schedule.kernels = grouped
+    kinds = [_kind(k) if isinstance(k, ContractKernel) else None for k in schedule.kernels]
+    schedule.kernels = [
+        ContractGroup(tuple(k for k in members if isinstance(k, ContractKernel))) if len(members) > 1 else members[0]
+        for members in side_by_side(schedule.kernels, kinds)
+    ]
     return schedule
 
 
 def alike(first: ContractKernel, other: ContractKernel) -> bool:
-    """Whether two products can be side by side; those of several right operands stay alone."""
-    if first.others or other.others:
-        return False
-    same = first.a == other.a and len(first.a.shape) == 2 and first.b.strides == other.b.strides
-    return same and first.b.dtype is other.b.dtype and first.b.shape[0] == other.b.shape[0]
+    """Whether two products can be side by side."""
+    kind = _kind(first)
+    return kind is not None and kind == _kind(other)
+
+
+def _kind(kernel: ContractKernel) -> object:
+    """What products of one group have in common; None for one that stays alone, as those of several right operands."""
+    if kernel.others or len(kernel.a.shape) != 2:
+        return None
+    return kernel.a, kernel.b.strides, kernel.b.dtype, kernel.b.shape[0]

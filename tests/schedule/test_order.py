@@ -12,7 +12,7 @@ from burnish.ir.evaluate import evaluate_loop
 from burnish.ir.expr import Dim, Expr
 from burnish.schedule.fuse import join
 from burnish.schedule.kernels import LoopKernel
-from burnish.schedule.order import dependences, require_kept
+from burnish.schedule.order import dependences, require_kept, side_by_side
 
 F32 = DType.f32
 ROWS, COLUMNS = make_axis("i0", 3), make_axis("i1", 4)
@@ -49,6 +49,16 @@ def summing(source: str, target: str, again: str) -> Loop:
 
 
 # --- between kernels --------------------------------------------------------------------------------------------
+
+
+def test_one_launch_has_nothing_that_waits_for_another_of_it() -> None:
+    """c reads what b writes, and goes beside neither it nor what b went beside; d may go to c or to a, but once."""
+    a, b, c, d = (LoopKernel(copying(*pair)) for pair in ("xa", "xb", "bc", "xd"))
+    assert side_by_side([a, b, c, d], "kkkk") == [[a, b, d], [c]]
+    assert side_by_side([a, b, c, d], "kkkk", most=2) == [[a, b], [c, d]]
+    assert side_by_side([a, b, c, d], [None, "k", "l", "k"]) == [[a], [b, d], [c]]
+    overwriting = LoopKernel(copying("x", "b"))
+    assert side_by_side([a, c, overwriting], "kkk") == [[a, c], [overwriting]]  # c would read the new b
 
 
 def test_what_must_wait() -> None:

@@ -168,6 +168,18 @@ def check(interpreter: Interpreter, found: tuple[Schedule, list[Any], dict[str, 
     both.run()
 
 
+def test_siblings_that_meet_are_not_one_launch(interpreter: Interpreter) -> None:
+    """The third goes on with what the second made: beside the first are the second, or the third, and not both."""
+
+    def gated(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        gate = F.silu(x @ b)
+        return torch.relu(x @ a), (x @ c) * gate
+
+    found = on_cuda(gated, bf16(64, 128), *(bf16(128, 128) for _ in range(3)))
+    assert kinds(found[0]) == [ContractGroup, ContractKernel]
+    check(interpreter, found)
+
+
 def test_small_product_keeps_its_epilogue(interpreter: Interpreter) -> None:
     found = on_cuda(lambda x, w, b: F.gelu(F.linear(x, w, b)), bf16(48, 64), bf16(96, 64), bf16(96))
     assert kinds(found[0]) == [ContractKernel]
