@@ -76,6 +76,7 @@ class DeferredFrames:
         self._errors: dict[types.CodeType, BaseException] = {}  # graph breaks under fullgraph=True
         self._overruns: dict[types.CodeType, int] = {}
         self._closed = False
+        self._telling = threading.RLock()
         self.lobby = Lobby()
         worker_for(urgent=not self._background)
         if self._background:
@@ -264,12 +265,17 @@ class DeferredFrames:
         return sum(each is not None and each.code not in in_use for each in made)
 
     def _over_budget(self, code: types.CodeType, job: Job) -> None:
-        """Said once, by whichever thread notices first."""
+        """Said once, by whichever thread notices first, and before the call that waits returns."""
         overrun = OverBudget(self._budget or 0.0, job.deadline.stage)
-        if job.finish("cancelled", overrun.reason):
-            self._overruns[code] = self._overruns.get(code, 0) + 1
-            self._log.emit("budget_exceeded", seconds=self._budget, reason=overrun.reason, tier="eager")
-            serve_eager(self._log, "budget", overrun)
+        with self._telling:
+            if job.done.is_set():
+                return
+            try:
+                self._overruns[code] = self._overruns.get(code, 0) + 1
+                self._log.emit("budget_exceeded", seconds=self._budget, reason=overrun.reason, tier="eager")
+                serve_eager(self._log, "budget", overrun)
+            finally:
+                job.finish("cancelled", overrun.reason)
 
     # -- from outside ------------------------------------------------------------------------------------------
 

@@ -170,6 +170,7 @@ class Entrance:
         if self.deferred is None or not self.options.background:
             return call
         deferred = self.deferred
+        worker_for(urgent=False).expect()
         ring = lambda: worker_for(urgent=False).ring(deferred.admit_first)  # noqa: E731
         ordinary = lambda: _is_ordinary(hooks)  # noqa: E731
         return deferred.lobby.entrance(self.target, call, frame, ordinary, deferred.pace.calls, ring)

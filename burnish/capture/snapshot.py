@@ -24,6 +24,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+from torch import get_num_threads, is_grad_enabled, is_inference_mode_enabled
+from torch._C import _is_any_autocast_enabled, _len_torch_dispatch_stack, _len_torch_function_stack
+from torch._C._functorch import get_dynamic_layer_stack_depth
+from torch.cuda import is_initialized as cuda_is_initialized
 from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
 
 _LARGEST = 100_000  # elements of containers and attributes looked at
@@ -260,17 +264,18 @@ class ThreadState(NamedTuple):
 
     @classmethod
     def here(cls) -> ThreadState:
-        if torch._C._len_torch_dispatch_stack() or torch._C._functorch.get_dynamic_layer_stack_depth():
+        # The first call of an object that compiles in the background waits for this: hence names without dots.
+        if _len_torch_dispatch_stack() or get_dynamic_layer_stack_depth():
             raise CannotSnapshot("a dispatch mode or a function transform is active")
-        autocast = torch._C._is_any_autocast_enabled()
+        autocast = _is_any_autocast_enabled()
         return cls(
-            torch.is_grad_enabled(),
-            torch.is_inference_mode_enabled(),
+            is_grad_enabled(),
+            is_inference_mode_enabled(),
             _autocast() if autocast else (),
             torch.is_autocast_cache_enabled() if autocast else True,
-            tuple(_get_current_function_mode_stack()) if torch._C._len_torch_function_stack() else (),
-            torch.get_num_threads(),
-            torch.cuda.current_device() if torch.cuda.is_initialized() else None,
+            tuple(_get_current_function_mode_stack()) if _len_torch_function_stack() else (),
+            get_num_threads(),
+            torch.cuda.current_device() if cuda_is_initialized() else None,
         )
 
     @contextlib.contextmanager

@@ -191,6 +191,8 @@ MEASURE = """({
     return own.left < plot.left - 2 || own.right > plot.right + 2 || own.bottom > plot.bottom + 2;
   }).map(text => text.textContent),
   background: getComputedStyle(document.body).backgroundColor,
+  checks: Math.min(...[...document.querySelectorAll('.checks td:last-child')].map(
+    cell => cell.getBoundingClientRect().width)),
 })"""
 
 
@@ -219,6 +221,7 @@ def test_a_browser_shows_it(browser: Browser, tmp_path: Path, width: int, dark: 
     assert all(left >= 0 and right <= width and height > 40 for left, right, height in seen["cards"])
     assert seen["smallest"] >= 9.0, "text in plots stays readable"
     assert seen["outside"] == [], "no label is cut off"
+    assert seen["checks"] > 0.6 * width, "what the checklist found is no column of single words"
     assert seen["background"] == ("rgb(20, 19, 18)" if dark else "rgb(246, 245, 242)")
     assert visit.picture.startswith(b"\x89PNG") and len(visit.picture) > 50_000
 
