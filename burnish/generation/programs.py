@@ -53,6 +53,7 @@ class Programs:
         self._met: set[tuple[object, ...]] = set()  # kinds of chunks
         self._made: dict[tuple[object, ...], Program] = {}
         self._sealed: set[tuple[object, ...]] = set()
+        self._settled: set[tuple[object, ...]] = set()  # called since they were sealed
 
     def prompt(self, plan: Sequence[Chunk], padded: bool) -> int:
         """Run the chunks of a prompt from slot `length` on, and leave the logits behind its last token. How many of
@@ -83,11 +84,15 @@ class Programs:
         if key not in self._made:
             step = decode_step(self.model, self.state, self.words, how, padded)
             self._made[key] = self._compiled(step, f"decode {how or 'logits'}", padded)
-        with contextlib.nullcontext() if key in self._sealed else self._for_few_tokens():
+        is_sealed = key in self._sealed
+        with contextlib.nullcontext() if key in self._settled else self._for_few_tokens():
             self._run(key)
+        if is_sealed:
+            self._settled.add(key)
 
     def _for_few_tokens(self) -> contextlib.AbstractContextManager[Any]:
-        """transformers' own choice of implementations (of experts) for decoding, while a step is traced."""
+        """transformers' own choice of implementations (of experts) for decoding, while a step is traced, and once more
+        for the first sealed call, which looks whether all is as it was."""
         return getattr(self.model, "_optimize_model_for_decode", contextlib.nullcontext)()
 
     def _compiled(self, step: Program, what: str, padded: bool) -> Program:
@@ -110,6 +115,7 @@ class Programs:
         self._made.clear()
         self._met.clear()
         self._sealed.clear()
+        self._settled.clear()
 
 
 def prefill_step(model: Any, state: State, words: Words, size: int, visible: int, padded: bool) -> Program:

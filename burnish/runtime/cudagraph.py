@@ -59,6 +59,7 @@ class GraphPool:
     def open(self) -> None:
         if self.handle is None:
             self.handle = torch.cuda.graph_pool_handle()
+        if self.capture_stream is None:
             self.capture_stream = _take_stream(self.device)
             idle = _idle_streams.setdefault(self.device, [])
             self._give_stream_back = giving = weakref.finalize(self, idle.append, self.capture_stream)
@@ -102,6 +103,8 @@ class GraphPool:
         if self._last is not None:
             self._last.synchronize()  # it may be running
         captured.release()
+        if not self._captured:
+            self.handle = None  # torch gives a pool up with its last graph, and refuses to take it up again
 
     def is_lending(self) -> bool:
         """Whether a forward's saved tensors are in use. Another graph's replay might write over them, unless it is

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -330,3 +331,23 @@ def test_steps_that_ran_ahead_of_an_end_leave_no_trace(llm: CompiledLM, monkeypa
     whole = llm.generate(turn, resume=True, max_new_tokens=5, do_sample=False)
     theirs = llm.eager.generate(torch.cat([ended, turn], 1), max_new_tokens=5, do_sample=False)
     same_tokens(llm.eager, whole, theirs)
+
+
+def test_steps_stay_compiled_where_the_model_is_set_otherwise_while_it_decodes() -> None:
+    """As transformers does with experts on a GPU: what Dynamo guards on is there only inside the context."""
+    model = family("qwen3_moe")
+    sections = model.model.layers[0].mlp.experts.config
+
+    @contextlib.contextmanager
+    def decoding() -> Iterator[None]:
+        before, sections._experts_implementation = sections._experts_implementation, "batched_mm"
+        try:
+            yield
+        finally:
+            sections._experts_implementation = before
+
+    model._optimize_model_for_decode = decoding
+    llm = generation.compile(model, max_length=LENGTH, chunk_sizes=CHUNKS, eager_first=False)
+    llm.generate(prompt(1, 5), max_new_tokens=6, do_sample=False)
+    assert not any("eager" in notice for p in llm.stats().programs for notice in p.notices), llm.stats()
+    llm.close()
