@@ -284,8 +284,10 @@ class Gate:
         are_long = len(times) * min(values[0] for values in times.values()) > _LONG_CALLS
         if are_long and self.clock() - started + first > budget and self._wins_cold(times):
             return 1
-        warm = min(rig.seconds(call, 1, self.clock) for call in calls.values())
-        block = max(1, min(_LONGEST_BLOCK, int(_BLOCK_SECONDS / max(warm, 1e-7))))
+        block = 1
+        if not are_long:
+            warm = min(rig.seconds(call, 1, self.clock) for call in calls.values())
+            block = max(1, min(_LONGEST_BLOCK, int(_BLOCK_SECONDS / max(warm, 1e-7))))
         times.update({name: [] for name in times})  # what ran but once, with cold caches, is no measure of the rest
         rounds = 1
         while rounds < _MOST_ROUNDS:

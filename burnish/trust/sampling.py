@@ -1,13 +1,15 @@
 """Live calls compared with eager, now and then: what the gate saw once can break later, with other data.
 
 A sampled call copies its inputs before and its results after; a thread of low priority runs eager on the copies and
-compares, with float64 as the referee. A graph that draws random numbers is compared within the call, because the
-numbers belong to the caller's thread. Samples that the thread has no time for are dropped and counted.
+compares, with float64 as the referee. Within the call are compared: a graph that draws random numbers, because the
+numbers belong to the caller's thread; and on the CPU a result with NaNs or infinities, which is cheap to see. If such a
+one is wrong, its caller gets eager's result. Samples that the thread has no time for are dropped and counted.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import random
 import threading
@@ -38,6 +40,7 @@ class Watched(Protocol):
     samples: int
     samples_dropped: int
     doubts: int
+    knows_infinity: bool
 
     def compiled(self) -> Call | None: ...
 
@@ -62,11 +65,20 @@ def sampled(variant: Watched, run: Callable[[Sequence[Any]], Any], args: Sequenc
         return run(args)
     result = run(args)
     sample.finish(result, args)
-    if variant.facts.draws:
-        sample.compare()
+    infinite = not variant.knows_infinity and _has_infinities(result)
+    if variant.facts.draws or infinite:
+        if not sample.compare():
+            return sample.done_over(args)
+        variant.knows_infinity |= infinite  # eager's has them, too: nothing to hold up the next such call for
     elif not comparer.submit(sample):
         variant.samples_dropped += 1
     return result
+
+
+def _has_infinities(result: Any) -> bool:
+    """Or NaNs. Not asked of a GPU, which the call would have to wait for."""
+    floats = (x.detach() for x in _tensors(result) if x.is_floating_point() and x.device.type == "cpu")
+    return any(not math.isfinite(float(x.sum(dtype=torch.float64))) for x in floats)
 
 
 @dataclass(frozen=True)
@@ -109,11 +121,13 @@ class Sample:
         positions = sorted(self.variant.facts.changed)
         return [args[i] for i in positions if isinstance(args[i], torch.Tensor)]
 
-    def compare(self) -> None:
+    def compare(self) -> bool:
+        """Whether the call was right, or nothing is known against it."""
         after = RandomState(self._inputs.devices) if self._random is not None else None
         with self._state.entered(), torch.no_grad(), self._on_own_streams():
             opinion = self._opinion(self._ours)
-            if not opinion.is_right and self._is_confirmed():
+            wrong = not opinion.is_right and self._is_confirmed()
+            if wrong:
                 self.variant.roll_back(Failure(f"a sampled call: {opinion.wrong}"))
             elif opinion.doubt and not self._weights_changed():
                 self._doubt(opinion.doubt)
@@ -122,6 +136,18 @@ class Sample:
         self.variant.samples += 1
         if after is not None:
             after.restore()
+        return not wrong
+
+    def done_over(self, args: Sequence[Any]) -> Any:
+        """The call once more, in eager: from the same inputs, with the same random numbers."""
+        if self._random is not None:
+            self._random.restore()
+        start = self._inputs.take()
+        with torch.no_grad():
+            for i in sorted(self.variant.facts.changed):
+                if isinstance(args[i], torch.Tensor):
+                    args[i].copy_(start[i])
+        return self.variant.eager(*args)
 
     def _doubt(self, what: str) -> None:
         """In half types, a percent may be rounding, once. If it is there in sample after sample, it is not."""

@@ -90,6 +90,7 @@ class Variant:
         self.samples = 0
         self.samples_dropped = 0
         self.doubts = 0  # samples that would be alarms, were they not few
+        self.knows_infinity = False  # eager's results have been seen to have NaNs or infinities, too
         self.state: State = "on trial"
         self.engine: Engine = "eager"
         self._engines = dict(engines)

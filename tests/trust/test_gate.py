@@ -11,6 +11,7 @@ from torch import nn
 
 import burnish
 from burnish.trust.faults import Fault, NotANumber, RaisesAtRun, RaisesInCompile, Slower, WrongBy
+from burnish.trust.gate import Gate, GraphFacts
 from burnish.trust.record import VariantStats
 from tests.against_eager import fallback_warnings
 
@@ -120,6 +121,44 @@ def test_one_variant_in_three_does_not_compile():
     stats = burnish.stats(compiled)
     assert [v.engine for v in stats.variants] == ["burnish", "burnish", "eager", "burnish"]
     assert len(stats.fallbacks) == 1
+
+
+# --- what judging may cost -----------------------------------------------------------------------------------------
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def call(self, seconds: float) -> Any:
+        def run(x: torch.Tensor) -> torch.Tensor:
+            self.now += seconds
+            return x * 2
+
+        return run
+
+
+@pytest.mark.parametrize(
+    ("eager", "ours", "compile_seconds"),
+    [(3e-5, 1e-5, 0.7), (3e-5, 2.9e-5, 0.7), (0.01, 0.0099, 1.0), (0.148, 0.123, 7.8), (0.3, 0.29, 14.0)],
+)
+def test_the_gate_takes_a_tenth_of_the_compile_at_most(eager, ours, compile_seconds):
+    clock = Clock()
+    gate = Gate(GraphFacts("inference"), compare=True, race=True, compile_seconds=compile_seconds, clock=clock)
+    verdict = gate.judge(clock.call(eager), {"burnish": clock.call(ours)}, (X,))
+    assert verdict.winner == "burnish" and verdict.stats.rounds >= 2
+    assert verdict.stats.seconds == pytest.approx(clock.now) and verdict.stats.share_of_compile <= 0.10
+
+
+@pytest.mark.parametrize(("ours", "winner", "runs"), [(0.9, "burnish", 2), (2.0, "eager", 4)])
+def test_calls_longer_than_the_budget_are_run_once_or_to_be_sure_of_a_loser_twice(ours, winner, runs):
+    clock = Clock()
+    gate = Gate(GraphFacts("inference"), compare=True, race=True, compile_seconds=5.0, clock=clock)
+    verdict = gate.judge(clock.call(1.0), {"burnish": clock.call(ours)}, (X,))
+    assert verdict.winner == winner and clock.now == pytest.approx(runs / 2 * (1.0 + ours))
 
 
 # --- what a trial must not touch -----------------------------------------------------------------------------------

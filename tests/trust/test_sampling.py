@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch import nn
 import burnish
 from burnish.trust.faults import Fault, NotANumber, WrongBy
 from burnish.trust.record import VariantStats
-from burnish.trust.sampling import comparer, gaps
+from burnish.trust.sampling import Sample, comparer, gaps
 from tests.against_eager import fallback_warnings
 
 X = torch.linspace(-1, 2, 24).reshape(4, 6)
@@ -63,12 +64,50 @@ def test_an_error_of_one_percent_in_bfloat16_is_found_within_eight_samples():
     assert settled(compiled).state == "rolled back" and settled(compiled).samples <= 8
 
 
-def test_a_nan_is_found():
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+def test_a_nan_is_found_and_that_call_gets_eagers_result(grad):
     compiled = compiled_with(NotANumber(after=2))
-    with torch.no_grad():
-        for _ in range(3):
-            called(compiled, X)
+    with torch.set_grad_enabled(grad):
+        results = [called(compiled, X) for _ in range(3)]
+        assert torch.equal(results[2], compiled.eager(X)) and results[2].requires_grad == grad
     assert settled(compiled).state == "rolled back" and "NaNs" in settled(compiled).reason
+
+
+def test_a_nan_in_a_call_that_changes_state_is_undone():
+    def add(x: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
+        sums += x.sum(0)
+        return x * sums
+
+    compiled = compiled_with(NotANumber(after=2), target=add)
+    ours, theirs = torch.zeros(6), torch.zeros(6)
+    for _ in range(4):
+        torch.testing.assert_close(called(compiled, X, ours), add(X, theirs))
+        torch.testing.assert_close(ours, theirs)
+    assert settled(compiled).state == "rolled back"
+
+
+def test_wrong_random_numbers_are_eagers_in_that_very_call():
+    compiled = compiled_with(WrongBy(0.5, after=2), target=lambda x: nn.functional.dropout(x, 0.5) * 2)
+    torch.manual_seed(5)
+    ours = [called(compiled, X) for _ in range(4)] + [torch.rand(3)]
+    torch.manual_seed(5)
+    torch.testing.assert_close(ours, [compiled.burnish.eager(X) for _ in range(4)] + [torch.rand(3)])
+    assert settled(compiled).state == "rolled back"
+
+
+def test_infinities_that_eager_has_too_hold_up_one_call_only(monkeypatch):
+    within_call: list[bool] = []
+    compare = Sample.compare
+
+    def counted(self: Sample) -> bool:
+        within_call.append(threading.current_thread() is threading.main_thread())
+        return compare(self)
+
+    monkeypatch.setattr(Sample, "compare", counted)
+    compiled = compiled_with(None, target=lambda x: x.masked_fill(x < 0, -torch.inf).softmax(-1).log())
+    for _ in range(4):
+        called(compiled, X)
+    assert settled(compiled).state == "compiled" and within_call == [True, False, False]
 
 
 def test_the_share_of_calls_is_the_one_asked_for():
