@@ -1,4 +1,7 @@
-"""Are the numbers right? float64 is the referee: a candidate's error is judged beside eager's own error."""
+"""How far from float64 is a whole target? One figure for each engine, for `bench`, `explain`, `doctor` and benchmarks.
+
+What decides tensor by tensor is `verify/judge.py`, and in the midst of a call `trust/referee.py`.
+"""
 
 from __future__ import annotations
 

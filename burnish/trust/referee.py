@@ -4,6 +4,12 @@ Most results agree with eager's to a few units in the last place, which is cheap
 float64: ours must not be further from it than 1.5 times eager's distance (root mean square; 3 times for the worst
 element). Before that counts as wrong, honest reasons are ruled out: eager that differs from itself, and graphs in
 which rounding alone moves the result as far (the float64 run is repeated with every operation rounded at random).
+
+`verify/judge.py` answers the same question for those who have time and want to know where: tensor by tensor, every run
+made beforehand, three times eager's error allowed. Here a call waits, a verdict takes the compiled program out of
+service or leaves it in, and nobody looks at it again: so runs are made only when they are needed, the measure is
+stricter, and what looks wrong is doubted more. `InFloat64` is for captured graphs, all of whose tensors are arguments;
+`parity.float64_everywhere` is for models, which may write into tensors of their own and must find them again.
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 Two measures, both relative to the tensor's size: the largest error finds one wrong element among millions, the root of
 the mean square finds a small error everywhere (1 % in bfloat16, whose single roundings are nearly that large).
+
+This is for a report: all runs are there, and each tensor gets its errors, its limit and its worst element.
+`trust/referee.py` says in its head why the gate, which decides within a call, has another.
 """
 
 from __future__ import annotations
