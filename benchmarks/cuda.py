@@ -193,8 +193,10 @@ def notes(called: Callable[..., Any]) -> list[str]:
     return [*out, *(str(v) for v in stats.variants)]
 
 
-def timings(call: Callable[[], Any], seconds: float) -> dict[str, Any]:
-    clock, sync = time.perf_counter, torch.cuda.synchronize
+def timings(
+    call: Callable[[], Any], seconds: float, sync: Callable[[], object] = torch.cuda.synchronize
+) -> dict[str, Any]:
+    clock = time.perf_counter
     for _ in range(5):
         call()
     sync()
@@ -251,21 +253,32 @@ def run_child(workload: str, candidate: str, seconds: float, profile: bool) -> d
     return in_fresh_process("benchmarks.cuda", workload, candidate, more, CHILD_SECONDS)
 
 
-def in_fresh_process(module: str, workload: str, candidate: str, more: list[str], limit: int) -> dict[str, Any]:
-    """What `python -m module --child WORKLOAD CANDIDATE OUT ...` writes to OUT, with empty caches."""
+def in_fresh_process(
+    module: str, workload: str, candidate: str, more: list[str], limit: int, twice: bool = False
+) -> dict[str, Any]:
+    """What `python -m module --child WORKLOAD CANDIDATE OUT ...` writes to OUT, with empty caches; `twice`: and, as
+    "warm", what a second process writes that finds the caches of the first."""
     with tempfile.TemporaryDirectory(prefix="burnish-bench-", ignore_cleanup_errors=True) as folder:
         out = Path(folder, "result.json")
         names = {"BURNISH_CACHE_DIR": "b", "TORCHINDUCTOR_CACHE_DIR": "i", "TRITON_CACHE_DIR": "t"}
         caches = {name: str(Path(folder, part)) for name, part in names.items()}
         command = [sys.executable, "-m", module, "--child", workload, candidate, str(out), *more]
-        try:
-            done = subprocess.run(command, env={**os.environ, **caches}, timeout=limit, capture_output=True, text=True)
-        except subprocess.TimeoutExpired:
-            return {"failure": f"not done in {limit} s"}
-        if done.returncode or not out.exists():
-            return {"failure": done.stderr.strip()[-1500:]}
-        found: dict[str, Any] = json.loads(out.read_text())
+        found = _in_process(command, out, caches, limit)
+        if twice and "failure" not in found:
+            found["warm"] = _in_process(command, out, caches, limit)
         return found
+
+
+def _in_process(command: list[str], out: Path, caches: dict[str, str], limit: int) -> dict[str, Any]:
+    out.unlink(missing_ok=True)
+    try:
+        done = subprocess.run(command, env={**os.environ, **caches}, timeout=limit, capture_output=True, text=True)
+    except subprocess.TimeoutExpired:
+        return {"failure": f"not done in {limit} s"}
+    if done.returncode or not out.exists():
+        return {"failure": done.stderr.strip()[-1500:]}
+    found: dict[str, Any] = json.loads(out.read_text())
+    return found
 
 
 def line(workload: str, candidate: str, row: dict[str, Any]) -> str:

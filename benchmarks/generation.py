@@ -1,35 +1,47 @@
 """Decoding on a GPU: language models with random weights, the step alone and `generate` end to end.
 
-    PYTHONPATH=. python3 -m benchmarks.generation [--only 1b,...] [--candidates burnish,...] [--layers N] [--json FILE]
+    PYTHONPATH=. python3 -m benchmarks.generation --json benchmarks/results/generation-h200.json
+    [--only 1b,...] [--candidates burnish,...] [--layers N] [--new N] [--top]
 
 Each candidate runs in a process of its own with empty caches. The table of steps: one decode step with a static cache
 that holds as many tokens as the workload says; p50 is a step with a synchronisation after it, stream the time of a step
-among many back to back, gpu and n the time and number of its kernels. Then 256 new tokens from a prompt of 128, batch 1
-or the workload's: seconds, time to the first token, and what the first generation took beyond that (cold).
+among many back to back, gpu and n the time and number of its kernels, with what the compiler took until then (cold).
+`burnish:int8` and `:int4` have their weights in 8 and 4 bits, and their error is of the logits, against bf16's.
 
-Models are made on the device in their own type. `--layers 1 --device cpu` is a smoke run on any machine.
+`generate`, 256 new tokens from a prompt of 128, batch 1 or the workload's: seconds, time to the first token, and what
+the first generation took beyond that (cold). `hf:burnish` is the model's own `generate` after `burnish.compile(model)`.
+
+`burnish:start` counts from `generation.compile` to the first token, which eager computes, and to the second, for which
+the step is compiled: in a process with empty caches, and in a second one that finds what the first has left (warm).
+
+Models are made on the device in their own type. `--layers 1 --device cpu` is a smoke run on any machine. A FILE that
+exists keeps its other rows.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
-import statistics
+import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.cuda import facts, in_fresh_process, kernels
+from benchmarks.cuda import facts, in_fresh_process, kernels, timings
 
 STEPS = ("eager", "inductor:reduce-overhead", "inductor:max-autotune", "burnish")
-WHOLE = ("hf:eager", "hf:static", "burnish:generate")
-CANDIDATES = STEPS + WHOLE
+SMALL = {"burnish:int8": 8, "burnish:int4": 4}  # bits of the weights
+WHOLE = ("hf:eager", "hf:static", "hf:burnish", "burnish:generate")
+START = "burnish:start"
+CANDIDATES = (*STEPS, *SMALL, *WHOLE, START)
 CHILD_SECONDS = 420
 PROMPT, NEW = 128, 256
+ENOUGH = 8.0  # seconds of later generations, after which no further one is measured
 
 
 @dataclass(frozen=True)
@@ -40,6 +52,8 @@ class Work:
     batch: int
     room: int
     held: int
+    goal_ms: float | None = None  # for burnish's step, back to back
+    without: tuple[str, ...] = (*SMALL, START)  # candidates that it is not measured with
 
 
 def llama(**sizes: Any) -> Any:
@@ -82,11 +96,13 @@ def routed() -> Any:
 
 
 WORK = {
-    "1b": Work(one_b, batch=1, room=1024, held=700),
-    "8b": Work(eight_b, batch=1, room=1024, held=700),
-    "qwen3-b8": Work(qwen, batch=8, room=4352, held=4096),
-    "moe-b4": Work(routed, batch=4, room=1024, held=512),
+    "1b": Work(one_b, batch=1, room=1024, held=700, goal_ms=0.70, without=()),
+    "8b": Work(eight_b, batch=1, room=1024, held=700, goal_ms=3.9),
+    "qwen3-b8": Work(qwen, batch=8, room=4352, held=4096, goal_ms=3.0),
+    "moe-b4": Work(routed, batch=4, room=1024, held=512, goal_ms=2.4),
 }
+GOAL_INT4 = 1.5  # times our own bf16
+GOAL_FIRST_TOKEN_S = {"cold": 4.0, "warm": 2.0}
 
 
 @dataclass(frozen=True)
@@ -132,10 +148,12 @@ def build(work: Work, setting: Setting) -> Any:
 def measure(name: str, candidate: str, setting: Setting) -> dict[str, Any]:
     work = WORK[name]
     if setting.device == "cpu":
-        work = Work(work.config, min(work.batch, 2), 256, 100)
+        work = replace(work, batch=min(work.batch, 2), room=256, held=100)
     model = build(work, setting)
+    if candidate == START:
+        return _start(model, work, setting)
     with torch.no_grad():
-        return (_step if candidate in STEPS else _whole)(model, work, candidate, setting)
+        return (_whole if candidate in WHOLE else _step)(model, work, candidate, setting)
 
 
 def _sync(setting: Setting) -> None:
@@ -143,32 +161,61 @@ def _sync(setting: Setting) -> None:
         torch.cuda.synchronize()
 
 
+def _start(model: Any, work: Work, setting: Setting) -> dict[str, Any]:
+    """From `generation.compile` to the first tokens. The model is there, and has not run."""
+    from burnish import generation
+
+    ids = _ids(model, work.batch, PROMPT, setting)
+    _sync(setting)
+    begin = time.perf_counter()
+    llm = generation.compile(model, max_length=PROMPT + setting.new, max_batch=work.batch)
+    tokens = llm.stream(ids, max_new_tokens=setting.new, do_sample=False)
+    took = [time.perf_counter() - begin for _ in tokens]
+    return {"first_token_s": took[0], "second_token_s": took[1], "last_token_s": took[-1], "tokens": len(took)}
+
+
 def _ids(model: Any, batch: int, tokens: int, setting: Setting) -> torch.Tensor:
     return torch.randint(0, model.config.vocab_size, (batch, tokens), device=setting.device)
 
 
 def _step(model: Any, work: Work, candidate: str, setting: Setting) -> dict[str, Any]:
+    error = _quantized(model, SMALL[candidate], setting) if candidate in SMALL else {}
     begin = time.perf_counter()
-    if candidate == "burnish":
+    if candidate.startswith("burnish"):
         call, notes = _our_step(model, work, setting)
     else:
         call, notes = _their_step(model, work, candidate, setting), lambda: []
     _sync(setting)
     cold = time.perf_counter() - begin
-    found = timings(call, setting)
+    found = timings(call, setting.seconds, lambda: _sync(setting)) | error
     if setting.device == "cuda":
         found |= kernels(call)
         found["peak_gb"] = torch.cuda.max_memory_allocated() / 1e9
-    found |= _traffic(model, work, found["stream_ms"])
+    found |= _traffic(model, work, found["stream_ms"], setting)
     return {**found, "cold_s": cold, "notes": notes()}
 
 
-def _traffic(model: Any, work: Work, milliseconds: float) -> dict[str, Any]:
+def _quantized(model: Any, bits: int, setting: Setting) -> dict[str, Any]:
+    from burnish import generation
+    from burnish.generation.quantize import logit_error
+
+    ids = _ids(model, 1, 64, setting)
+    before = model(ids).logits
+    report = generation.quantize(model, bits=bits)
+    error = logit_error(model(ids).logits, before)
+    return {
+        "logit_error": error.relative, "same_token": error.agreement, "weight_error": report.error, "bits": bits
+    }  # fmt: skip
+
+
+def _traffic(model: Any, work: Work, milliseconds: float, setting: Setting) -> dict[str, Any]:
+    from burnish.explain.ceiling import measure_bandwidth
     from burnish.generation.cache import model_shape
     from burnish.generation.traffic import decode_bytes
 
     count = decode_bytes(model, model_shape(model).slot_bytes, work.batch, work.held)
-    return {"gb": count / 1e9, "gb_per_s": count / milliseconds / 1e6}
+    speed, most = count / milliseconds * 1e3, measure_bandwidth(torch.device(setting.device), seconds=0.2)
+    return {"gb": count / 1e9, "gb_per_s": speed / 1e9, "bandwidth_gb_per_s": most / 1e9, "of_bandwidth": speed / most}
 
 
 def _their_step(model: Any, work: Work, candidate: str, setting: Setting) -> Callable[[], Any]:
@@ -225,36 +272,8 @@ def _our_step(model: Any, work: Work, setting: Setting) -> tuple[Callable[[], An
     return step, notes
 
 
-def timings(call: Callable[[], Any], setting: Setting) -> dict[str, Any]:
-    clock = time.perf_counter
-    for _ in range(3):
-        call()
-    _sync(setting)
-    begin = clock()
-    call()
-    _sync(setting)
-    n = max(10, min(1000, int(setting.seconds / (clock() - begin))))
-    whole = []
-    for _ in range(n):
-        begin = clock()
-        call()
-        _sync(setting)
-        whole.append(clock() - begin)
-    begin = clock()
-    for _ in range(n):
-        call()
-    host = (clock() - begin) / n
-    _sync(setting)
-    stream = (clock() - begin) / n
-    whole.sort()
-    return {
-        "p50_ms": statistics.median(whole) * 1e3, "p99_ms": whole[int(0.99 * (n - 1))] * 1e3, "n": n,
-        "stream_ms": stream * 1e3, "host_us": host * 1e6,
-    }  # fmt: skip
-
-
 def _whole(model: Any, work: Work, candidate: str, setting: Setting) -> dict[str, Any]:
-    """`generate` from a prompt: the first time, and the best of three later ones."""
+    """`generate` from a prompt: the first time, and the best of two or three later ones."""
     ids = _ids(model, work.batch, PROMPT, setting)
     arguments = {"max_new_tokens": setting.new, "min_new_tokens": setting.new, "do_sample": False, "pad_token_id": 0}
     found: dict[str, Any] = {}
@@ -270,7 +289,11 @@ def _whole(model: Any, work: Work, candidate: str, setting: Setting) -> dict[str
             return out
 
     else:
-        extra = {"cache_implementation": "static"} if candidate == "hf:static" else {}
+        extra = {} if candidate == "hf:eager" else {"cache_implementation": "static"}
+        if candidate == "hf:burnish":
+            import burnish
+
+            model = burnish.compile(model, mode="reduce-overhead" if setting.device == "cuda" else None)
 
         def generate() -> Any:
             begin = time.perf_counter()
@@ -285,6 +308,8 @@ def _whole(model: Any, work: Work, candidate: str, setting: Setting) -> dict[str
         generate()
         _sync(setting)
         took.append(time.perf_counter() - begin)
+        if len(took) > 2 and sum(took[1:]) > ENOUGH:
+            break
     best = min(took[1:])
     found |= {"seconds": best, "cold_s": took[0] - best, "tokens_per_s": work.batch * setting.new / best}
     found["first_token_ms"] = min(first_s[1:]) * 1e3
@@ -313,7 +338,7 @@ class _FirstToken:
 def run_child(name: str, candidate: str, setting: Setting) -> dict[str, Any]:
     more = ["--device", setting.device, "--seconds", str(setting.seconds), "--new", str(setting.new)]
     more += ["--layers", str(setting.layers)] if setting.layers is not None else []
-    return in_fresh_process("benchmarks.generation", name, candidate, more, CHILD_SECONDS)
+    return in_fresh_process("benchmarks.generation", name, candidate, more, CHILD_SECONDS, twice=candidate == START)
 
 
 def line(name: str, candidate: str, row: dict[str, Any]) -> str:
@@ -324,8 +349,17 @@ def line(name: str, candidate: str, row: dict[str, Any]) -> str:
         gpu = f"{row['gpu_ms']:8.3f} {row['kernels']:5d}" if "gpu_ms" in row else " " * 14
         return (
             f"{head} {row['p50_ms']:8.3f} {row['stream_ms']:8.3f} {row['host_us']:8.0f} {gpu} {row['gb_per_s']:8.0f} "
-            f"{row['cold_s']:7.1f}"
+            f"{row['of_bandwidth']:4.0%} {row['cold_s']:7.1f}"
+            + (f"  logits {row['logit_error']:.2%} off" if "logit_error" in row else "")
         )
+    if "second_token_s" in row:
+        cold, warm = (
+            f"first token after {r['first_token_s']:.2f} s, second {r['second_token_s']:.2f} s"
+            if "failure" not in r
+            else f"FAILED {r['failure'][-120:]}"
+            for r in (row, row["warm"])
+        )
+        return f"{head} cold: {cold}; warm: {warm}"
     return (
         f"{head} {row['seconds']:8.3f} s {row['tokens_per_s']:8.1f} tokens/s, first token {row['first_token_ms']:.1f} "
         f"ms; the first time {row['cold_s']:.1f} s more, its first token after {row['cold_first_token_s']:.1f} s"
@@ -350,11 +384,16 @@ def main() -> None:
         Path(out).write_text(json.dumps(measure(name, candidate, setting)))
         return
     rows: dict[str, dict[str, Any]] = {}
+    if options.json and options.json.exists():
+        rows = json.loads(options.json.read_text())["rows"]
     heads = ("p50 ms", "stream", "host µs", "gpu ms")
-    print(f"{'workload':10} {'candidate':25} " + " ".join(f"{h:>8}" for h in heads) + "     n     GB/s  cold s")
+    print(f"{'workload':10} {'candidate':25} " + " ".join(f"{h:>8}" for h in heads) + "     n     GB/s    %  cold s")
     for name in options.only.split(","):
         for candidate in options.candidates.split(","):
-            row = rows.setdefault(name, {})[candidate] = run_child(name, candidate, setting)
+            if candidate in WORK[name].without and options.candidates == ",".join(CANDIDATES):
+                continue
+            row = run_child(name, candidate, setting)
+            rows.setdefault(name, {})[candidate] = {**row, **_when()}
             print(line(name, candidate, row), flush=True)
             if options.top:
                 for note in row.get("notes", ()):
@@ -363,7 +402,14 @@ def main() -> None:
                     print(f"    {micros:9.1f} µs {count:6.1f} x  {kernel}")
             if options.json:
                 told = facts() if options.device == "cuda" else {}
+                told = {k: v for k, v in told.items() if k not in ("date", "commit")}  # each row has its own
+                told = {"what": "generation", **told}
                 options.json.write_text(json.dumps({**told, "rows": rows}, indent=1) + "\n")
+
+
+def _when() -> dict[str, str]:
+    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    return {"date": datetime.date.today().isoformat(), "commit": found.stdout.strip()}
 
 
 if __name__ == "__main__":

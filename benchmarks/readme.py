@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks import generation_table
 from burnish.measure import duration
 from burnish.workloads import WORKLOADS
 
@@ -34,8 +35,8 @@ def main() -> int:
 
 
 def committed() -> list[dict[str, Any]]:
-    """Every machine's results: CPUs first, then GPUs."""
-    paths = [*sorted(RESULTS.glob("core-*.json")), *sorted(RESULTS.glob("cuda-*.json"))]
+    """Every machine's results: CPUs first, then GPUs, then GPUs' decoding."""
+    paths = [path for kind in ("core", "cuda", "generation") for path in sorted(RESULTS.glob(f"{kind}-*.json"))]
     return [json.loads(path.read_text()) for path in paths]
 
 
@@ -49,6 +50,8 @@ def with_numbers(text: str, results: list[dict[str, Any]]) -> str:
 
 
 def section(result: dict[str, Any]) -> str:
+    if result.get("what") == "generation":
+        return generation_table.section(result)
     if "gpu" in result:
         return _gpu_section(result)
     machine, rows = result["machine"], result["rows"]

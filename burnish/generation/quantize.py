@@ -200,7 +200,11 @@ class LogitError:
 @torch.no_grad()
 def quantization_error(quantized: Any, original: Any, **inputs: torch.Tensor) -> LogitError:
     """The error of a quantised model against the one it was made from, over the places of one batch of inputs."""
-    found, wanted = (model(**inputs).logits.float() for model in (quantized, original))
+    return logit_error(*(model(**inputs).logits for model in (quantized, original)))
+
+
+def logit_error(found: torch.Tensor, wanted: torch.Tensor) -> LogitError:
+    found, wanted = found.float(), wanted.float()
     centred = wanted - wanted.mean(-1, keepdim=True)
     difference = found - found.mean(-1, keepdim=True) - centred
     same = (found.argmax(-1) == wanted.argmax(-1)).float().mean()

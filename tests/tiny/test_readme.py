@@ -43,3 +43,25 @@ def test_a_gpu_has_a_row_per_candidate() -> None:
     result = {"gpu": "Some GPU", "torch": "2.11", "triton": "3.6", "rows": {"bert": {"burnish:sealed": row}}}
     text = with_numbers(f"{BEGIN}{END}", [result])
     assert "| bert | burnish:sealed | 0.500 ms | 0.250 ms | 20 µs | 7 | 3.0 s | 1.50 GB | 2.00 |" in text
+
+
+def test_decoding_has_its_goals_beside_it() -> None:
+    when = {"date": "2025-01-01", "commit": "abc"}
+    step = {"p50_ms": 0.9, "stream_ms": 0.75, "gb_per_s": 3000.0, "of_bandwidth": 0.8, "cold_s": 3.0, **when}
+    start = {
+        "first_token_s": 0.5,
+        "second_token_s": 3.0,
+        "warm": {"first_token_s": 0.25, "second_token_s": 1.0},
+        **when,
+    }
+    rows = {
+        "burnish": step,
+        "burnish:int4": {**step, "logit_error": 0.1},
+        "burnish:start": start,
+        "hf:static": {"failure": "no memory"},
+    }
+    result = {"what": "generation", "gpu": "Some GPU", "torch": "2.11", "rows": {"1b": rows}}
+    text = with_numbers(f"{BEGIN}{END}", [result])
+    assert "| 1b | burnish | 0.900 ms | 0.750 ms | ≤ 0.7 ms | 3000 | 80% | 3.0 s | – |" in text
+    assert "| 1b | burnish:int4 | 0.900 ms | 0.750 ms | ≤ 0.500 ms | 3000 | 80% | 3.0 s | 10.0% |" in text
+    assert "| 1b | warm | 0.25 s | ≤ 2 s | 1.00 s |" in text and "hf:static" not in text
