@@ -1,10 +1,11 @@
-"""Host time of a call, open and sealed, part by part, beside what launching its CUDA graph costs alone.
+"""Host time of a call, open and sealed, part by part, beside what launching its CUDA graph, or its few kernels, costs
+alone.
 
     PYTHONPATH=. python3 -m benchmarks.host [OUT.json]
 
 Every number is the median in microseconds over calls that alternate with those of the other rows, each after the device
 has come to rest: `host` until the call returns, `wall` until the device is done, too. `beyond` is host time beyond the
-graph's launch by the driver.
+launch by the driver.
 
 Below are the parts of a sealed call, from the outside in; each is called by itself, and what a part has inside it is
 taken off. On a CPU there is no graph, and the program stands for it.
@@ -82,6 +83,23 @@ def _graphed(compiled: Any) -> tuple[Any, Any] | None:
     return None
 
 
+def _direct(compiled: Any) -> Any:
+    """The object's program that is launched without a graph."""
+    return next((p for p in list(compiled.burnish.log._programs) if hasattr(p, "plan") and hasattr(p, "_made")), None)
+
+
+def _parts_of_launches(program: Any, args: list[Any]) -> dict[str, Call]:
+    stream = torch.cuda.current_stream().cuda_stream
+    workspace = program._pool.acquire(stream)
+    launch = workspace.direct or program._made(workspace)
+    results = launch.results(stream)
+    return {
+        "program": lambda: program(list(args)),
+        "replay": lambda: launch.run(args, results),  # the launches with their addresses
+        "new results": lambda: launch._fresh(),
+    }
+
+
 def _seen(owner: type, call: Call) -> list[Any]:
     """The arguments that `owner` is called with during a call."""
     seen: list[Any] = []
@@ -143,7 +161,7 @@ def _shares(row: dict[str, dict[str, float]]) -> dict[str, float]:
     outside = {"comparing the call": at["sealed"] - route}
     if "program" not in at:
         return _rounded({**outside, "compiled code": route})
-    whole = at.get("copies and replay", at["replay by torch"])
+    whole = at.get("copies and replay", at.get("replay by torch", at.get("replay", 0.0)))
     replay = at.get("replay", whole)
     inside = {name: at.get(name, 0.0) for name in ("addresses", "turn", "new results")}
     inside |= {"copies": whole - replay, "replay": replay}
@@ -176,6 +194,8 @@ def measure(name: str, model: torch.nn.Module, inputs: dict[str, torch.Tensor], 
         graphed = _graphed(sealed)
         if graphed is not None:
             calls |= _parts_of_graph(*graphed, _seen(type(graphed[0]), calls["sealed"]))
+        elif (direct := _direct(sealed)) is not None:
+            calls |= _parts_of_launches(direct, _seen(type(direct), calls["sealed"]))
         row = _alternating(calls, wait)
     alone = min((row[k]["host"] for k in ("replay", "replay by torch") if k in row), default=None)
     beyond = {} if alone is None else {k: round(row[k]["host"] - alone, 2) for k in ("open", "sealed")}

@@ -210,6 +210,7 @@ def _load_for_cpu(setting: Setting, program: Program) -> Run:
 def _load_for_cuda(setting: Setting, program: Program) -> Run:
     from burnish.runtime.cuda_program import CudaUnit, load_cuda_program  # a CPU never imports Triton
     from burnish.runtime.cudagraph import GraphedProgram, pool_for
+    from burnish.runtime.direct import DirectRun, direct_plan
     from burnish.runtime.graph_plan import graph_plan, obstacles
     from burnish.runtime.pieced import load_pieces
 
@@ -222,6 +223,11 @@ def _load_for_cuda(setting: Setting, program: Program) -> Run:
             return load_pieces(program, reasons, setting.static, options, log, pool, unit.triton.overlapped)
         run = load_cuda_program(program, options, log, setting.static)
     log.kernels(unit.kernels)
+    direct = direct_plan(program) if options.cuda_graphs is not True else None  # asked for by name, graphs it is
+    if direct is not None:
+        if options.captures_graphs:
+            log.noticed(f"no CUDA graph: {direct.launches} launches are quicker without one")
+        return DirectRun(run, direct, program.device)
     if not options.captures_graphs:
         return run
     lent_from = setting.returned if kind == "forward" else None

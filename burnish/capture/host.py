@@ -26,7 +26,7 @@ _WORD = 8
 _IN_PYTHON_OBJECT = range(16, 64, _WORD)  # behind the count of references and the type
 _IN_TENSOR = range(_WORD, 200, _WORD)
 
-Host = Any  # the module: Addresses, Route, Sealed and Launch
+Host = Any  # the module: Addresses, Route, Sealed, Launch and Segment
 _found: list[tuple[Host | None, str]] = []  # of this process, once it was looked for; or why there is none
 _guard = threading.Lock()
 

@@ -126,6 +126,7 @@ class NativeLauncher:
     def __init__(self, library: ctypes.CDLL, device: int, driver: str = DRIVER_LIBRARY) -> None:
         self.library, self.device, self._name = library, device, driver
         self.launch: Callable[[Any], int] = library.bn_cuda_launch
+        self.launch_address = ctypes.cast(library.bn_cuda_launch, ctypes.c_void_p).value or 0
         library.bn_cuda_error.restype = ctypes.c_char_p
         self._loaded: dict[BuiltKernel, Kernel] = {}
         self._lock = threading.Lock()

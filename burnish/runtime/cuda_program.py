@@ -30,7 +30,7 @@ from burnish.runtime.triton_compile import KernelSource
 from burnish.schedule.evaluate import ScheduleEvaluation
 from burnish.schedule.kernels import ExternKernel, Kernel, Operand, ResultBuffer, Schedule
 
-_ALIGNMENT = 16  # of every address that a kernel is given: it is compiled for that (triton_compile.py)
+KERNEL_ALIGNMENT = 16  # of every address that a kernel is given: it is compiled for that (triton_compile.py)
 _INT32 = 2**31 - 1
 _WORTH_FREEING = 1 << 26  # bytes of arguments that are done with before the program is
 _FEW = 4  # up to here, asking each parameter for its address is as quick as comparing them all
@@ -115,6 +115,7 @@ class CudaWorkspace(Workspace):
             self.table[ERROR_SLOT] = loaded.flag.data_ptr()
         self.have_stayed: Callable[[list[Any]], bool] = lambda args: False  # parameters, where the table has them
         self.copies: list[torch.Tensor] = []  # of parameters that are not aligned
+        self.direct: Any = None  # its launches as runtime/direct.py calls them
         segments = [loaded.segment(k, sizes) for k in range(len(unit.segments))]
         each = [[-(-launch.scratch // 256) * 256 for launch in segment] for segment in segments]
         self.scratch = torch.empty(sum(map(sum, each)), dtype=torch.uint8, device=device)
@@ -191,7 +192,7 @@ class CudaRenderer(Renderer):
             if k in self.given_back:
                 self.line(f"given{k} = {name}")
             self.line(f"t[{slot}] = address = {name}.data_ptr()")
-            self.line(f"if address & {_ALIGNMENT - 1}: {name} = aligned({name}); t[{slot}] = {name}.data_ptr()")
+            self.line(f"if address & {KERNEL_ALIGNMENT - 1}: {name} = aligned({name}); t[{slot}] = {name}.data_ptr()")
 
     def _raise_if_out_of_range(self) -> None:
         """Not now, which would wait for the device: the next call looks."""
@@ -255,7 +256,7 @@ def assemble(
     def new_pool() -> WorkspacePool:
         return WorkspacePool(lambda sizes: CudaWorkspace(loaded, sizes, views), renderer.keys)
 
-    return CudaRun(function, new_pool, check, consumes=bool(renderer.freed))
+    return CudaRun(function, new_pool, check, loaded.launcher, consumes=bool(renderer.freed))
 
 
 class CudaRun:
@@ -265,8 +266,14 @@ class CudaRun:
     _boxed_call = True
 
     def __init__(
-        self, function: Run, new_pool: Callable[[], WorkspacePool], check: Callable[[], None], consumes: bool = False
+        self,
+        function: Run,
+        new_pool: Callable[[], WorkspacePool],
+        check: Callable[[], None],
+        launcher: Launcher,
+        consumes: bool = False,
     ) -> None:
+        self.launcher = launcher
         self.consumes = consumes
         self._new_pool = new_pool
         self.host: Callable[[], Host | None] = lambda: None  # what replays a graph of it without torch
@@ -327,7 +334,7 @@ def _address_taker(held: Mapping[int, int], log: CompileLog) -> Callable[[CudaWo
         addresses = [0] * len(args)
         for k, slot in held.items():
             address = addresses[k] = args[k].data_ptr()
-            if address % _ALIGNMENT:
+            if address % KERNEL_ALIGNMENT:
                 workspace.copies.append(aligned(args[k]))
                 addresses[k] = 0  # never where it was: copied again next time, for its value may change
                 address = workspace.copies[-1].data_ptr()
@@ -383,6 +390,7 @@ def kernel_source(
         launch.stages,
         unit.overlapped,
         capability,
+        launch.registers,
     )
 
 

@@ -9,6 +9,7 @@ small ones are asked for ahead, after the launch, while the device is at work.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,16 +22,16 @@ _FEW = 6  # copies of one kind; more of them are quicker as torch's multi-tensor
 _SMALL = 1 << 20  # bytes of results for which memory is kept ready
 _GAPS = 2  # times its elements that a tensor may extend over, to be copied as it lies
 
+Template = tuple[Sequence[int], Sequence[int], torch.dtype, torch.device]  # sizes, strides, and so on
 Copies = Mapping[int, torch.Tensor]  # position among the arguments -> the graph's own memory
 
 
-class DriverLaunch:
-    """`run` is the graph with its copies; `results` are fresh ones for it. One call at a time."""
+class Results:
+    """Memory for the results of a call, made ahead for the next one where it is little. One call at a time."""
 
-    def __init__(self, native: Any, templates: Sequence[torch.Tensor]) -> None:
-        self.run: Callable[[list[Any], list[torch.Tensor], int], bool] = native.run
-        self._templates = [(x.shape, x.stride(), x.dtype, x.device) for x in templates]
-        self._is_small = sum(x.numel() * x.element_size() for x in templates) <= _SMALL
+    def __init__(self, templates: Sequence[Template]) -> None:
+        self._templates = list(templates)
+        self._is_small = sum(_bytes(each) for each in templates) <= _SMALL
         self._ready: tuple[int, bool, list[torch.Tensor]] | None = None
 
     def results(self, stream: int) -> list[torch.Tensor]:
@@ -53,6 +54,14 @@ class DriverLaunch:
         return [torch.empty_strided(size, stride, dtype=t, device=d) for size, stride, t, d in self._templates]
 
 
+class DriverLaunch(Results):
+    """`run` is the graph with its copies; `results` are fresh ones for it."""
+
+    def __init__(self, native: Any, templates: Sequence[torch.Tensor]) -> None:
+        super().__init__([(x.shape, x.stride(), x.dtype, x.device) for x in templates])
+        self.run: Callable[[list[Any], list[torch.Tensor], int], bool] = native.run
+
+
 def driver_launch(
     host: Host, graph: Any, into: Copies, back: Copies, out: Sequence[torch.Tensor], driver: str = ""
 ) -> DriverLaunch | None:
@@ -68,6 +77,11 @@ def driver_launch(
 
 def _listed(copies: Copies) -> list[tuple[int, torch.Tensor, int]]:
     return [(k, x, _extent(x) * x.element_size()) for k, x in copies.items()]
+
+
+def _bytes(template: Template) -> int:
+    size, _, dtype, _ = template
+    return math.prod(size) * dtype.itemsize
 
 
 def _extent(x: torch.Tensor) -> int:

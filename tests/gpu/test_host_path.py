@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 import burnish
-from tests.gpu.on_device import DEVICE, calls_agree, captured, graphed, notices, randn
+from tests.gpu.on_device import DEVICE, calls_agree, captured, compiled, graphed, notices, randn
 from tests.gpu.test_graphs import Small
 
 pytestmark = pytest.mark.gpu
@@ -72,6 +73,11 @@ def test_results_on_streams_of_their_own_in_threads() -> None:
     small = Small().to(DEVICE).eval()
     with torch.no_grad():
         c = sealed(small, 8, 64)
+    _in_threads(lambda: calls_agree(c, small, lambda: (randn(8, 64),), 20))
+
+
+def _in_threads(check: Callable[[], None]) -> None:
+    """In three at once, each on a stream of its own."""
     wrong: list[BaseException] = []
     start = threading.Barrier(3)
 
@@ -79,7 +85,7 @@ def test_results_on_streams_of_their_own_in_threads() -> None:
         try:
             with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
                 start.wait()
-                calls_agree(c, small, lambda: (randn(8, 64),), 20)
+                check()
         except BaseException as error:
             wrong.append(error)
 
@@ -89,6 +95,39 @@ def test_results_on_streams_of_their_own_in_threads() -> None:
     for thread in threads:
         thread.join()
     assert not wrong, wrong[0]
+
+
+class Policy(torch.nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(torch.nn.Linear(8, 64), torch.nn.Tanh(), torch.nn.Linear(64, 64), torch.nn.Tanh())
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_a_few_kernels_are_launched_without_a_graph(mode: str) -> None:
+    policy = Policy().to(DEVICE).eval()
+    c = compiled(policy, mode=mode)
+    with torch.no_grad():
+        calls_agree(c, policy, lambda: (randn(1, 8),))
+        burnish.seal(c)
+        calls_agree(c, policy, lambda: (randn(1, 8),), 6)
+        policy[0].weight.data = randn(64, 8)  # addresses are the call's own
+        calls_agree(c, policy, lambda: (randn(1, 8),))
+        with torch.cuda.stream(torch.cuda.Stream()):
+            calls_agree(c, policy, lambda: (randn(1, 8),))
+        torch.testing.assert_close(
+            c(randn(9)[1:].view(1, 8).fill_(0.5)), policy(torch.full((1, 8), 0.5, device=DEVICE))
+        )
+    assert captured(c) == 0 and burnish.stats(c).compiles == 1
+    assert [type(p).__name__ for p in c.burnish.log._programs] == ["DirectRun"]
+    assert any("quicker without one" in n for n in notices(c)) == (mode == "reduce-overhead")
+
+
+def test_a_few_kernels_of_several_threads() -> None:
+    policy = Policy().to(DEVICE).eval()
+    c = compiled(policy)
+    with torch.no_grad():
+        c(randn(1, 8))
+    _in_threads(lambda: calls_agree(c, policy, lambda: (randn(1, 8),), 20))
 
 
 def test_a_cache_that_moves_is_written_back() -> None:

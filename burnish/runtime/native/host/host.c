@@ -1,5 +1,6 @@
 /* The host's part of a call as a Python extension. burnish/capture/host.py loads it. */
 #include "host/graphs.h"
+#include "host/launches.h"
 #include "host/sealed.h"
 #include "host/tensors.h"
 
@@ -16,6 +17,7 @@ PyObject *PyInit_burnish_host(void)
     if (module
         && (PyModule_AddType(module, &AddressesType) || PyModule_AddType(module, &RouteType)
             || PyModule_AddType(module, &SealedType) || PyModule_AddType(module, &LaunchType)
+            || PyModule_AddType(module, &SegmentType)
             || PyModule_AddIntMacro(module, MOST_ROUTES)))
         Py_CLEAR(module);
     return module;
