@@ -2,7 +2,7 @@
 
 The first call against an eager call, and the latency of calls before the compile, while it runs, and after it. The
 figures to trust are the ratios: all of them are of one process, one after the other. What eager calls themselves show
-on this machine (`before_*`) is there to compare the tails with.
+on this machine (`before_*`) is there to compare the tails with. Written to benchmarks/results/background-MACHINE.json.
 """
 
 from __future__ import annotations
@@ -18,25 +18,35 @@ from typing import Any
 import torch
 
 import burnish
+from benchmarks.core import RESULTS, machine, machine_slug, provenance
 from burnish.measure import quantile
 from burnish.workloads import WORKLOADS
+
+TARGETS = ("mlp", "bert-base")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.background", description=__doc__)
-    parser.add_argument("target", nargs="?", default="bert-base", choices=sorted(WORKLOADS))
+    parser.add_argument("targets", nargs="*", help=f"workloads to measure (default: {' '.join(TARGETS)})")
     parser.add_argument("--size", default="full", choices=("full", "tiny"))
     parser.add_argument("--calls", type=int, default=20, help="eager calls to compare with")
     parser.add_argument("--most", type=float, default=180.0, help="give up on the compile after so many seconds")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds between calls (0: one after the other)")
-    parser.add_argument("--out", type=Path, help="write the figures as JSON, too")
+    parser.add_argument("--out", type=Path, help="where to write the JSON (default: results/background-MACHINE.json)")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as cache, torch.no_grad():
-        figures = measured(arguments.target, arguments.size, arguments.calls, arguments.most, arguments.pause, cache)
-    for name, value in figures.items():
-        print(f"{name:32} {value:.3f}" if isinstance(value, float) else f"{name:32} {value}")
-    if arguments.out:
-        arguments.out.write_text(json.dumps(figures, indent=1) + "\n")
+    out = arguments.out or RESULTS / f"background-{machine_slug()}.json"
+    rows = json.loads(out.read_text())["rows"] if out.exists() else {}
+    for target in arguments.targets or TARGETS:
+        with tempfile.TemporaryDirectory() as cache, torch.no_grad():
+            found = measured(target, arguments.size, arguments.calls, arguments.most, arguments.pause, cache)
+        rows[target] = {**provenance("background"), **found}
+        for name, value in found.items():
+            print(
+                f"{target:10} {name:32} {value:.3f}" if isinstance(value, float) else f"{target:10} {name:32} {value}"
+            )
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
+    print(f"wrote {out}")
 
 
 def measured(target: str, size: str, calls: int, most: float, pause: float, cache: str) -> dict[str, Any]:
@@ -82,7 +92,6 @@ def measured(target: str, size: str, calls: int, most: float, pause: float, cach
     after = [seconds(compiled) for _ in range(calls)]
     middle = quantile(before, 0.5)
     return {
-        "target": target,
         "eager_ms": middle * 1e3,
         "first_call_over_eager": first,
         "first_call_over_warm_eager": first_warm,

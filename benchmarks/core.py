@@ -160,7 +160,7 @@ def machine() -> dict[str, Any]:
     return {"cpu": cpu_model(), "cores": os.cpu_count(), "system": f"{platform.system()} {platform.machine()}"}
 
 
-def provenance() -> dict[str, Any]:
+def provenance(benchmark: str = "core") -> dict[str, Any]:
     """Of one row: a later run may replace some rows of a file and leave others."""
     return {
         "measured": datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -169,7 +169,7 @@ def provenance() -> dict[str, Any]:
         "torch": torch.__version__,
         "transformers": _version_of("transformers"),
         "compiler": _first_line_of(["cc", "--version"]),
-        "command": " ".join(["python -m benchmarks.core", *sys.argv[1:]]),
+        "command": " ".join([f"python -m benchmarks.{benchmark}", *sys.argv[1:]]),
     }
 
 

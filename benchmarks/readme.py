@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks import generation_table
+from benchmarks import generation_table, trust_table
 from burnish.measure import duration
 from burnish.workloads import WORKLOADS
 
@@ -35,9 +35,14 @@ def main() -> int:
 
 
 def committed() -> list[dict[str, Any]]:
-    """Every machine's results: CPUs first, then GPUs, then GPUs' decoding."""
-    paths = [path for kind in ("core", "cuda", "generation") for path in sorted(RESULTS.glob(f"{kind}-*.json"))]
-    return [json.loads(path.read_text()) for path in paths]
+    """Every machine's results: CPUs first, with what was promised of them, then GPUs, then GPUs' decoding."""
+    cpus, gpus, decoding = (sorted(RESULTS.glob(f"{kind}-*.json")) for kind in ("core", "cuda", "generation"))
+    return [*map(_read, cpus), *trust_table.promises(RESULTS), *map(_read, [*gpus, *decoding])]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
 
 
 def with_numbers(text: str, results: list[dict[str, Any]]) -> str:
@@ -52,6 +57,8 @@ def with_numbers(text: str, results: list[dict[str, Any]]) -> str:
 def section(result: dict[str, Any]) -> str:
     if result.get("what") == "generation":
         return generation_table.section(result)
+    if result.get("what") == "promises":
+        return trust_table.section(result)
     if "gpu" in result:
         return _gpu_section(result)
     machine, rows = result["machine"], result["rows"]

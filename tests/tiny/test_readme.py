@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.readme import BEGIN, END, README, committed, with_numbers
+from benchmarks.trust_table import promises
 
 
 def test_the_readme_shows_the_committed_results() -> None:
@@ -65,3 +68,27 @@ def test_decoding_has_its_goals_beside_it() -> None:
     assert "| 1b | burnish | 0.900 ms | 0.750 ms | ≤ 0.7 ms | 3000 | 80% | 3.0 s | – |" in text
     assert "| 1b | burnish:int4 | 0.900 ms | 0.750 ms | ≤ 0.500 ms | 3000 | 80% | 3.0 s | 10.0% |" in text
     assert "| 1b | warm | 0.25 s | ≤ 2 s | 1.00 s |" in text and "hf:static" not in text
+
+
+def test_a_promise_stands_beside_its_goal(tmp_path: Path) -> None:
+    told = {"measured": "2025-01-01", "commit": "abc", "torch": "2.13.0"}
+    tails = {f"{when}_{tail}_over_eager": 1.25 for when in ("before", "during") for tail in ("p50", "p95")}
+    rows: dict[str, dict[str, Any]] = {
+        "never_slower": {"mlp": {**told, "ratio": {"value": 0.581}}},
+        "trust": {"gate": {**told, "target": "bert-base", "value": 0.046, "goal": 0.1}},
+        "background": {
+            "mlp": {
+                **told, **tails, "first_call_over_eager": 1.16, "first_call_over_warm_eager": 2.1,
+                "calls_during_compile": 16026, "compile_seconds": 1.3, "during_max_ms": 7.6,
+            }
+        },
+    }  # fmt: skip
+    machine = {"cpu": "Some CPU", "cores": 2, "system": "Linux"}
+    for kind, found in rows.items():
+        (tmp_path / f"{kind}-some-cpu.json").write_text(json.dumps({"machine": machine, "rows": found}))
+    text = with_numbers(f"{BEGIN}{END}", promises(tmp_path))
+    assert "**Promises, Some CPU, 2 cores** (2025-01-01, commit abc, torch 2.13.0)" in text
+    assert "| mlp 0.58 | ≤ 1.03 |" in text
+    assert "| the gate's share of a cold compile, bert-base | 4.6% | ≤ 10% |" in text
+    assert "| mlp 1.16, 2.10 | ≤ 1.2 |" in text
+    assert "| 1.25 / 1.25 (eager alone 1.25 / 1.25); 8 ms (of 16,026) | no call waits |" in text
