@@ -250,6 +250,20 @@ def test_a_child_that_takes_too_long_is_stopped(targets: Path) -> None:
     assert outcome.failure.status == -signal.SIGKILL
 
 
+@pytest.mark.slow
+def test_a_candidate_whose_process_is_killed_is_a_row(
+    targets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a system that is out of memory: here by the C compiler that it starts."""
+    cc = tmp_path / "cc"
+    cc.write_text('#!/bin/sh\ncase "$*" in *--version*) echo "fakecc 1.0"; exit 0;; esac\nkill -9 $PPID\n')
+    cc.chmod(0o755)
+    monkeypatch.setenv("BURNISH_CC", str(cc))
+    result = bench(f"{targets}:build", candidates="burnish", seconds=0.05, eager_alone=False)
+    assert result["burnish"].failure is not None and f"{-signal.SIGKILL}" in result["burnish"].failure
+    assert result.eager.latency is not None and "no candidate could compile it" in result.verdict.headline
+
+
 def test_an_object_of_this_process_is_measured_in_it() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())
     seen: list[float] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from burnish.doctor import checklist as module
 from burnish.doctor.checklist import QUESTIONS, ChecklistLine, checklist
 from burnish.doctor.shapes import other_batches
 from burnish.targets import Target
+from burnish.trust.faults import WrongBy
 
 NAMES = (
     "compiles once", "no graph breaks", "no fallbacks", "as exact as eager", "faster than eager", "repeatable",
@@ -87,13 +89,20 @@ def test_a_fallback_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lines["no fallbacks"].verdict == "fail" and "injected" in lines["no fallbacks"].advice
 
 
-def test_wrong_numbers_are_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "float64_errors", lambda target, models: {"burnish": 1e-2, "eager": 1e-7})
-    lines = asked(torch.nn.Linear(4, 4), torch.randn(2, 4), only=("as exact as eager",))
-    assert lines["as exact as eager"].verdict == "fail" and "1.0e-02" in lines["as exact as eager"].figure
-    monkeypatch.setattr(module, "float64_errors", lambda target, models: dict.fromkeys(models))
-    lines = asked(torch.nn.Linear(4, 4), torch.randn(2, 4), only=("as exact as eager",))
-    assert lines["as exact as eager"].verdict == "not measured"
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_wrong_numbers_are_a_failure(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    model, x = torch.nn.Linear(64, 64).to(dtype), torch.randn(32, 64).to(dtype)
+    assert asked(model, x, only=("as exact as eager",))["as exact as eager"].verdict == "ok"
+    unjudged = partial(burnish.compile, verify=False, gate=False, options={"fault": WrongBy(0.01)})
+    monkeypatch.setattr(burnish, "compile", unjudged)
+    line = asked(model, x, only=("as exact as eager",))["as exact as eager"]
+    assert line.verdict == "fail" and "verify" in line.advice
+
+
+def test_what_float64_cannot_judge_is_not_measured() -> None:
+    weight = torch.randn(4, 4)
+    line = asked(lambda x: x @ weight, torch.randn(2, 4), only=("as exact as eager",))["as exact as eager"]
+    assert line.verdict == "not measured" and "float64" in line.figure
 
 
 def test_a_model_that_is_not_repeatable() -> None:
