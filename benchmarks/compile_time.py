@@ -1,8 +1,14 @@
-"""`python -m benchmarks.compile_time`: how long compiling takes, cold and warm, burnish beside torch.compile.
+"""`python -m benchmarks.compile_time`: how long compiling takes, burnish beside torch.compile, written to
+benchmarks/results/.
 
-Every compile has a process of its own. Cold starts from empty caches; warm is a second process with the caches that the
-first one left. Imports and building the model are not counted, the first call (and backward, in training) is. Engines
-take turns in one run: ratios are what to trust. `--layers 2,8,32,64` gives growth: a Llama of so many layers.
+Every compile has a process of its own (`compile_once.py` says what is counted), and engines take turns: ratios within
+one run are what to trust. cold starts from empty caches, warm finds what the cold one left; gate is what of burnish's
+time goes into comparing with eager and racing against it; memory is the highest resident set of the process with
+everything it started, beyond what it had before it compiled, and on a GPU the allocator's beside it. steady is one
+process in which calls compiled with regions and without take turns. `--layers 2,8,32,64` measures growth and draws it.
+
+    python -m benchmarks.compile_time [--only bert-base,...] [--engines burnish,inductor] [--parts cold,warm,steady]
+    PYTHONPATH=. python3 -m benchmarks.compile_time --device cuda --only bert-b1 --json FILE
 """
 
 from __future__ import annotations
@@ -11,129 +17,222 @@ import argparse
 import contextlib
 import json
 import os
-import statistics
+import signal
 import subprocess
 import sys
-import time
+import tempfile
+import threading
 from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.compile_once import PHASE, Job
+from benchmarks.core import RESULTS, machine, machine_slug, provenance
+from benchmarks.growth import growth_svg
 from burnish.bench.children import empty_caches
-from burnish.workloads import WORKLOADS
+from burnish.bench.memory import Sampler
 
-ROWS = ("bert-base", "llama-prefill", "resnet50", "gpt2-train")
-ENGINES = ("burnish", "burnish-whole", "inductor")  # the second without regions
-LLAMA = {"hidden_size": 512, "intermediate_size": 1376, "num_attention_heads": 8, "vocab_size": 8000}
+ENGINES = ("burnish", "inductor")
+PARTS = ("cold", "warm", "steady")
 CHILD_SECONDS = 900
+MEMORY_SAMPLES_S = 0.02
+
+
+@dataclass(frozen=True)
+class Row:
+    """Goals are shares of torch.compile's seconds."""
+
+    cold: float
+    warm: float | None = None
+    mode: str | None = None  # of both
+
+
+ROWS: dict[str, dict[str, Row]] = {
+    "cpu": {
+        "bert-base": Row(1 / 8, 1 / 3),
+        "llama-prefill": Row(1 / 8),
+        "resnet50": Row(1 / 5),
+        "gpt2-train": Row(1 / 6, 1 / 3),
+    },
+    "cuda": {
+        "bert-b1": Row(1 / 5),
+        "resnet50-b1": Row(1 / 5),
+        "llama-1b-decode": Row(1 / 5),
+        "llama-8b-decode": Row(1 / 8, mode="reduce-overhead"),
+        "gpt2-train": Row(1 / 5),
+    },
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    device: str
+    engines: tuple[str, ...]
+    parts: tuple[str, ...]
+    size: str
+    repeat: int
+    steady_seconds: float
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.compile_time", description=__doc__)
-    parser.add_argument("rows", nargs="*", default=[], help=f"rows to measure (default: {' '.join(ROWS)})")
-    parser.add_argument(
-        "--layers", default="", help="numbers of layers of a Llama to measure growth with, as 2,8,32,64"
-    )
-    parser.add_argument("--engines", default=",".join(ENGINES))
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="rows, separated by commas (default: all; with --layers, none)")
+    parser.add_argument("--layers", default="", help="layers of a Llama to measure growth with, as 2,8,32,64")
+    parser.add_argument("--engines", default=",".join(ENGINES), help="of burnish, burnish-whole, inductor")
+    parser.add_argument("--parts", default=",".join(PARTS), help="what to measure")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=list(ROWS))
     parser.add_argument("--size", default="full", help="of the workloads: full, or tiny to try this out")
-    parser.add_argument("--repeat", type=int, default=1, help="cold and warm compiles of each; the median is shown")
-    parser.add_argument("--out", type=Path, help="where to write the JSON, if it is to be kept")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--repeat", type=int, default=1, help="compiles of each; the median is kept")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of calls in steady state")
+    parser.add_argument("--json", type=Path, help="where to write (default: results/compile-MACHINE.json; tiny: not)")
     given = parser.parse_args()
-    if given.child:
-        print(json.dumps(compile_once(**json.loads(given.child))))
-        return
-    growth = [f"llama-{layers}-layers" for layers in given.layers.split(",") if layers]
-    rows = given.rows or ([] if growth else list(ROWS))
-    results = {row: measure(row, given) for row in [*rows, *growth]}
-    written = json.dumps({"torch": torch.__version__, "device": given.device, "rows": results}, indent=1)
-    if given.out:
-        given.out.write_text(written + "\n")
-    print(written)
+    named = {part for part in given.parts.split(",") if part}
+    if unknown := named - set(PARTS):
+        parser.error(f"--parts are {', '.join(PARTS)}, not {', '.join(sorted(unknown))}")
+    parts = tuple(part for part in PARTS if part in named)
+    asked = Asked(given.device, tuple(given.engines.split(",")), parts, given.size, given.repeat, given.seconds)
+    growth = [int(layers) for layers in given.layers.split(",") if layers]
+    names = [name for name in given.only.split(",") if name] or ([] if growth else list(ROWS[given.device]))
+    out = given.json or (RESULTS / f"compile-{slug(given.device)}.json" if given.size == "full" else None)
+    kept = Kept(out, given.device)
+    print(HEAD, flush=True)
+    for name in names:
+        kept.add("rows", name, measure(name, asked))
+    for layers in growth:
+        kept.add("growth", str(layers), measure(f"llama-{layers}-layers", replace(asked, parts=("cold",))))
+    if out is not None:
+        print(f"wrote {out}")
 
 
-def measure(row: str, given: argparse.Namespace) -> dict[str, Any]:
-    engines = given.engines.split(",")
-    taken: dict[str, dict[str, list[dict[str, Any]]]] = {engine: {"cold": [], "warm": []} for engine in engines}
-    for _ in range(given.repeat):
+def slug(device: str) -> str:
+    return torch.cuda.get_device_name().split()[-1].lower() if device == "cuda" else machine_slug()
+
+
+class Kept:
+    """Results so far, written after every row: what a later failure or Ctrl-C leaves is whole."""
+
+    def __init__(self, path: Path | None, device: str) -> None:
+        self._path = path
+        self.found: dict[str, Any] = {"rows": {}, "growth": {}}
+        if path is not None and path.exists():
+            self.found |= json.loads(path.read_text())
+        where = {"gpu": torch.cuda.get_device_name()} if device == "cuda" else {}
+        self.found |= {"what": "compile", "machine": {**machine(), **where}}
+
+    def add(self, section: str, name: str, row: dict[str, Any]) -> None:
+        self.found[section][name] = {**self.found[section].get(name, {}), **provenance("compile_time"), **row}
+        if self._path is None:
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.write_text(json.dumps(self.found, indent=1) + "\n")
+        if section == "growth" and len(self.found["growth"]) > 1:
+            self._path.with_suffix(".svg").write_text(growth_svg(self.found["growth"]))
+
+
+def measure(name: str, asked: Asked) -> dict[str, Any]:
+    known = ROWS[asked.device].get(name, Row(1 / 8))
+    found: dict[str, Any] = {"mode": known.mode, "engines": {engine: {} for engine in asked.engines}}
+    runs: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for _ in range(asked.repeat):
         with empty_caches() as caches_for:
-            for start in ("cold", "warm"):
-                for engine in engines:
-                    job = {"row": row, "engine": engine, "device": given.device, "size": given.size}
-                    taken[engine][start].append(run_child(job, caches_for(engine)))
-    return {engine: {start: median(runs) for start, runs in starts.items()} for engine, starts in taken.items()}
+            for start in ("cold", "warm") if "warm" in asked.parts else ("cold",) if "cold" in asked.parts else ():
+                for engine in asked.engines:
+                    job = Job(name, engine, asked.device, asked.size, known.mode)  # type: ignore[arg-type]
+                    run = run_child(job, caches_for(engine))
+                    runs.setdefault((engine, start), []).append(run)
+                    found["engines"][engine][start] = median(runs[engine, start])
+                    print(line(name, engine, start, run), flush=True)
+            if "steady" in asked.parts and "steady" not in found and not name.endswith("-layers"):
+                job = Job(name, "burnish", asked.device, asked.size, known.mode, asked.steady_seconds)
+                found["steady"] = run_child(job, caches_for("burnish"))
+                print(steady_line(name, found["steady"]), flush=True)
+    for start, goal in (("cold", known.cold), ("warm", known.warm)):
+        if ratio := ratio_of(found, start):
+            told = f" (goal {goal:.3f})" if goal else ""
+            print(f"{name:17} {start:5} burnish takes {ratio:.3f} of Inductor's{told}", flush=True)
+    return found
 
 
-def run_child(job: dict[str, Any], caches: dict[str, str]) -> dict[str, Any]:
-    command = [sys.executable, "-m", "benchmarks.compile_time", "--child", json.dumps(job)]
-    done = subprocess.run(
-        command, env={**os.environ, **caches}, capture_output=True, text=True, timeout=CHILD_SECONDS, check=False
-    )
-    if done.returncode:
-        return {"failure": done.stderr.strip().splitlines()[-1:]}
-    answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    print(f"  {job['row']} {job['engine']}: {answer['seconds']:.2f} s", file=sys.stderr, flush=True)
-    return answer
+def ratio_of(row: dict[str, Any], start: str) -> float | None:
+    seconds = [row["engines"].get(engine, {}).get(start, {}).get("seconds") for engine in ENGINES]
+    return seconds[0] / seconds[1] if all(seconds) else None
 
 
 def median(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """The run in the middle, with the seconds of all."""
     good = sorted((run for run in runs if "seconds" in run), key=lambda run: run["seconds"])
-    if not good:
-        return runs[0]
-    return {**good[len(good) // 2], "seconds": statistics.median(run["seconds"] for run in good)}
+    return {**good[len(good) // 2], "all_seconds": [run["seconds"] for run in good]} if good else runs[0]
 
 
-# --- in the child -----------------------------------------------------------------------------------------------
+# -- one child ----------------------------------------------------------------------------------------------------
 
 
-def compile_once(row: str, engine: str, device: str, size: str) -> dict[str, Any]:
-    import burnish
-
-    model, args, kwargs, trains = built(row, size, device)
-    begin, cpu = time.perf_counter(), time.process_time()
-    if engine == "inductor":
-        compiled: Callable[..., Any] = torch.compile(model)
-    else:
-        regions = "auto" if engine == "burnish" else None
-        compiled = burnish.compile(model, options={"regions": regions, "gate": False, "verify": "off"})
-    with contextlib.nullcontext() if trains else torch.no_grad():
-        result = compiled(*args, **kwargs)
-        if trains:
-            result.backward()
-        if device == "cuda":
-            torch.cuda.synchronize()
-    row_of = {"seconds": time.perf_counter() - begin, "cpu_seconds": time.process_time() - cpu}
-    if engine != "inductor":
-        stats = burnish.stats(compiled)
-        row_of |= {
-            "stages": {name: round(taken, 3) for name, taken in stats.seconds.items()},  # type: ignore[dict-item]
-            "regions": [str(region) for region in stats.regions],  # type: ignore[dict-item]
-        }
-    return row_of
-
-
-def built(row: str, size: str, device: str) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any], bool]:
-    torch.manual_seed(0)
-    if row.endswith("-layers"):
-        return *deep_llama(int(row.split("-")[1]), device), {"use_cache": False}, False
-    workload = WORKLOADS[row]
-    model, inputs = workload.build(size)
-    placed = torch.utils._pytree.tree_map_only(torch.Tensor, lambda x: x.to(device), inputs)
-    model = model.to(device)
-    if isinstance(placed, dict):
-        return model, (), placed, workload.kind == "train"
-    return model, tuple(placed), {}, workload.kind == "train"
+def run_child(job: Job, caches: dict[str, str]) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="burnish-compile-") as folder:
+        out, errors = Path(folder, "out.json"), Path(folder, "stderr.txt")
+        command = [sys.executable, "-m", "benchmarks.compile_once", json.dumps(asdict(job)), str(out)]
+        with errors.open("w") as stderr:
+            child = subprocess.Popen(
+                command, env={**os.environ, **caches}, stdout=subprocess.PIPE, stderr=stderr, text=True,
+                start_new_session=True,
+            )  # fmt: skip
+        sampler = Sampler(child.pid, every=MEMORY_SAMPLES_S)
+        limit = threading.Timer(CHILD_SECONDS, _kill, (child,))
+        limit.start()
+        try:
+            _listen(child, sampler.phase)
+        finally:
+            limit.cancel()
+            _kill(child)  # what it started, if anything is left
+            timeline = sampler.stop()
+        if child.returncode or not out.exists():
+            return {"failure": errors.read_text().strip()[-1500:]}
+        found: dict[str, Any] = json.loads(out.read_text())
+    peak, before = timeline.peak("compile"), found.pop("before_bytes", None)
+    if peak is not None and before is not None:
+        found["host_bytes"] = max(0, peak - before)
+    return found
 
 
-def deep_llama(layers: int, device: str) -> tuple[torch.nn.Module, tuple[Any, ...]]:
-    import transformers
+def _listen(child: subprocess.Popen[str], phase: Callable[[str], None]) -> None:
+    assert child.stdout is not None
+    for text in child.stdout:
+        if text.startswith(PHASE):
+            phase(text.split()[1])
+    child.wait()
 
-    config = transformers.LlamaConfig(num_hidden_layers=layers, **LLAMA)
-    model = transformers.LlamaModel(config).eval().to(device)
-    return model, (torch.randint(0, config.vocab_size, (1, 32), device=device),)
+
+def _kill(child: subprocess.Popen[str]) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+
+
+HEAD = f"{'row':17} {'engine':14} {'':5} {'s':>7} {'gate s':>7} {'host MiB':>9} {'device MiB':>11}"
+
+
+def line(name: str, engine: str, start: str, run: dict[str, Any]) -> str:
+    head = f"{name:17} {engine:14} {start:5}"
+    if "failure" in run:
+        return f"{head} FAILED {run['failure'].splitlines()[-1][:150] if run['failure'] else 'it was stopped'}"
+    gate = f"{run['gate_seconds']:7.2f}" if "gate_seconds" in run else " " * 7
+    memory = [f"{run[key] / 2**20:.0f}" if key in run else "" for key in ("host_bytes", "device_bytes")]
+    keys = ("fallbacks", "notices", "misses") if start == "warm" else ("fallbacks", "notices")
+    told = "; ".join(text for key in keys for text in run.get(key, ()))
+    return f"{head} {run['seconds']:7.2f} {gate} {memory[0]:>9} {memory[1]:>11}  {told[:300]}".rstrip()
+
+
+def steady_line(name: str, run: dict[str, Any]) -> str:
+    if "failure" in run:
+        return line(name, "steady", "", run)
+    ratio = run["ratio"]
+    return (
+        f"{name:17} steady: with regions {ratio['value']:.3f} of whole-model's time "
+        f"(rounds' middle half {ratio['low']:.3f} to {ratio['high']:.3f}; goal 1.02)"
+    )
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks import generation_table, trust_table
+from benchmarks import compile_table, generation_table, trust_table
 from burnish.measure import duration
 from burnish.workloads import WORKLOADS
 
@@ -35,9 +35,10 @@ def main() -> int:
 
 
 def committed() -> list[dict[str, Any]]:
-    """Every machine's results: CPUs first, with what was promised of them, then GPUs, then GPUs' decoding."""
+    """Every machine's results: CPUs with what was promised of them, GPUs, GPUs' decoding, compile times."""
     cpus, gpus, decoding = (sorted(RESULTS.glob(f"{kind}-*.json")) for kind in ("core", "cuda", "generation"))
-    return [*map(_read, cpus), *trust_table.promises(RESULTS), *map(_read, [*gpus, *decoding])]
+    compiling = sorted(RESULTS.glob("compile-*.json"))
+    return [*map(_read, cpus), *trust_table.promises(RESULTS), *map(_read, [*gpus, *decoding, *compiling])]
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -57,6 +58,8 @@ def with_numbers(text: str, results: list[dict[str, Any]]) -> str:
 def section(result: dict[str, Any]) -> str:
     if result.get("what") == "generation":
         return generation_table.section(result)
+    if result.get("what") == "compile":
+        return compile_table.section(result)
     if result.get("what") == "promises":
         return trust_table.section(result)
     if "gpu" in result:

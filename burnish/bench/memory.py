@@ -54,9 +54,11 @@ class Sampler:
         pid: int,
         clock: Callable[[], float] = time.perf_counter,
         resident: Callable[[int], int | None] | None = None,
+        every: float = SAMPLE_SECONDS,
     ) -> None:
         self._pid = pid
         self._clock = clock
+        self._every = every
         self._resident = resident or tree_resident_bytes
         self._begin = clock()
         self._points: list[tuple[float, int]] = []
@@ -79,9 +81,8 @@ class Sampler:
             value = self._resident(self._pid)
             if value:  # a process that has ended has nothing
                 self._points.append((self._clock() - self._begin, value))
-            self._stopped.wait(
-                RACE_SAMPLE_SECONDS if self._phases and self._phases[-1][1] == "race" else SAMPLE_SECONDS
-            )
+            racing = self._phases and self._phases[-1][1] == "race"
+            self._stopped.wait(RACE_SAMPLE_SECONDS if racing else self._every)
 
 
 def tree_resident_bytes(pid: int) -> int | None:

@@ -79,17 +79,6 @@ def cold_seconds(target: str, candidate: Candidate) -> float:
         return _started(target, candidate, caches_for(candidate.name))
 
 
-def start_seconds(target: str, candidates: Sequence[Candidate], warm: int) -> dict[str, list[float]]:
-    """Seconds to the first result by candidate, in turns, each in a fresh process: the first with empty caches, `warm`
-    more with what that one left."""
-    found: dict[str, list[float]] = {candidate.name: [] for candidate in candidates}
-    with empty_caches() as caches_for:
-        for _ in range(1 + warm):
-            for candidate in candidates:
-                found[candidate.name].append(_started(target, candidate, caches_for(candidate.name)))
-    return found
-
-
 def _started(target: str, candidate: Candidate, caches: dict[str, str]) -> float:
     outcome = _Elsewhere(target).alone(candidate, caches, lambda part, doing: None)
     if outcome.failure is not None or outcome.interrupted:

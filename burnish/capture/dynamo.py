@@ -12,6 +12,7 @@ import copy
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import torch
@@ -271,6 +272,7 @@ class _Capture:
             judged=judged,
             coarsest=self._coarsest,
             verdicts=self._warm.backward_verdicts(),
+            spent=partial(self.log.add_seconds, "gate"),
         )
 
     def _roll_back(self, failure: Failure) -> None:

@@ -5,6 +5,7 @@ By that time its forward is over and cannot be taken back; so the stand-in is th
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,11 +33,14 @@ class WatchedBackward:
         judged: bool,
         coarsest: torch.dtype,
         verdicts: Verdicts | None = None,
+        spent: Callable[[float], None] = lambda seconds: None,
     ) -> None:
+        """`spent` is told how long judging took."""
         self._program = program
         self._eager = eager
         self._on_failure = on_failure
         self._coarsest = coarsest
+        self._spent = spent
         self._verdicts = None if judged else verdicts
         # Whether it needs no judging (any more).
         self._judged = judged or (verdicts is not None and _passed(verdicts))
@@ -54,7 +58,11 @@ class WatchedBackward:
         if self._judged:
             return result
         self._judged = True
-        return self._judge(result, held)
+        start = time.perf_counter()
+        try:
+            return self._judge(result, held)
+        finally:
+            self._spent(time.perf_counter() - start)
 
     def _run_without_holding(self, args: list[Any]) -> Sequence[Any]:
         """What the forward saved is most of the memory: holding it to the end, only to be able to start again, would

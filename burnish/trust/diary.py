@@ -27,6 +27,10 @@ class Diary:
             detail |= {"ratio": round(gate.ratio, 3), "eager_us": gate.eager_us, "compiled_us": gate.compiled_us}
         self._log.emit("gate", variant=self._name, seconds=gate.seconds, reason=_reason(variant), **detail)
 
+    def compared(self, seconds: float) -> None:
+        """Half of a training step; judging it all comes later."""
+        self._log.add_seconds("gate", seconds)
+
     def rolled_back(self, variant: Variant, failure: Failure) -> None:
         if failure.asked:
             self._log.emit("rollback", variant=self._name, reason=failure.reason, cause="asked")

@@ -45,6 +45,8 @@ class Listener(Protocol):
 
     def judged(self, variant: Variant) -> None: ...
 
+    def compared(self, seconds: float) -> None: ...
+
     def retried(self, variant: Variant) -> None: ...
 
 
@@ -179,6 +181,8 @@ class Variant:
             if verdict.winner == "eager":
                 self._accept(verdict)
                 return self._run(args)
+            if self._listener is not None:
+                self._listener.compared(verdict.stats.seconds)
             winner = verdict.winner
             if self._verdicts is not None and verdict.stats.compiled_error is not None:
                 self._verdicts.keep("forward", verdict.stats)

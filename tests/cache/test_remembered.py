@@ -101,10 +101,10 @@ def test_what_was_judged_is_used_at_once_and_its_first_call_compared_beside(
 
 def test_a_training_step_is_judged_in_three_parts(options: dict[str, object], judged: list[bool]) -> None:
     """The forward and the backward at the first step, the race at the second: each is remembered on its own."""
-    run(Block(), options, grad=True)
-    assert judged == [False]
-    run(Block(), options, grad=True)  # the second process neither
-    assert judged == [False]
+    first = run(Block(), options, grad=True)
+    assert judged == [False] and first.seconds["gate"] > 0
+    again = run(Block(), options, grad=True)
+    assert judged == [False] and "gate" not in again.seconds  # neither half was compared
     assert gate_of(run(Block(), options, steps=2, grad=True)).source == "measured"
     assert judged == [False, True]
     assert gate_of(run(Block(seed=3), options, steps=2, grad=True)).source == "remembered"

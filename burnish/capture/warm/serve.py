@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from burnish.capture.dynamo import leaving_contexts, new_variant, unboxed, without_autocast
@@ -76,7 +77,15 @@ def _engine(
     eager = without_autocast(_eager(stored.backward))
     forward, backward = load("forward", 0), load("backward", 1)
     of_backward = verdicts.of_backward(stored.programs[1]) if verdicts is not None else None
-    watched = WatchedBackward(backward, eager, roll_back, judged=judged, coarsest=stored.coarsest, verdicts=of_backward)
+    watched = WatchedBackward(
+        backward,
+        eager,
+        roll_back,
+        judged=judged,
+        coarsest=stored.coarsest,
+        verdicts=of_backward,
+        spent=partial(log.add_seconds, "gate"),
+    )
 
     def noted(args: list[Any]) -> Any:
         if not backwards:
