@@ -62,6 +62,7 @@ class Launch:
     blocks: tuple[tuple[str, int], ...]
     warps: int
     stages: int = 1
+    registers: int = 0  # that a thread may have, so that more programs fit side by side; 0: as the compiler likes
 
     @property
     def grid(self) -> tuple[Dim, ...]:
