@@ -22,6 +22,11 @@ def settled() -> tuple[int, int]:
     return torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
 
 
+def segments() -> dict[int, tuple[int, int]]:
+    """What torch has of the device, by address: bytes, and bytes in use."""
+    return {s["address"]: (s["total_size"], s["allocated_size"]) for s in torch.cuda.memory_snapshot()}
+
+
 def model() -> torch.nn.Module:
     width = 1024
     layers = [torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.LayerNorm(width)) for _ in range(4)]
@@ -31,6 +36,7 @@ def model() -> torch.nn.Module:
 @pytest.mark.parametrize("make", [compiled, graphed], ids=["plain", "graphs"])
 @pytest.mark.parametrize("training", [False, True])
 def test_close_returns_to_the_baseline(make: Any, training: bool) -> None:
+    settled()  # parameters in the gaps of what earlier tests left behind would hold it all
     net = model()
 
     def use(c: Any) -> None:
@@ -43,11 +49,15 @@ def test_close_returns_to_the_baseline(make: Any, training: bool) -> None:
                         for p in net.parameters():
                             p.grad = None
 
-    first = make(net, dynamic=False) if make is compiled else make(net)
-    use(first)  # what libraries keep for good, they have taken after this
-    first.burnish.close()
-    del first
+    for _ in range(2):
+        # What libraries keep for good, they take in the first round: cuBLAS a workspace for each thread and stream, in
+        # a corner of some segment that then stays. Whoever takes more in each round is found by the third.
+        earlier = make(net)
+        use(earlier)
+        earlier.burnish.close()
+        del earlier
     allocated, reserved = settled()
+    before = segments()
     c = make(net)
     use(c)
     if make is graphed:
@@ -57,7 +67,8 @@ def test_close_returns_to_the_baseline(make: Any, training: bool) -> None:
         assert settled()[1] > reserved * 1.05  # it did hold something
     c.burnish.close()
     after = settled()
-    assert after[0] <= allocated * 1.05 and after[1] <= reserved * 1.05, (after, (allocated, reserved))
+    new = {address: held for address, held in segments().items() if before.get(address) != held}
+    assert after[0] <= allocated * 1.05 and after[1] <= reserved * 1.05, (after, (allocated, reserved), new)
     with torch.no_grad():
         x = randn(16, 1024)
         torch.testing.assert_close(c(x), net(x))  # and it can be used again
