@@ -79,6 +79,13 @@ def test_a_block_computes_what_it_did(step: Capture, interpreter: Interpreter) -
     same_under(interpreter, step, schedule)
 
 
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_a_block_compiles_for_every_target(step: Capture, compiler: Compiler, capability: int) -> None:
+    unit = generate(for_gpu(step), overlapped=capability >= 90)  # as a program has them there
+    for number in {call.function: n for n, call in unit.calls.items()}.values():
+        assert "st.global" in compiler.compile(unit, number, capability)
+
+
 def test_keys_and_values_are_under_way_while_others_are_worked_on(step: Capture, compiler: Compiler) -> None:
     schedule = for_gpu(step)
     number = next(n for n, k in enumerate(schedule.kernels) if isinstance(k, AttendPieces))

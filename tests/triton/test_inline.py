@@ -99,10 +99,11 @@ def test_the_best_of_equal_hidden_and_broken_ones(chosen: int) -> None:
     assert torch.as_tensor(places).tolist() == [row[:chosen] for row in first]
 
 
-def test_experts_compile(compiler: Compiler) -> None:
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_experts_compile(compiler: Compiler, capability: int) -> None:
     unit = generate(for_gpu(routed(2)))
     for n in unit.calls:
-        assert "st.global" in compiler.compile(unit, n, 90)
+        assert "st.global" in compiler.compile(unit, n, capability)
 
 
 def test_what_is_overwritten_in_between_is_read_before() -> None:
@@ -193,6 +194,8 @@ def test_packed_weights_are_read_in_whole_accesses(compiler: Compiler, bits: int
     (number,) = unit.calls
     launch = unit.calls[number].launches[0]
     threads, elements = 32 * launch.warps, math.prod(block for _, block in launch.blocks)
+    for capability in (80, 100):
+        assert "st.global" in compiler.compile(unit, number, capability)
     text = compiler.compile(unit, number, 90)
     assert text.count("ld.global.v4.b32") >= wide * elements // threads // 16
     assert text.count("ld.global.b16") <= max(narrow * elements // threads // 16, 2), "a scale for each element"

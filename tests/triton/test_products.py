@@ -246,7 +246,7 @@ def test_large_product_sweeps_its_tiles(interpreter: Interpreter, flipped: bool)
     compare(interpreter, schedule)
 
 
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("capability", [80, 90, 100])
 def test_sweeping_form_compiles(compiler: Compiler, capability: int) -> None:
     found, *_ = on_cuda(lambda x, w, b: F.gelu(F.linear(x, w, b)) @ w, bf16(4096, 768), bf16(3072, 768), bf16(3072))
     assert kinds(found) == [ContractKernel, ExternKernel]
