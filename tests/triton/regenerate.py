@@ -5,13 +5,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-from burnish.codegen.triton import module_text
+from burnish.codegen.triton import generate, module_text
 from burnish.codegen.triton_loop import print_loop
+from burnish.ir.body import Loop, Store
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import sym
+from burnish.schedule.kernels import ContractGroup, LoopGroup, LoopKernel, Schedule
 from tests.triton import loops
+from tests.triton.test_products import attend, product_of, schedule_of
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -25,6 +30,21 @@ CASES = {
     "argmax": loops.reduced("argmax", 8, 1000, DType.f32, DType.i64),
 }
 
+SCHEDULES: dict[str, Callable[[], Schedule]] = {
+    "product": lambda: schedule_of(product_of(128, 768, 768)),
+    "siblings": lambda: schedule_of(ContractGroup(tuple(product_of(100, n, 96, name=n_) for n_, n in _WIDTHS))),
+    "strip": lambda: schedule_of(product_of(8, 512, 1024)),
+    "attention": lambda: attend(1, 6, 2, 40, 40, 24, True, None),
+    "group": lambda: Schedule({}, [LoopGroup((LoopKernel(_into_w(loops.biased(4, 64))), LoopKernel(_SOFTMAX)))], []),
+}
+_WIDTHS = (("a", 96), ("b", 17))
+_SOFTMAX = loops.softmax(4, 64)
+
+
+def _into_w(loop: Loop) -> Loop:
+    """Into a buffer of its own, as what is side by side has it."""
+    return replace(loop, body=tuple(replace(i, buffer="w") if isinstance(i, Store) else i for i in loop.body))
+
 
 def sources() -> dict[str, str]:
     """File name -> text."""
@@ -33,6 +53,11 @@ def sources() -> dict[str, str]:
         kernel = print_loop(loop)
         launches = [f"# {x.programs} programs, {dict(x.blocks)}, {x.warps} warps\n" for x in kernel.launches]
         made[f"{name}.py.txt"] = "".join(launches) + module_text({name: kernel.text})
+    for name, make in SCHEDULES.items():
+        unit = generate(make())
+        assert not unit.refused
+        launches = [f"# {x.grid} programs, {dict(x.blocks)}, {x.warps} warps\n" for x in unit.calls[0].launches]
+        made[f"{name}.py.txt"] = "".join(launches) + unit.text
     return made
 
 
