@@ -4,15 +4,15 @@ While a model is traced, each call of a module that has equals in the model (`bl
 Dynamo wrote into its graph for the first one is kept: the operations, what they read from outside, the result, and the
 guards on the block. The guards are all that Dynamo looked at in it, so they say whether it would write the same for
 another block: each is asked of that one. If all agree, the operations are copied with the new block's weights and
-arguments, and the guards are installed for it, too, so that a later change to it is noticed as ever. In every other
-case (a layer's number that the code reads, a cache object, a side effect) Dynamo traces the block as it always does.
-The graph is the same either way: flat, operation for operation.
+arguments, and the guards are installed for it, too, so that a later change to it is noticed as ever. What a block finds
+by its own number in an object that all are given (a cache's layer) counts as a part of it (`numbers.py`). In every
+other case (a number that decides what is computed, a side effect) Dynamo traces the block as it always does. The graph
+is the same either way: flat, operation for operation.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +23,7 @@ import torch
 from torch import fx
 from torch._dynamo import guards as dynamo_guards
 from torch._dynamo.exc import TorchDynamoException
+from torch._dynamo.source import GetItemSource
 from torch._dynamo.variables import (
     ConstantVariable,
     ConstDictVariable,
@@ -34,19 +35,19 @@ from torch._dynamo.variables import (
 from torch._dynamo.variables.base import AttributeMutationExisting, AttributeMutationNew, ValueMutationNew
 from torch._dynamo.variables.builder import VariableBuilder, wrap_fx_proxy
 from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
-from torch._guards import ChainedSource, Guard, Source
+from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
+from torch._guards import Guard, Source
 
 from burnish.capture.blocks import repeated_blocks
+from burnish.capture.likeness import Differs, Moved, Resolver, holds, mentions, sources, within, within_any
+from burnish.capture.numbers import Following, Number, NumberVariable, differing_numbers, follow
 from burnish.observe.log import CompileLog
 from burnish.options import Regions
 
 MARK = "burnish_block"  # in a node's meta: the `Span` it belongs to
-_GuardBuilder = dynamo_guards.GuardBuilder
+SHARES = "burnish_shares"  # in a copied result's meta: it may share memory with what its block was given
+_OF_NUMBERS = {"CONSTANT_MATCH", "EQUALS_MATCH", "TYPE_MATCH"}
 _active = threading.local()
-
-
-class Differs(Exception):
-    """Why a block is traced and not copied."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,16 +70,21 @@ class _Recorded:
     # What is read from outside: an argument (which), something of the block (where), or what others read, too (None).
     outside: list[tuple[fx.Node, int | Source | None]]
     given: dict[fx.Node, int]  # tensors among the arguments
-    guards: list[Guard]
+    numbers: list[Number]
+    guards: list[Guard]  # on the block, and on what it found by its numbers
     values: dict[Source, Any]  # what the guards looked at
     result: Any
+    sharing: set[fx.Node]  # whose memory is that of something from outside
 
 
 @dataclass
 class Replay:
-    """One trace's blocks. `kinds` gives modules that have equals a key in common."""
+    """One trace's blocks. `kinds` gives modules that have equals a key in common, `numbers` are those in which equals
+    differ: the module that has one, and its name."""
 
-    kinds: dict[int, object]
+    wanted: Literal["auto"] | tuple[type | str, ...]
+    kinds: dict[int, object] = field(default_factory=dict)
+    numbers: set[tuple[int, str]] = field(default_factory=set)
     copied: dict[str, int] = field(default_factory=dict)  # class -> calls
     traced: dict[str, int] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)  # class -> why the last one that was traced was not copied
@@ -86,8 +92,19 @@ class Replay:
     _outputs: list[Any] = field(default_factory=list)  # keeps ids in `_records` valid
     _inside: bool = False
     _serial: int = 0
+    _seen: dict[int, torch.nn.Module] = field(default_factory=dict)
+
+    def look_at(self, model: torch.nn.Module) -> None:
+        """Find the blocks of a model, which is one of the traced function's own, or called somewhere in it."""
+        if id(model) in self._seen:
+            return
+        self._seen |= {id(module): module for module in model.modules()}
+        kinds = repeated_blocks(model, self.wanted)
+        self.kinds |= kinds
+        self.numbers |= differing_numbers(kinds, self._seen)
 
     def call(self, trace: Callable[..., Any], variable: Any, tx: Any, args: Sequence[Any], kwargs: Any) -> Any:
+        self.look_at(variable.value)
         kind = self.kinds.get(id(variable.value))
         output = tx.output
         if kind is None or self._inside or variable.source is None or len(output.tracers) != 1 or output.export:
@@ -112,7 +129,7 @@ class Replay:
                 self.copied[name] = self.copied.get(name, 0) + 1
                 return result
         else:
-            self.reasons[name] = "an argument that is neither tensor nor constant"
+            self.reasons[name] = "an argument that is neither tensor, constant nor an object from outside"
         return self._trace(trace, variable, tx, args, kwargs, described, leaves, records, span)
 
     def _span(self, name: str) -> Span:
@@ -144,9 +161,11 @@ class Replay:
             state = _state(tx)
         except Differs as why:
             self.reasons[span.name], described = str(why), None
+        following = Following(tx, self._is_number(tx, variable.source))
         self._inside = True
         try:
-            result = trace(variable, tx, args, kwargs)
+            with follow(following) if self.numbers else contextlib.nullcontext():
+                result = trace(variable, tx, args, kwargs)
         finally:
             self._inside = False
         self.traced[span.name] = self.traced.get(span.name, 0) + 1
@@ -162,12 +181,20 @@ class Replay:
                 raise Differs("it changes a list that it is given")
             if state != _state(tx) or held != len(tx.output.nn_modules):
                 raise Differs("it changes something other than its result")
-            records.append(_record(tx, variable, now, leaves, nodes, state, result))  # with sizes that became known
+            if following.ambiguous():
+                raise Differs("it looks into a list with its number, and in other ways, too")
+            numbers = list(following.numbers.values())
+            # Described anew, with sizes that became known.
+            records.append(_record(tx, variable, now, leaves, nodes, state, numbers, result))
         except Differs as why:
             self.reasons[span.name] = str(why)
         except Exception as error:
             self.reasons[span.name] = f"{type(error).__name__}: {error}"
         return result
+
+    def _is_number(self, tx: Any, block: Source) -> Callable[[Any], bool]:
+        resolve, names = Resolver(tx), {name for _, name in self.numbers}
+        return lambda s: s.member in names and within(s, block) and (id(resolve(s.base)), s.member) in self.numbers
 
 
 def _after(last: fx.Node) -> list[fx.Node]:
@@ -198,15 +225,19 @@ def _pending(tx: Any) -> frozenset[Any]:
     """What the code traced so far changed in objects that were there before it: their attributes' new values. Objects
     of its own reach a block only as arguments."""
     effects = tx.output.side_effects
-    changed = [v for v in effects.id_to_variable.values() if effects.is_modified(v)]
-    old = [v for v in changed if not isinstance(v.mutation_type, AttributeMutationNew | ValueMutationNew)]
     found: set[Any] = {("hooks", len(effects.tensor_hooks)), ("saved", len(effects.save_for_backward))}
-    for variable in old:
+    for variable in _changed(tx):
         if not isinstance(variable.mutation_type, AttributeMutationExisting):
             found.add((id(variable), _contents(variable)))
         for name, value in effects.store_attr_mutations.get(variable, {}).items():
             found.add((id(variable), name, id(value)))
     return frozenset(found)
+
+
+def _changed(tx: Any) -> list[Any]:
+    effects = tx.output.side_effects
+    changed = [v for v in effects.id_to_variable.values() if effects.is_modified(v)]
+    return [v for v in changed if not isinstance(v.mutation_type, AttributeMutationNew | ValueMutationNew)]
 
 
 def _contents(variable: Any) -> tuple[Any, ...]:
@@ -240,6 +271,8 @@ def _shown(variable: Any, leaves: list[Any]) -> tuple[Any, ...] | None:
     if type(variable) in (TupleVariable, ListVariable):
         items = [_shown(item, leaves) for item in variable.items]
         return None if any(i is None for i in items) else (type(variable), *items)
+    if isinstance(variable, UserDefinedObjectVariable) and variable.source is not None:
+        return ("object", id(variable))  # the same one; tracing keeps it alive
     return None
 
 
@@ -261,10 +294,17 @@ def metadata(value: Any) -> tuple[Any, ...]:
 
 
 def _record(
-    tx: Any, variable: Any, described: tuple[Any, ...], leaves: list[Any], nodes: list[fx.Node], state: Any, result: Any
+    tx: Any,
+    variable: Any,
+    described: tuple[Any, ...],
+    leaves: list[Any],
+    nodes: list[fx.Node],
+    state: Any,
+    numbers: list[Number],
+    result: Any,
 ) -> _Recorded:
     nodes = [node for node in nodes if not _is_number(node)]
-    own = set(nodes)
+    own, roots = set(nodes), [variable.source, *_found(numbers)]
     given: dict[fx.Node, int] = {}
     for i, leaf in enumerate(leaves):
         given.setdefault(leaf.as_proxy().node, i)
@@ -274,23 +314,44 @@ def _record(
             raise Differs(f"a {node.op} in the graph")
         for read in node.all_input_nodes:
             if read not in own and read not in outside:
-                outside[read] = _origin(tx, read, given, variable.source)
+                outside[read] = _origin(tx, read, given, roots)
     _copied_result(result, lambda leaf: _result_place(leaf, own, given))
-    guards = [g for g in tx.output.guards if _mentions(g, variable.source)]
+    guards = [g for g in tx.output.guards if mentions(g, roots)]
     values: dict[Source, Any] = {}
-    resolve = _Resolver(tx)
+    resolve = Resolver(tx)
     for guard in guards:
-        for source in _sources(guard):
+        for source in sources(guard):
             values[source] = resolve(source)
     return _Recorded(
-        variable.value, variable.source, described, state, nodes, list(outside.items()), given, guards, values, result
+        variable.value,
+        variable.source,
+        described,
+        state,
+        nodes,
+        list(outside.items()),
+        given,
+        numbers,
+        guards,
+        values,
+        result,
+        {node for node in nodes if _storage(node) in {_storage(x) for x in outside} - {None}},
     )
 
 
-def _origin(tx: Any, node: fx.Node, given: dict[fx.Node, int], block: Source) -> int | Source | None:
+def _storage(node: fx.Node) -> int | None:
+    value = node.meta.get("example_value")
+    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
+
+
+def _found(numbers: list[Number]) -> list[Source]:
+    """What was found in lists by numbers."""
+    return [GetItemSource(held, number.value) for number in numbers for held in number.lists]
+
+
+def _origin(tx: Any, node: fx.Node, given: dict[fx.Node, int], roots: list[Source]) -> int | Source | None:
     is_number = _is_number(node)
     source = _source_of(node.args[0] if is_number else node)
-    of_block = source is not None and _within(source, block)
+    of_block = source is not None and within_any(source, roots)
     if node in given:
         if of_block:
             raise Differs("a weight of the block is also an argument")
@@ -337,7 +398,7 @@ def _copied_result(result: Any, tensor: Callable[[Any], Any]) -> Any:
     result = result.realize() if hasattr(result, "realize") else result
     if type(result) is TensorVariable:
         return tensor(result)
-    if isinstance(result, ConstantVariable):
+    if isinstance(result, ConstantVariable) and not isinstance(result, NumberVariable):
         return result
     if type(result) in (TupleVariable, ListVariable):
         return type(result)([_copied_result(i, tensor) for i in result.items], mutation_type=_as_new(result))
@@ -348,96 +409,7 @@ def _as_new(result: Any) -> Any:
     return ValueMutationNew() if type(result) is ListVariable else None
 
 
-# --- sources and guards -----------------------------------------------------------------------------------------
-
-
-def _within(source: Any, block: Source) -> bool:
-    while source != block:
-        if not isinstance(source, ChainedSource):
-            return False
-        source = source.base
-    return True
-
-
-def _sources(guard: Guard) -> list[Source]:
-    found = [guard.originating_source]
-    if isinstance(guard.create_fn, functools.partial):
-        found += [v for v in (*guard.create_fn.args, *guard.create_fn.keywords.values()) if isinstance(v, Source)]
-    return found
-
-
-def _mentions(guard: Guard, block: Source) -> bool:
-    return any(_within(s, block) for s in _sources(guard))
-
-
-class _Moved:
-    """Sources of one block as sources of another."""
-
-    def __init__(self, old: Source, new: Source) -> None:
-        self._memo: dict[Source, Source] = {old: new}
-
-    def __call__(self, source: Source) -> Source:
-        if not isinstance(source, ChainedSource):
-            return self._memo.get(source, source)
-        known = self._memo.get(source)
-        if known is None:
-            base = self(source.base)
-            known = source if base is source.base else dataclasses.replace(source, base=base)
-            self._memo[source] = known
-        return known
-
-
-class _Missing:
-    """What a source that leads nowhere has for a value."""
-
-
-_MISSING = _Missing()
-
-
-class _Resolver:
-    def __init__(self, tx: Any) -> None:
-        self._globals = {"G": tx.output.root_tx.f_globals, "L": tx.output.root_tx.f_locals}
-        self._locals: dict[str, Any] = {}
-        self._cache: Any = {}
-
-    def __call__(self, source: Source) -> Any:
-        try:
-            return source.get_value(self._globals, self._locals, self._cache)
-        except Exception:
-            self._locals.clear()
-            return _MISSING
-
-
-def _same_value(a: Any, b: Any) -> bool:
-    return type(a) is type(b) and bool(a == b)
-
-
-def _same_keys(a: Any, b: Any) -> bool:
-    return type(a) is type(b) and list(a.keys()) == list(b.keys())
-
-
-def _same_length(a: Any, b: Any) -> bool:
-    return type(a) is type(b) and len(a) == len(b)
-
-
-def _same_type(a: Any, b: Any) -> bool:
-    return type(a) is type(b)
-
-
-# How to tell whether a guard on one object holds for another. Guards not listed want the very same object.
-_SAME: dict[str, Callable[[Any, Any], bool]] = {
-    "TYPE_MATCH": _same_type,
-    "TENSOR_MATCH": _same_type,  # the rest is compared when the tensor becomes an input
-    "CONSTANT_MATCH": _same_value,
-    "EQUALS_MATCH": _same_value,
-    "BOOL_MATCH": _same_value,
-    "NONE_MATCH": _same_value,
-    "SEQUENCE_LENGTH": _same_length,
-    "DICT_KEYS_MATCH": _same_keys,
-    "MAPPING_KEYS_CHECK": _same_keys,
-    "EMPTY_NN_MODULE_HOOKS_DICT": _same_length,
-}
-_ABOUT_KEY = {"DICT_CONTAINS", "DICT_NOT_CONTAINS", "SET_CONTAINS", "SET_NOT_CONTAINS"}
+# --- copying ----------------------------------------------------------------------------------------------------
 
 
 class _Copy:
@@ -450,12 +422,28 @@ class _Copy:
         self.record = record
         self.leaves = leaves
         self.span = span
-        self.moved = _Moved(record.source, variable.source)
-        self.resolve = _Resolver(tx)
+        self.moved = Moved(record.source, variable.source)
+        self.resolve = Resolver(tx)
         if record.arguments != described:
             raise Differs("other arguments")
         if record.state != _state(tx):
             raise Differs("something was changed since")
+        for number in record.numbers:
+            self._find(number)
+        roots = [*self.moved.roots, *self.moved.roots.values()]
+        if any(v.source is not None and within_any(v.source, roots) for v in _changed(tx)):
+            raise Differs("a part of it was changed")
+
+    def _find(self, number: Number) -> None:
+        """What the block's own number finds is in the place of what was found by the recorded one's."""
+        new = self.resolve(self.moved(number.source))
+        if not number.fits(new):
+            raise Differs(f"the number {self.moved(number.source).name}")
+        for held in number.lists:
+            place = self.moved(held)
+            if not new < len(self.resolve(place)):
+                raise Differs(f"{place.name} ends before its number")
+            self.moved.root(GetItemSource(held, number.value), GetItemSource(place, new))
 
     def make(self) -> Any:
         guards = [guard for guard in map(self._checked, self.record.guards) if guard is not None]
@@ -492,7 +480,11 @@ class _Copy:
         kind = guard.create_fn_name()
         if new is old and kind != "DUPLICATE_INPUT":
             return None
-        if not self._holds(kind, guard, self.record.values[old], self.resolve(new)):
+        if kind == "DUPLICATE_INPUT" and new in map(self.moved, sources(guard)[1:]):
+            return None
+        was, now = self.record.values[old], self.resolve(new)
+        is_number = kind in _OF_NUMBERS and any(number.source == old for number in self.record.numbers)  # which fit
+        if not is_number and not holds(guard, was, now, self.moved, self.resolve):
             raise Differs(f"{kind} of {new.name}")
         if kind == "TENSOR_MATCH":
             self._input(new)
@@ -505,24 +497,6 @@ class _Copy:
             if moved != create.keywords:
                 create = functools.partial(create.func, **moved)
         return Guard(new, create, stack=guard.stack, user_stack=guard.user_stack)  # made anew, a stack takes 100 us
-
-    def _holds(self, kind: str, guard: Guard, old: Any, new: Any) -> bool:
-        if kind == "HASATTR":
-            attr = guard.create_fn.keywords.get("attr") if isinstance(guard.create_fn, functools.partial) else None
-            return (old is _MISSING) == (new is _MISSING) if attr is None else hasattr(old, attr) == hasattr(new, attr)
-        if old is _MISSING or new is _MISSING:
-            return False
-        if kind == "DUPLICATE_INPUT":
-            others = [self.resolve(self.moved(s)) for s in _sources(guard)[1:]]
-            return bool(others) and all(other is new for other in others)
-        if kind == "NOT_PRESENT_IN_GENERIC_DICT":
-            attr = guard.create_fn.keywords["attr"]  # type: ignore[attr-defined]
-            return type(old) is type(new) and attr not in old.__dict__ and attr not in new.__dict__
-        if kind in _ABOUT_KEY:
-            key = guard.create_fn.keywords["key"]  # type: ignore[attr-defined]
-            return type(old) is type(new) and (key in old) == (key in new)
-        same = _SAME.get(kind)
-        return old is new if same is None else same(old, new)
 
     def _input(self, source: Source) -> Any:
         return VariableBuilder(self.tx, source)(self.resolve(source)).realize()
@@ -557,6 +531,7 @@ class _Copy:
         proxy = fx.Proxy(places[node], self.tx.output.current_tracer)
         value = self._fresh(node.meta["example_value"])
         places[node].meta.pop("example_value", None)
+        places[node].meta[SHARES] = node in self.record.sharing
         return wrap_fx_proxy(tx=self.tx, proxy=proxy, example_value=value)
 
     def _fresh(self, value: torch.Tensor) -> torch.Tensor:
@@ -588,11 +563,14 @@ def _call_function(self: Any, tx: Any, args: Sequence[Any], kwargs: dict[str, An
 @contextlib.contextmanager
 def copying_blocks(frame: Any, regions: Regions, log: CompileLog) -> Iterator[None]:
     """While Dynamo traces this frame in this thread (under Dynamo's own lock), calls of equal blocks are copied."""
-    kinds = _kinds(frame, regions) if regions is not None else {}
-    if not kinds:
+    if regions is None:
         yield
         return
-    replay = _active.replay = Replay(kinds)
+    replay = _active.replay = Replay(regions)
+    for value in frame.f_locals.values():
+        owner = getattr(value, "__self__", value)  # of a method
+        if isinstance(owner, torch.nn.Module):
+            replay.look_at(owner)
     UnspecializedNNModuleVariable.call_function = _call_function  # type: ignore[method-assign]
     try:
         yield
@@ -602,12 +580,3 @@ def copying_blocks(frame: Any, regions: Regions, log: CompileLog) -> Iterator[No
         for name in {*replay.traced, *replay.copied}:
             traced, copied = replay.traced.get(name, 0), replay.copied.get(name, 0)
             log.region(name, traced=traced, copied=copied, reason=replay.reasons.get(name, ""))
-
-
-def _kinds(frame: Any, regions: Literal["auto"] | tuple[type | str, ...]) -> dict[int, object]:
-    kinds: dict[int, object] = {}
-    for value in frame.f_locals.values():
-        value = getattr(value, "__self__", value)  # of a method
-        if isinstance(value, torch.nn.Module):
-            kinds |= repeated_blocks(value, regions)
-    return kinds

@@ -5,7 +5,9 @@
 AOTAutograd runs every operation of a graph several times in Python. A block that is called many times (`replay.py`
 marks whose operations are whose) becomes one opaque operation; what is inside is traced for the first call alone, with
 its gradients where they are wanted. Blocks are equal if their operations are, one by one, with inputs of the same
-sizes, types and gradients: no more is asked. What comes after sees the graph that it would have seen without.
+sizes, types and gradients: no more is asked. An input that a block writes into (a cache, a running mean) is a result
+more, the new contents, which the graph copies into it after the call. What comes after sees the graph that it would
+have seen without.
 """
 
 from __future__ import annotations
@@ -20,15 +22,18 @@ import torch
 from torch import fx
 from torch._functorch.aot_autograd import aot_export_joint_simple
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn import functional
 from torch.utils._python_dispatch import _disable_current_modes
 
-from burnish.capture.replay import MARK, Differs, Span, metadata
+from burnish.capture.likeness import Differs
+from burnish.capture.replay import MARK, SHARES, Span, metadata
 from burnish.observe.log import CompileLog
 
 _library = torch.library.Library("burnish", "FRAGMENT")
 _library.define("block(Tensor[] operands, SymInt[] sizes, int call) -> Tensor[]")
 _library.define("block_backward(Tensor[] operands, SymInt[] sizes, Tensor[] tangents, int call) -> Tensor[]")
 _forward, _backward = torch.ops.burnish.block.default, torch.ops.burnish.block_backward.default
+_WRITERS = {"setitem", "batch_norm", "instance_norm", *(name for name in vars(operator) if name[0] == "i")}
 _serial = itertools.count(1)
 _calls: dict[int, _Kind] = {}  # calls in graphs that are on their way through AOTAutograd
 
@@ -43,6 +48,7 @@ class _Kind:
     results: list[fx.Node]
     gradients: list[fx.Node | None]
     differentiable: list[bool]  # which results have gradients
+    written: list[int] = field(default_factory=list)  # inputs whose new contents are the last results
     forward: set[fx.Node] = field(default_factory=set)  # what the results are computed with
 
     def __post_init__(self) -> None:
@@ -75,9 +81,14 @@ class Sharing:
         self._mine.append(number)
         _calls[number] = kind
         inputs, results = _ends(nodes)
-        call = made.call_function(_run, (number, *(env[x] for x in inputs)))
+        given = [env[x] for x in inputs]
+        for i in kind.written if kind.gradients else ():  # the backward, too, gets what it was before
+            given[i] = made.call_method("clone", (given[i],))
+        call = made.call_function(_run, (number, *given))
         for i, result in enumerate(results):
             env[result] = made.call_function(operator.getitem, (call, i))
+        for i, written in enumerate(kind.written, len(results)):
+            made.call_method("copy_", (env[inputs[written]], made.call_function(operator.getitem, (call, i))))
 
     def close(self) -> None:
         for number in self._mine:
@@ -92,7 +103,10 @@ def share_blocks(flat: fx.GraphModule, decompositions: dict[Any, Any], log: Comp
     for calls in _equal(_spans(flat)):
         name = calls[0][0].meta[MARK].name
         try:
-            kinds.append((_traced(flat, calls[0], decompositions), calls))
+            kind = _traced(flat, calls[0], decompositions)
+            if kind.written:
+                _require_apart(flat, calls)
+            kinds.append((kind, calls))
         except Exception as error:
             log.region(name, reason=str(error).splitlines()[0][:200] if str(error) else type(error).__name__)
         else:
@@ -171,6 +185,17 @@ def _input_kind(node: fx.Node) -> Any:
     return metadata(value) if isinstance(value, torch.Tensor) else (type(value).__name__, str(value))
 
 
+def _require_apart(flat: fx.GraphModule, calls: list[list[fx.Node]]) -> None:
+    """Of what a block reads and writes nothing may share memory with anything else: inside it is all apart."""
+    if any(node.meta.get(SHARES) for node in flat.graph.nodes):
+        raise Differs("it writes into its inputs, and another block's result shares memory with what that was given")
+    for nodes in calls:
+        tensors = [x.meta["example_value"] for x in _ends(nodes)[0]]
+        storages = [x.untyped_storage()._cdata for x in tensors if isinstance(x, torch.Tensor)]
+        if len(set(storages)) != len(storages):
+            raise Differs("it writes into its inputs, and they share memory")
+
+
 # --- one kind, traced -------------------------------------------------------------------------------------------
 
 
@@ -185,16 +210,65 @@ def _traced(flat: fx.GraphModule, nodes: list[fx.Node], decompositions: dict[Any
     given = [_fresh(x.meta["example_value"]) for x in inputs]
     if not all(isinstance(x, torch.Tensor | torch.SymInt | int) for x in given):
         raise Differs("an input that is neither tensor nor size")
+    module = fx.GraphModule(flat, body)
+    written = _written(module, given) if any(map(_may_write, nodes)) else []
     wants = [isinstance(x, torch.Tensor) and x.requires_grad for x in given]
     joint = torch.is_grad_enabled() and any(wants)
-    module = fx.GraphModule(flat, body)
 
     def run(*arguments: Any) -> tuple[Any, ...]:
-        return tuple(fx.Interpreter(module).run(*arguments))
+        mine = [x.clone() if i in written else x for i, x in enumerate(arguments)]
+        returned = fx.Interpreter(module).run(*mine)
+        return (*returned, *(mine[i] for i in written))
 
     traced: Any = aot_export_joint_simple(run, tuple(given), trace_joint=joint, decompositions=decompositions)
-    differentiable = [joint and bool(r.meta["example_value"].requires_grad) for r in results]
-    return _kind(traced.graph, len(inputs), len(results), differentiable)
+    differentiable = [joint and bool(r.meta["example_value"].requires_grad) for r in results] + [False] * len(written)
+    _without_clones(traced.graph, written)
+    return _kind(traced.graph, len(inputs), written, differentiable)
+
+
+def _may_write(node: fx.Node) -> bool:
+    """Whether a call looks as if it changed one of its operands. AOTAutograd has the last word."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return name.endswith("_") or name in _WRITERS or "out" in node.kwargs
+
+
+def _written(module: fx.GraphModule, given: list[Any]) -> list[int]:
+    """Which inputs the operations write into: seen in a run without data."""
+    tensors = {i: x for i, x in enumerate(given) if isinstance(x, torch.Tensor)}
+    mode = next(x.fake_mode for x in tensors.values() if isinstance(x, FakeTensor))
+    with mode, torch.no_grad():
+        mine = {i: x.detach().clone() for i, x in tensors.items()}
+        before = {i: x._version for i, x in mine.items()}
+        fx.Interpreter(module).run(*(mine.get(i, x) for i, x in enumerate(given)))
+    silent = _running_statistics(module.graph)
+    written = [i for i, x in mine.items() if x._version != before[i] or i in silent]
+    for i in written:
+        if given[i].requires_grad or mine[i].stride() != given[i].stride() or _kind_of(mine[i]) != _kind_of(given[i]):
+            raise Differs("it writes into an input in a way that cannot be written as a result")
+    return written
+
+
+def _running_statistics(graph: fx.Graph) -> set[int]:
+    """Inputs that batch norms write into, which does not show in a run without data."""
+    placeholders = {node: i for i, node in enumerate(graph.find_nodes(op="placeholder"))}
+    norms = [node for node in graph.nodes if node.target is functional.batch_norm]
+    training = [node for node in norms if node.args[5:6] == (True,)]
+    return {placeholders[x] for node in training for x in node.args[1:3] if x in placeholders}
+
+
+def _kind_of(x: torch.Tensor) -> Any:
+    return (x.dtype, tuple(map(str, (*x.shape, *x.stride(), x.storage_offset()))))
+
+
+def _without_clones(graph: fx.Graph, written: list[int]) -> None:
+    """Operations have no effects any more: what was a copy to write into is the input itself."""
+    placeholders = graph.find_nodes(op="placeholder")
+    for i in written:
+        copies = [user for user in placeholders[i].users if _is_clone(user)]
+        if len(copies) != 1 or len(placeholders[i].users) != 1:
+            raise Differs("an input that it writes into has other readers")
+        copies[0].replace_all_uses_with(placeholders[i])
+        graph.erase_node(copies[0])
 
 
 def _fresh(value: Any) -> Any:
@@ -207,11 +281,13 @@ def _fresh(value: Any) -> Any:
     return made.requires_grad_(value.requires_grad)
 
 
-def _kind(graph: fx.Graph, inputs: int, results: int, differentiable: list[bool]) -> _Kind:
-    placeholders = graph.find_nodes(op="placeholder")
+def _kind(graph: fx.Graph, inputs: int, written: list[int], differentiable: list[bool]) -> _Kind:
+    placeholders, results = graph.find_nodes(op="placeholder"), len(differentiable)
     returned: list[Any] = list(graph.output_node().args[0])  # type: ignore[arg-type]
     gradients = returned[results:]
-    kind = _Kind(graph, placeholders[:inputs], placeholders[inputs:], returned[:results], gradients, differentiable)
+    kind = _Kind(
+        graph, placeholders[:inputs], placeholders[inputs:], returned[:results], gradients, differentiable, written
+    )
     if any(n.op not in ("placeholder", "call_function", "output") for n in graph.nodes):
         raise Differs("it holds constants")
     if len(kind.tangents) != sum(differentiable) or any(not isinstance(r, fx.Node) for r in kind.results):
@@ -220,6 +296,9 @@ def _kind(graph: fx.Graph, inputs: int, results: int, differentiable: list[bool]
         raise Differs("a result is an input or another result")
     if kind.gradients and len(kind.gradients) != inputs:
         raise Differs("not every input has its gradient")
+    for i, result in zip(written[::-1], kind.results[::-1], strict=False):
+        if _kind_of(result.meta["val"]) != _kind_of(kind.inputs[i].meta["val"]):
+            raise Differs("what it writes into an input lies in memory in another way")
     return kind
 
 
@@ -312,11 +391,30 @@ def put_back(module: fx.GraphModule) -> None:
             results = made[number].forward(graph, node) if is_forward else made[number].backward(graph, node)
         for user in list(node.users):
             assert user.target is operator.getitem
+            for reader in list(user.users):
+                if _is_new_contents(reader, user):
+                    reader.replace_all_uses_with(user)
+                    graph.erase_node(reader)
             user.replace_all_uses_with(results[user.args[1]])
             graph.erase_node(user)
+        clones = [x for x in node.args[0] if _is_clone(x)]
         graph.erase_node(node)
+        for clone in clones:
+            if not clone.users:
+                graph.erase_node(clone)
     if calls:
         module.recompile()
+
+
+def _is_clone(node: Any) -> bool:
+    return node.target is torch.ops.aten.clone.default
+
+
+def _is_new_contents(node: fx.Node, result: fx.Node) -> bool:
+    """The result, copied over an input: it is what the input holds from then on."""
+    if node.target is not torch.ops.aten.copy.default or node.args[1] is not result:
+        return False
+    return _kind_of(node.meta["val"]) == _kind_of(result.meta["val"])
 
 
 class _Placed:
@@ -342,8 +440,9 @@ class _Placed:
 
     def _bind(self, call: fx.Node) -> None:
         tensors, sizes = iter(call.args[0]), iter(call.args[1])  # type: ignore[arg-type]
-        for x in self.kind.inputs:
-            self._is(x, next(tensors) if isinstance(x.meta["val"], torch.Tensor) else next(sizes))
+        for i, x in enumerate(self.kind.inputs):
+            given = next(tensors) if isinstance(x.meta["val"], torch.Tensor) else next(sizes)
+            self._is(x, given.args[0] if i in self.kind.written and _is_clone(given) else given)
 
     def _is(self, inner: fx.Node, outer: Any) -> None:
         self.env[inner] = outer
