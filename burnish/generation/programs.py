@@ -50,6 +50,7 @@ class Programs:
         self.name = name
         self.eager_first = eager_first
         self.words = Words.of(model)
+        self._always_masked = False
         self._met: set[tuple[object, ...]] = set()  # kinds of chunks
         self._made: dict[tuple[object, ...], Program] = {}
         self._sealed: set[tuple[object, ...]] = set()
@@ -58,6 +59,7 @@ class Programs:
     def prompt(self, plan: Sequence[Chunk], padded: bool) -> int:
         """Run the chunks of a prompt from slot `length` on, and leave the logits behind its last token. How many of
         the chunks ran in eager."""
+        padded = padded or self._always_masked
         keys = [("prefill", chunk.size, chunk.visible(self.state.capacity), padded) for chunk in plan]
         new = set(keys) - self._met if self.eager_first else set()
         for chunk, key in zip(plan, keys, strict=True):
@@ -80,6 +82,7 @@ class Programs:
 
     def decode(self, how: Selection | None, padded: bool) -> None:
         """Run the pending token and choose the next; without `how`, leave the logits for others to choose by."""
+        padded = padded or self._always_masked
         key = ("decode", how, padded)
         if key not in self._made:
             step = decode_step(self.model, self.state, self.words, how, padded)
@@ -102,10 +105,16 @@ class Programs:
     def _run(self, key: tuple[object, ...]) -> None:
         program = self._made[key]
         program()
-        if key not in self._sealed:  # every call is like the first: nothing is left to check or to compile
-            self._sealed.add(key)
-            with contextlib.suppress(NothingToSeal):  # eager serves it, and the reason is in its statistics
-                burnish.seal(program)
+        if key in self._sealed:
+            return
+        if not self._always_masked and not key[-1] and burnish.stats(program).graph_breaks:
+            # A model that makes a mask where it gets none may ask the host for its length. With ours it need not.
+            self._always_masked = True
+            close_all([burnish.api.handle_of(self._made.pop(key))])
+            return
+        self._sealed.add(key)  # every call is like the first: nothing is left to check or to compile
+        with contextlib.suppress(NothingToSeal):  # eager serves it, and the reason is in its statistics
+            burnish.seal(program)
 
     def stats(self) -> list[Stats]:
         return [burnish.stats(program) for program in self._made.values()]

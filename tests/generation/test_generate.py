@@ -77,6 +77,15 @@ def test_the_first_token_waits_for_no_compiler(model: Any) -> None:
     llm.close()
 
 
+def test_a_model_that_asks_the_host_for_a_length_unless_there_is_a_mask() -> None:
+    model = family("opt")
+    llm = generation.compile(model, max_length=LENGTH, chunk_sizes=CHUNKS)
+    both(llm, input_ids=prompt(1, 6), max_new_tokens=5)
+    (step,) = llm.stats().programs
+    assert step.compiles == 1 and step.graph_breaks == () and "padded" in step.name, step
+    llm.close()
+
+
 def test_one_token_too_many(llm: CompiledLM) -> None:
     with pytest.raises(PromptTooLong, match=f"{LENGTH - 2} tokens of prompt and 3 new ones do not fit .* {LENGTH}"):
         llm.generate(prompt(2, LENGTH - 2), max_new_tokens=3)
