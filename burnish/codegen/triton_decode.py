@@ -112,14 +112,19 @@ class _Printer:
         whole = self.keys % self.kernel.length == 0
         end = f"first + {self.kernel.length}" if whole else f"tl.minimum(first + {self.kernel.length}, {self.keys})"
         self.line(f"end = {end}")
-        if self.mask is not None:
-            self._look(self.mask)
-        self.line(f"for start in tl.range(first, end, {KEY_BLOCK}, num_stages={_STAGES}):")
-        self.line(f"x = start + tl.arange(0, {KEY_BLOCK})", 2)
+        indent = 1
+        if self.kernel.length > KEY_BLOCK:
+            if self.mask is not None:
+                self._look(self.mask)
+            self.line(f"for start in tl.range(first, end, {KEY_BLOCK}, num_stages={_STAGES}):")
+            indent = 2
+        else:  # one block is read sooner than its mask is looked at
+            self.line("start = first")
+        self.line(f"x = start + tl.arange(0, {KEY_BLOCK})", indent)
         self.xm = "" if self.keys % KEY_BLOCK == 0 else f"(x < {self.keys})"
         if self.mask is not None:
-            self._load_mask("mask", self.mask, "x", self.xm, 2)
-        self._block(2)
+            self._load_mask("mask", self.mask, "x", self.xm, indent)
+        self._block(indent)
 
     def _look(self, m: Operand) -> None:
         """Only the blocks from the first key to the last that any query of the tile sees."""

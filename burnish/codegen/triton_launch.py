@@ -25,7 +25,7 @@ from burnish.ir.expr import Dim, coefficient, floordiv, mentions, product
 from burnish.schedule.axes import column_axis, row_order
 from burnish.schedule.form import Form
 from burnish.schedule.gpu import MULTIPROCESSORS
-from burnish.schedule.vector_loops import choosing_axes, is_vector_product, matrices
+from burnish.schedule.vector_loops import choosing_axes, is_vector_product, matrices, matrix_loads
 
 _BUSY = 2 * MULTIPROCESSORS  # programs that keep them occupied
 _ACCESS = 16  # bytes a thread moves in one instruction
@@ -34,6 +34,7 @@ _HELD = 49152  # values one program can hold in registers between two reductions
 _ASSUMED = 1 << 30  # elements of a dimension whose size is known only when the kernel is launched
 _LONG_VECTOR = 512  # elements from which a vector product is bound by memory
 _IN_FLIGHT = 8192  # elements of its matrices that one program reads
+_AT_ONCE = 1 << 24  # elements of its matrices that all programs together have room for
 _TILE = 16  # axes shorter than this are not worth a tile
 
 
@@ -62,7 +63,6 @@ class Launch:
     blocks: tuple[tuple[str, int], ...]
     warps: int
     stages: int = 1
-    registers: int = 0  # that a thread may have, so that more programs fit side by side; 0: as the compiler likes
 
     @property
     def grid(self) -> tuple[Dim, ...]:
@@ -239,7 +239,10 @@ def _held(loop: Loop) -> int:
 
 def _whole_row_shapes(loop: Loop, rows: int, length: int, columns: bool) -> list[tuple[list[int], int]]:
     if length >= _LONG_VECTOR and is_vector_product(loop):
-        return vector_shapes(rows, length, matrices(loop))
+        read = matrices(loop)
+        half = all(i.dtype.itemsize == 2 for i in matrix_loads(loop)) and not choosing_axes(loop)
+        few = half and (read > 1 or rows * length <= _AT_ONCE)
+        return (row_at_a_time if few else vector_shapes)(rows, length, read)
     each, least = _per_access(loop), _strip(loop, columns)
     block = max(least, min(2048 // length, power_of_two(rows)))
     while block > least and rows < block * _BUSY:
@@ -258,6 +261,14 @@ def vector_shapes(rows: int, length: int, read: int) -> list[tuple[list[int], in
     whole = block * length * 2 // (32 * _ACCESS)  # warps whose threads read a row in whole accesses
     warps = _clamp(min(block * length * read // (32 * 32), whole), 1, 8)
     return [([block, length], warps), ([2 * block, length], warps)]
+
+
+def row_at_a_time(rows: int, length: int, read: int) -> list[tuple[list[int], int]]:
+    """The same for programs of few threads: where all of them have room at once, their matrix is there when the kernel
+    ahead ends, and the sum over few warps is soon made; where two matrices are read, a row of each is enough."""
+    block = read if rows * length * read <= _AT_ONCE else 1
+    warps = _clamp(length // (32 * 32), 1, 8)
+    return [([min(block, power_of_two(rows)), length], warps), ([2 * block, length], warps)]
 
 
 def _long_row_shapes(loop: Loop, rows: int, length: int, columns: bool) -> list[tuple[list[int], int]]:

@@ -390,7 +390,6 @@ def kernel_source(
         launch.stages,
         unit.overlapped,
         capability,
-        launch.registers,
     )
 
 

@@ -30,7 +30,6 @@ class KernelSource:
     stages: int
     overlapped: bool  # launched as a dependent of the kernel ahead
     capability: int  # 90 for compute capability 9.0
-    registers: int = 0  # that a thread may have at most; 0: as many as the compiler likes
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -100,7 +99,6 @@ def compile_with_triton(source: KernelSource, folder: Path) -> Any:
     constants = {(names.index(n),): v for n, v in values.items()}
     parsed = ASTSource(function, {n: signature[n] for n in names}, constants, attrs)
     options = {"num_warps": source.warps, "num_stages": source.stages, "launch_pdl": source.overlapped}
-    options |= {"maxnreg": source.registers} if source.registers else {}
     return triton.compile(parsed, GPUTarget("cuda", source.capability, 32), options)
 
 
