@@ -25,7 +25,15 @@ from burnish.capture.deferred import DeferredFrames
 from burnish.capture.snapshot import CannotSnapshot, FrameSnapshot, signature
 from burnish.errors import BadOptionValue, GraphBreakError
 from burnish.trust import background
-from burnish.trust.background import LONGEST_REST_SECONDS, REST_SECONDS, TURN_SECONDS, GoodManners, Pace, worker_for
+from burnish.trust.background import (
+    LONGEST_REST_SECONDS,
+    REST_SECONDS,
+    TURN_SECONDS,
+    GoodManners,
+    Pace,
+    Worker,
+    worker_for,
+)
 from burnish.trust.faults import WrongBy
 from burnish.trust.gate import GraphFacts
 from burnish.trust.rehearsal import rehearse
@@ -127,6 +135,17 @@ def test_python_is_as_it_was_when_the_work_is_done(held: Held) -> None:
     worker_for(urgent=False).stop(LONG)  # the only way to know that it has nothing left to do
     background._workers.pop(False)
     assert (sys.getswitchinterval(), gc.get_threshold()) == (interval, thresholds)
+
+
+def test_a_thread_that_looks_out_for_a_first_call_finds_it_and_can_be_stopped() -> None:
+    """So that the call need not wake it, which takes longer than much of a small model's call."""
+    worker, answered = Worker(urgent=False), threading.Event()
+    worker.expect()
+    worker.ring(answered.set)
+    assert answered.wait(LONG)
+    worker.expect()
+    worker.stop(LONG)
+    assert not worker._thread.is_alive()
 
 
 def test_what_somebody_sets_meanwhile_stays() -> None:
