@@ -11,6 +11,7 @@ holds for products (products.py) holds here, too. It runs where
   (`sweeps`).
 Where there are few tiles and the sum is long, it is cut in pieces whose parts the next kernel adds.
 Everything else is the library's: large convolutions are bound by the tensor cores, and other layouts by its copies.
+That it does what follows in the same call (`fused_convolutions.py`) is a form that a search may find.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from burnish.schedule.epilogue import (
     with_values,
 )
 from burnish.schedule.form import LIBRARY, Form, ours
+from burnish.schedule.fused_convolutions import FUSED, Epilogue, fused_call, library_epilogue
 from burnish.schedule.gpu import MOST_TILES, MULTIPROCESSORS, describable
 from burnish.schedule.kernels import (
     Buffer,
@@ -64,6 +66,8 @@ def choose_convolution(schedule: Schedule, kernel: ConvolveKernel, form: Form | 
     form = form or rule(kernel)
     if form == LIBRARY:
         return _Library(schedule, kernel).kernels()
+    if form == FUSED:
+        return _Library(schedule, kernel).fused()
     pieces = form["pieces"]
     if pieces == 1:
         return [kernel]
@@ -73,7 +77,7 @@ def choose_convolution(schedule: Schedule, kernel: ConvolveKernel, form: Form | 
     return [part, LoopKernel(reading(kernel, lambda body, load: sum_of_parts(body, load, parts)))]
 
 
-def convolution_forms(kernel: ConvolveKernel) -> list[Form]:
+def convolution_forms(schedule: Schedule, kernel: ConvolveKernel) -> list[Form]:
     """Who could compute it, and in how many pieces: the rule's choice first."""
     tiles, whole = _tiles(kernel), length(kernel)
     if tiles is None:
@@ -84,7 +88,8 @@ def convolution_forms(kernel: ConvolveKernel) -> list[Form]:
         if pieces and not takes_rows(kernel) and whole % (s * depth(kernel)) == 0
         and whole // s >= _SHORTEST_PIECE and s * tiles <= MOST_TILES
     ]  # fmt: skip
-    return list(dict.fromkeys([rule(kernel), LIBRARY, *map(ours, pieces)]))
+    fused = [FUSED] if _Library(schedule, kernel).can_fuse() else []
+    return list(dict.fromkeys([rule(kernel), LIBRARY, *fused, *map(ours, pieces)]))
 
 
 # --- the rule ---------------------------------------------------------------------------------------------------
@@ -227,6 +232,24 @@ class _Library:
         read = body.emit(Load(result.name, place, half))
         replaced = dict.fromkeys([*accumulator_loads(kernel), *values], read)
         return [ExternKernel(op, inputs, (result.name,)), LoopKernel(with_values(kernel.loop, replaced, body))]
+
+    def can_fuse(self) -> bool:
+        """Whether one call of the library's can do all that follows, and write it where it is wanted."""
+        return self._fusable() is not None
+
+    def fused(self) -> list[Kernel]:
+        found = self._fusable()
+        if found is None:
+            return self.kernels()
+        epilogue, result = found
+        self.schedule.buffers[result] = replace(self.schedule.buffers[result], role="extern")
+        return fused_call(self.schedule, self.kernel, epilogue, result)
+
+    def _fusable(self) -> tuple[Epilogue, str] | None:
+        epilogue = library_epilogue(self.kernel) if _has_channels_last(self.kernel) else None
+        place = self._place(channels_last_strides(self.kernel.result_shape))
+        result = self._copy([epilogue.store.value], place) if epilogue is not None else None
+        return (epilogue, result) if epilogue is not None and result is not None else None
 
     def _strides(self) -> tuple[Dim, ...]:
         """As the library lays its result out: like its operands."""

@@ -1,6 +1,7 @@
 """Form: one of the ways in which a kernel can run, as a name and a few numbers. Which ways there are, printers say.
 
 library                                          the vendor's
+fused                                            the vendor's, with what follows a convolution in its call
 ours pieces=4                                    our product, its sum in four pieces
 tile YBLOCK=64 XBLOCK=32 KBLOCK=128 STAGES=4 warps=4
 """

@@ -131,7 +131,7 @@ def product_forms(schedule: Schedule, kernel: Kernel) -> list[Form]:
         case ContractKernel():
             return _Chooser(schedule, kernel).forms()
         case ConvolveKernel():
-            return convolution_forms(kernel)
+            return convolution_forms(schedule, kernel)
         case AttendKernel():
             return attend_choices(schedule, kernel)
     return []

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import burnish
 from tests.against_eager import difference, served_by_us
 from tests.gpu.on_device import DEVICE, compiled
 
@@ -62,3 +63,26 @@ def test_block(
             assert not (problem := difference(ours, theirs, truth)), problem
             assert ours.stride() == theirs.stride()
     served_by_us(c)
+
+
+@torch.no_grad()
+def test_the_library_with_what_follows_in_its_call() -> None:
+    """Told to by a record, as a search may find it. What is not a number stays none."""
+    torch.manual_seed(0)
+    eager = Block(64, 64, 3, 1, 1, bias=False).eval().to(DEVICE, torch.bfloat16)
+    eager = eager.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    exact = copy.deepcopy(eager).double()
+    x, residual = (
+        torch.randn(4, 64, 28, 28, device=DEVICE, dtype=torch.bfloat16).to(memory_format=torch.channels_last)
+        for _ in range(2)
+    )
+    searched = compiled(eager, mode="max-autotune-no-cudagraphs")
+    searched(x, residual)
+    keys = [t.key for t in burnish.stats(searched).tuning if t.key.startswith("who convolution")]
+    c = compiled(eager, tuning=dict.fromkeys(keys, "fused"))
+    ours, theirs, truth = c(x, residual), eager(x, residual), exact(x.double(), residual.double())
+    assert not (problem := difference(ours, theirs, truth)), problem
+    assert ours.stride() == theirs.stride()
+    assert [op for op in burnish.stats(c).aten_calls if "cudnn_convolution_add_relu" in op]
+    x[0, :, 5, 5] = float("nan")
+    assert torch.equal(c(x, residual).isnan(), eager(x, residual).isnan())

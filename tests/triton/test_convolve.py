@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,6 +20,9 @@ from burnish.ir.graph import Convolve
 from burnish.ir.reference import evaluate_graph
 from burnish.schedule.convolutions import is_ours, pieces_of
 from burnish.schedule.evaluate import ScheduleEvaluation, evaluate_schedule
+from burnish.schedule.form import Form
+from burnish.schedule.fuse import fuse
+from burnish.schedule.fused_convolutions import FUSED
 from burnish.schedule.kernels import (
     Buffer,
     ContractKernel,
@@ -29,6 +33,8 @@ from burnish.schedule.kernels import (
     Schedule,
     channels_last_strides,
 )
+from burnish.schedule.lower import lower_graph
+from burnish.schedule.products import choose_products, product_forms
 from burnish.workloads.resnet import ResNet
 from tests.cuda.on_cpu import assembled
 from tests.programs import capture, copies
@@ -150,6 +156,85 @@ def test_compiles_for_every_architecture(compiler: Compiler, capability: int) ->
         assembly = compiler.compile(unit, 0, capability)
         assert "cp.async.cg.shared.global" in assembly  # the whole of a step in 16 bytes at a time,
         assert "ld.global.b16" not in assembly  # and nothing by the element
+
+
+# --- the library with what follows in its call ------------------------------------------------------------------
+
+
+@pytest.fixture
+def cudnn_on_cpu() -> Iterator[None]:
+    """What cuDNN's two calls compute, here."""
+
+    def relu(x: Any, k: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int) -> torch.Tensor:
+        return add_relu(x, k, torch.zeros(()), 1.0, bias, stride, padding, dilation, groups)
+
+    def add_relu(
+        x: Any, k: Any, z: Any, alpha: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int
+    ) -> torch.Tensor:
+        b = None if bias is None else bias.float()
+        y = F.conv2d(x.float(), k.float(), b, stride, padding, dilation, groups)
+        return torch.relu(y + alpha * z.float()).to(x.dtype)
+
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("cudnn_convolution_relu", relu, "CPU")
+    library.impl("cudnn_convolution_add_relu", add_relu, "CPU")
+    yield
+    library._destroy()
+
+
+def chosen(fn: Any, form: Form, *inputs: torch.Tensor) -> tuple[Schedule, list[Any]]:
+    entry, *_ = capture(fn, *inputs, device="cuda")
+    schedule = fuse(lower_graph(entry.captured), only_products=True)
+    assert form in product_forms(schedule, schedule.kernels[0])
+    schedule = fuse(choose_products(schedule, {0: form}))
+    schedule.verify()
+    return schedule, copies(entry.inputs)
+
+
+def without_residual(x: torch.Tensor, k: torch.Tensor, residual: torch.Tensor, *norm: torch.Tensor) -> torch.Tensor:
+    mean, var, weight, bias = norm
+    return torch.relu(F.batch_norm(F.conv2d(x, k, padding=k.shape[-1] // 2), mean, var, weight, bias))
+
+
+def biased(x: torch.Tensor, k: torch.Tensor, residual: torch.Tensor, *norm: torch.Tensor) -> torch.Tensor:
+    return torch.relu(F.conv2d(x, k, norm[3], padding=k.shape[-1] // 2))
+
+
+@pytest.mark.parametrize(
+    ("fn", "name", "loops"),
+    [(block, "add_relu", 2), (without_residual, "convolution_relu", 2), (biased, "convolution_relu", 1)],
+)
+@pytest.mark.parametrize("taps", [1, 3])
+def test_norm_sum_and_activation_are_the_librarys(
+    cudnn_on_cpu: None, fn: Any, name: str, loops: int, taps: int
+) -> None:
+    """Weights and bias are made in each call; nothing passes over the result again. As right as eager is."""
+    inputs = block_inputs(2, 32, 48, 9, taps)
+    schedule, given = chosen(fn, FUSED, *inputs)
+    assert kinds(schedule) == [LoopKernel] * loops + [ExternKernel] and name in call(schedule, loops).op.name
+    (found,) = evaluate_schedule(schedule, given)
+    exact = fn(*(x.double() for x in inputs))
+    assert isinstance(found, torch.Tensor) and found.stride() == exact.stride()
+    ours, theirs = ((y.double() - exact).abs().max() for y in (found, fn(*inputs)))
+    assert ours <= 2 * theirs
+    unit = generate(schedule)
+    assert not unit.refused and len(unit.calls) == loops
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, k, r, *norm: F.conv2d(x, k) + r,  # no activation
+        lambda x, k, r, *norm: torch.relu(F.conv2d(x, k) * r),  # by more than a channel's number
+        lambda x, k, r, *norm: torch.relu(F.conv2d(x, k) + r.transpose(2, 3)),  # not as the result lies
+        lambda x, k, r, *norm: F.relu6(F.conv2d(x, k) + r),
+        lambda x, k, r, *norm: (y := torch.relu(F.conv2d(x, k)), y + r),  # and more than one result
+    ],
+)
+def test_what_the_library_cannot_do_in_its_call(fn: Any) -> None:
+    entry, *_ = capture(fn, *block_inputs(2, 32, 48, 9, 1), device="cuda")
+    schedule = fuse(lower_graph(entry.captured), only_products=True)
+    assert FUSED not in product_forms(schedule, schedule.kernels[0])
 
 
 # --- who convolves ----------------------------------------------------------------------------------------------
