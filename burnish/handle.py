@@ -201,7 +201,7 @@ class Handle:
                 each.unseal()
 
     def close(self) -> None:
-        """Give back what compiled programs hold: CUDA graphs and their memory, arenas, packed weights, kernels' code.
+        """Give back what compiled programs hold: CUDA graphs and their memory, arenas. Kernels' code stays loaded.
         Results handed out before stay valid. A later call compiles again; counts in `stats()` stay."""
         close_all([self])
 
