@@ -215,8 +215,9 @@ class _Capture:
         def compile_inference(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Program:
             put_back(gm)
             program = self._program("inference", gm, example_inputs)
-            if plain_inputs == len(example_inputs) and _needs_no_wrapper():
-                self.direct = program
+            if plain_inputs == len(example_inputs) and (written := _written_in_graph()) is not None:
+                self.direct = counting_versions(program, written)
+                self._warm.written = written
             return program
 
         return compile_inference
@@ -322,20 +323,36 @@ def _plain_inputs(graph: fx.GraphModule, inputs: Sequence[Any]) -> int | None:
     return len(inputs) if next(graph.parameters(), None) is None else None
 
 
-def _needs_no_wrapper() -> bool:
-    """Whether AOTAutograd's run-time wrapper around an inference program would do nothing but cost 2 us a call.
+def _written_in_graph() -> tuple[int, ...] | None:
+    """The inputs that an inference program writes, where AOTAutograd's run-time wrapper does no more than to count them
+    as changed, or nothing at all, at a cost of 2 us a call; None where it does more.
 
     It is there for results and inputs that alias, for mutation seen outside the graph and for effects; each
     condition rules one of them out, and Dynamo's guards keep it ruled out in later calls."""
     context = TracingContext.try_get()
     metadata = context.fw_metadata if context else None
     if metadata is None:
-        return False
+        return None
     if metadata.num_outputs_aliased or metadata.num_intermediate_bases or metadata.tokens:
-        return False
+        return None
     if metadata.num_mutated_inp_runtime_indices or metadata.is_rng_op_functionalized:
-        return False
-    return not any(info.mutates_data or info.mutates_metadata for info in metadata.input_info)
+        return None
+    if any(info.mutates_metadata or info.mutates_storage_metadata for info in metadata.input_info):
+        return None
+    return tuple(metadata.mutated_graph_handled_indices_seen_by_autograd)
+
+
+def counting_versions(program: Program, written: tuple[int, ...]) -> Program:
+    """A program knows addresses, not tensors: that it changes these, autograd must be told."""
+    if not written:
+        return program
+    increment = torch.autograd.graph.increment_version
+
+    def run(args: list[Any]) -> Sequence[Any]:
+        increment([args[i] for i in written])
+        return program(args)
+
+    return _marked(run)
 
 
 def unboxed(program: Program) -> Callable[..., Sequence[Any]]:

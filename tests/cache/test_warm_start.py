@@ -253,6 +253,61 @@ def test_switched_off(tmp_path: Path, options: dict[str, object]) -> None:
         assert not is_restored(called(block(module), {**options, "warm_start": False}, X))
 
 
+CACHED = """
+import torch
+from torch import nn
+
+class Cache:
+    def __init__(self):
+        self.keys, self.length = [torch.zeros(48).view(8, 6) for _ in range(2)], torch.zeros((), dtype=torch.int64)
+
+class Decoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(2))
+
+    def forward(self, x, cache, other=None):
+        for layer, keys in zip(self.layers, cache.keys):
+            keys.index_copy_(0, cache.length.reshape(1), layer(x))
+            x = x + torch.softmax(x @ keys.T, -1) @ keys
+        cache.length.add_(1)
+        return x if other is None else x + other
+"""
+
+
+def decoded(options: dict[str, object], module: Any, share: bool = False) -> Stats:
+    """Three steps of eager's and ours, each with a cache of its own; what they leave there is the same."""
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    model, ours, eagers = module.Decoder(), module.Cache(), module.Cache()
+    compiled = burnish.compile(model, options=options)
+    with torch.no_grad():
+        for step in range(3):
+            x, version = X[:1] + step, ours.keys[1]._version
+            got, want = (f(x, c, c.keys[0][:1] if share else None) for f, c in ((compiled, ours), (model, eagers)))
+            torch.testing.assert_close(got, want)
+            assert ours.keys[1]._version > version  # autograd knows that it was changed
+    torch.testing.assert_close(ours.keys, eagers.keys)
+    assert ours.length.item() == 3
+    stats = burnish.stats(compiled)
+    assert not stats.fallbacks and stats.compiles == 1
+    return stats
+
+
+def test_a_cache_that_is_written_is_restored(tmp_path: Path, options: dict[str, object]) -> None:
+    module = imported(model_file(tmp_path, CACHED))
+    first = decoded(options, module)
+    assert not is_restored(first) and not any("not stored" in notice for notice in first.notices), first.notices
+    assert is_restored(decoded(options, module))
+
+
+def test_inputs_that_share_what_is_written_are_traced_again(tmp_path: Path, options: dict[str, object]) -> None:
+    module = imported(model_file(tmp_path, CACHED))
+    for _ in range(2):
+        stats = decoded(options, module, share=True)
+        assert not is_restored(stats) and any("share memory" in notice for notice in stats.notices), stats.notices
+
+
 _PROCESS = """
 import json, sys, torch, burnish
 sys.path.insert(0, sys.argv[1])

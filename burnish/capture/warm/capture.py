@@ -65,6 +65,7 @@ class WarmGraph:
         self._parts = Parts()
         self._complete: Callable[[], StoredGraph] | None = None
         self._verdicts: Verdicts | None = None
+        self.written: tuple[int, ...] = ()  # inputs that an inference program changes, where nothing else needs care
 
     def verdicts(self, graph: fx.GraphModule, facts: GraphFacts, options: Options, log: CompileLog) -> Verdicts | None:
         programs = [data for kind, data in self._programs.items() if kind != "backward"]
@@ -133,7 +134,7 @@ class WarmGraph:
         if not self._programs:
             raise NotWarm("its program is not stored")
         if not training and not direct:
-            raise NotWarm("AOTAutograd's wrapper is needed, for results or inputs that share memory or are changed")
+            raise NotWarm("AOTAutograd's wrapper is needed, for results or changed inputs that share memory")
         if facts.unjudgeable or next(graph.parameters(), None) is not None or next(graph.buffers(), None) is not None:
             raise NotWarm(facts.unjudgeable or "its graph holds parameters")
         eager = graph_text(graph)
@@ -141,7 +142,7 @@ class WarmGraph:
         def build() -> StoredGraph:
             programs = tuple(self._programs.values())
             if not training:
-                return StoredGraph(eager, facts, sources, self._device, self._static, programs)
+                return StoredGraph(eager, facts, sources, self._device, self._static, programs, written=self.written)
             if self._backward is None or set(self._programs) != {"forward", "backward"}:
                 raise NotWarm(self._parts.problem or "its backward is not stored")
             layout, backward, draws = self._backward

@@ -59,6 +59,7 @@ class StoredGraph:
     backward: GraphText | None = None
     backward_draws: bool = False
     coarsest: torch.dtype = torch.float32
+    written: tuple[int, ...] = ()  # inputs that an inference program changes
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from burnish.capture.dynamo import leaving_contexts, new_variant, unboxed, without_autocast
+from burnish.capture.dynamo import (
+    Program,
+    counting_versions,
+    leaving_contexts,
+    new_variant,
+    unboxed,
+    without_autocast,
+)
 from burnish.capture.unguarded import SOURCES
 from burnish.capture.warm.capture import verdicts_on
 from burnish.capture.warm.frame import StoredGraph
@@ -56,7 +63,7 @@ def _engine(
     known: list[weakref.ref[Variant]],
     backwards: list[bool],
     verdicts: Verdicts | None,
-) -> tuple[Run | None, Callable[..., Any]]:
+) -> tuple[Program | None, Callable[..., Any]]:
     def load(kind: Kind, number: int) -> Run:
         returned = stored.training.returned if stored.training and kind == "forward" else None
         static = frozenset[int]() if kind == "backward" else stored.static
@@ -65,7 +72,7 @@ def _engine(
         return run
 
     if stored.training is None:
-        run = load("inference", 0)
+        run = counting_versions(load("inference", 0), stored.written)
         return run, unboxed(run)
     assert stored.backward is not None
 
