@@ -21,7 +21,7 @@ int cuLaunchKernelEx(const config *c, void *function, void **params, void **extr
     (void)extra;
     if (log_count == fail_at)
         return 701;
-    int64_t *row = log_launches[log_count++];
+    int64_t *row = log_launches[log_count++ % 64];
     memset(row, 0, sizeof log_launches[0]);
     row[0] = (int64_t)function;
     row[1] = (int64_t)c->stream;

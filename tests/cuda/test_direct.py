@@ -4,6 +4,7 @@ kernels are the reference's."""
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -54,13 +55,15 @@ class Native:
         calls = self.on.program.unit.triton.calls  # type: ignore[attr-defined]
         self.callbacks = {n: Kernels(self._kernel(n)) for n in calls}
         kernels = {n: Kernel(f"k{n}", ctypes.cast(c, ctypes.c_void_p).value, 4, 0) for n, c in self.callbacks.items()}
-        loaded = LoadedUnit(self.on.program, launcher, kernels, None, lambda n: kernels[n])
+        flag = torch.zeros(1, dtype=torch.int64) if self.on.program.unit.checks else None
+        loaded = LoadedUnit(self.on.program, launcher, kernels, flag, lambda n: kernels[n])
         self.run = assemble(loaded, lambda device: self.on.stream[0], self.log)
         self.run.host = lambda: host_library(Options(), CompileLog())
 
     def _kernel(self, n: int) -> Callable[[Any], None]:
         unit: Any = self.on.program.unit
-        names = unit.triton.calls[n].buffers
+        call = unit.triton.calls[n]
+        names = (*call.buffers, *(("error",) if call.checks else ()))
 
         def kernel(params: Any) -> None:
             table = {unit.slots[name]: params[k][0] for k, name in enumerate(names)}
@@ -75,10 +78,18 @@ class Native:
 
 
 @pytest.fixture
-def native(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Native:
-    found = Native(driver, cuda_program(policy, *inputs()))
-    monkeypatch.setattr(direct_runs, "current_raw_stream", lambda device: found.on.stream[0])
-    return found
+def make(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Native]:
+    def native(fn: Callable[..., Any], *args: torch.Tensor) -> Native:
+        found = Native(driver, cuda_program(fn, *args))
+        monkeypatch.setattr(direct_runs, "current_raw_stream", lambda device: found.on.stream[0])
+        return found
+
+    return native
+
+
+@pytest.fixture
+def native(make: Callable[..., Native]) -> Native:
+    return make(policy, *inputs())
 
 
 def test_results_are_eagers_and_their_own(native: Native) -> None:
@@ -119,6 +130,35 @@ def test_a_callers_capture_gets_memory_of_its_own(native: Native, monkeypatch: p
         monkeypatch.setattr(module, "is_capturing", lambda: True)
     torch.testing.assert_close(run(list(args))[0], policy(*args))
     assert not run.run.__globals__["pool"].free  # the kept workspaces were not used
+
+
+def test_an_index_out_of_range_is_raised_by_the_next_call(make: Callable[..., Native]) -> None:
+    table, at = torch.randn(10, 8), torch.tensor([3, 9])
+    run = make(lambda table, at: table[at] * 2, table, at).direct()
+    run([table, torch.tensor([3, 10])])
+    with pytest.raises(IndexError):
+        run([table, at])
+    torch.testing.assert_close(run([table, at])[0], table[at] * 2)
+
+
+def test_threads_share_one_object(native: Native) -> None:
+    """Launching lets other threads go on: each call has a workspace of its own meanwhile."""
+    run, wrong = native.direct(), []
+    start = threading.Barrier(3)
+
+    def work() -> None:
+        start.wait()
+        for _ in range(8):
+            args = inputs()
+            if not torch.allclose(run(list(args))[0], policy(*args), atol=1e-5):
+                wrong.append(args)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong and len(native.driver.launches()) == 3 * 8 * run.plan.launches
 
 
 def test_without_the_extension_python_does_it(native: Native) -> None:
