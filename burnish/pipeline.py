@@ -223,7 +223,9 @@ def _load_for_cuda(setting: Setting, program: Program) -> Run:
             return load_pieces(program, reasons, setting.static, options, log, pool, unit.triton.overlapped)
         run = load_cuda_program(program, options, log, setting.static)
     log.kernels(unit.kernels)
-    direct = direct_plan(program) if options.cuda_graphs is not True else None  # asked for by name, graphs it is
+    # Graphs it is where they are asked for by name, and in training: a forward's saved tensors stay where they are then.
+    graphs_only = options.cuda_graphs is True or (options.captures_graphs and kind != "inference")
+    direct = None if graphs_only else direct_plan(program)
     if direct is not None:
         if options.captures_graphs:
             log.noticed(f"no CUDA graph: {direct.launches} launches are quicker without one")

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from burnish.capture.host import host_library
 from burnish.observe.log import CompileLog
 from burnish.options import Options
-from burnish.pipeline import Setting, _load_for_cuda
+from burnish.pipeline import Kind, Setting, _load_for_cuda
 from burnish.runtime import cuda_program as cuda_programs
 from burnish.runtime import direct as direct_runs
 from burnish.runtime.cuda_launch import Kernel, NativeLauncher, launch_library
@@ -209,16 +209,20 @@ def test_what_is_not_launched_so(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "kind", "said"),
+    ("options", "graph", "kind", "said"),
     [
-        (Options(), DirectRun, False),
-        (Options(mode="reduce-overhead"), DirectRun, True),
-        (Options(mode="reduce-overhead", cuda_graphs=True), GraphedProgram, False),
+        (Options(), "inference", DirectRun, False),
+        (Options(), "forward", DirectRun, False),
+        (Options(mode="reduce-overhead"), "inference", DirectRun, True),
+        (Options(mode="reduce-overhead"), "forward", GraphedProgram, False),
+        (Options(mode="reduce-overhead", cuda_graphs=True), "inference", GraphedProgram, False),
     ],
 )
-def test_the_rule(native: Native, options: Options, kind: type, said: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In every mode, unless graphs are asked for by name."""
+def test_the_rule(
+    native: Native, options: Options, graph: Kind, kind: type, said: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In every mode, unless graphs are asked for by name or lend saved tensors."""
     monkeypatch.setattr(cuda_programs, "load_cuda_program", lambda *args: native.run)
     log = CompileLog()
-    assert isinstance(_load_for_cuda(Setting("inference", options, log), native.on.program), kind)
+    assert isinstance(_load_for_cuda(Setting(graph, options, log, returned=1), native.on.program), kind)
     assert any("launches are quicker without one" in n for n in log.snapshot().notices) == said
