@@ -223,7 +223,7 @@ def _load_for_cuda(setting: Setting, program: Program) -> Run:
             return load_pieces(program, reasons, setting.static, options, log, pool, unit.triton.overlapped)
         run = load_cuda_program(program, options, log, setting.static)
     log.kernels(unit.kernels)
-    # Graphs it is where they are asked for by name, and in training: a forward's saved tensors stay where they are then.
+    # Graphs it is where they are asked for by name, and in training, where they lend saved tensors.
     graphs_only = options.cuda_graphs is True or (options.captures_graphs and kind != "inference")
     direct = None if graphs_only else direct_plan(program)
     if direct is not None:
