@@ -3,7 +3,8 @@
 The rule, from measurements on an H200 (bf16, in a chain of dependent kernels):
 - A product whose 64 x 64 tiles are too many to be in flight at once, or that has 2**30 multiplications and more, is
   bound by the tensor cores: the library, but for one whose epilogue no later loop can take over (ours hides it behind
-  the products) and one whose rows are of odd length (which the library only has slow kernels for).
+  the products) and one whose rows are of odd length (which the library only has slow kernels for) and cannot be made
+  even (`ragged.py`).
 - A smaller one is bound by latency: our kernel, which does the element-wise work after it for nothing.
 - Where there are few tiles and k is long, a program per tile would walk alone: k is split, each piece stores its part
   of the sum, and whoever reads the product adds the parts (a normalisation after it does so in its first pass).
@@ -55,6 +56,7 @@ from burnish.schedule.kernels import (
     Schedule,
 )
 from burnish.schedule.order import side_by_side
+from burnish.schedule.ragged import even_part, is_ragged, rest_of_sum, with_more_rows
 
 _TILE = 64
 _PIECE = 1024  # k-elements a piece of a split product has at least
@@ -142,6 +144,9 @@ class _Chooser:
     schedule: Schedule
     kernel: ContractKernel
 
+    def __post_init__(self) -> None:
+        self.given = self.kernel  # as it stands in the schedule
+
     def kernels(self, form: Form) -> list[Kernel]:
         if form == LIBRARY:
             return self._library()
@@ -175,14 +180,11 @@ class _Chooser:
             return work <= _TINY
         if not is_large(self.kernel):
             return True
-        return can_sweep(self.kernel) and (self._works_after() or self._is_ragged())
+        return can_sweep(self.kernel) and (self._works_after() or self._library_is_slow())
 
-    def _is_ragged(self) -> bool:
-        """Whether a row of an operand or of the result ends between the multiples of 16 bytes that the library's quick
-        kernels move."""
-        a, b = self.kernel.a, self.kernel.b
-        along = [o.shape[d] for o in (a, b) for d in (-2, -1) if o.strides[d] == 1]
-        return any(isinstance(size, int) and size % 8 != 0 for size in (*along, b.shape[-1]))
+    def _library_is_slow(self) -> bool:
+        """Rows of odd length, and no way round them."""
+        return is_ragged(self.kernel) and not even_part(self.kernel) and not with_more_rows(self.schedule, self.kernel)
 
     def _works_after(self) -> bool:
         """Whether the epilogue is more than a bias, and what it stores is next read by a library or a product."""
@@ -215,6 +217,14 @@ class _Chooser:
 
     def _library(self) -> list[Kernel]:
         kernel = self.kernel
+        even = even_part(kernel) if is_ragged(kernel) else None
+        if even is not None:
+            return self._with_rest(*even)
+        more = with_more_rows(self.schedule, kernel) if is_ragged(kernel) else None
+        if more is not None:
+            operand, memory = more
+            self.schedule.buffers[memory.name] = memory
+            kernel = self.kernel = replace(kernel, a=operand)
         bias = self._bias()
         half = kernel.a.dtype
         assert half is not None
@@ -232,6 +242,18 @@ class _Chooser:
                 return self._called(name, (kernel.a, kernel.b), half.compute, casts)
             return self._called(name, (kernel.a, kernel.b), half, casts)
         return self._called(name, (kernel.a, kernel.b), half.compute, acc)  # the sum itself is wanted, not rounded
+
+    def _with_rest(self, a: Operand, b: Operand) -> list[Kernel]:
+        kernel = self.kernel
+        strides = contiguous_strides(kernel.product_shape)
+        result = Buffer(f"{kernel.acc}_product", kernel.dtype, kernel.product_shape, strides, "extern")
+        self.schedule.buffers[result.name] = result
+        args = (Ref(0), Ref(1), kernel.dtype.torch)
+        op = Extern(torch.ops.aten.mm.dtype, args, (), (strides,), "aten.mm.dtype")
+        first = a.shape[1]
+        assert isinstance(first, int)
+        loop = reading(kernel, lambda body, load: rest_of_sum(kernel, body, load, result, first))
+        return [ExternKernel(op, (a, b), (result.name,)), LoopKernel(loop)]
 
     def _bias(self) -> tuple[int, Operand, list[Kernel]] | None:
         """The addition of a vector along the columns, if the accumulator is read by nothing else and the sum is
@@ -311,15 +333,16 @@ class _Chooser:
 
     def _copy(self, values: list[int], dtype: DType) -> Store | None:
         """The store of the product itself, in the order in which the library writes it and into memory that receives
-        nothing else: the library may as well write there."""
+        nothing before: the library may as well write there."""
         loop = self.kernel.loop
         place = next(i.index for i in loop.loads if i.buffer == self.kernel.acc)
         for store in loop.stores:
             buffer = self.schedule.buffers[store.buffer]
             plain = store.value in values and store.mode == "set" and store.index == place and store.dtype is dtype
-            written = sum(buffer.name in k.writes for k in self.schedule.kernels)
-            own = buffer.role in ("temp", "output") and buffer.shape == self.kernel.product_shape and written == 1
-            if plain and own:
+            (rows, *rest), (all_rows, *of_all) = buffer.shape, self.kernel.product_shape
+            fits = rest == of_all and (rows == all_rows or self.kernel.a is not self.given.a)
+            first = next(k for k in self.schedule.kernels if buffer.name in k.writes)
+            if plain and fits and first is self.given and buffer.role in ("temp", "output"):
                 return store
         return None
 
