@@ -78,7 +78,10 @@ def compile_graph(
     _checkpoint(f"{kind}.graph", captured.graph, options, log)
     with _stage("passes", log):  # named rewrites, listed in burnish/passes/__init__.py
         captured.graph = run_passes(
-            captured.graph, fuel, lambda name, g: _checkpoint(f"{kind}.graph.{name}", g, options, log)
+            captured.graph,
+            fuel,
+            lambda name, g: _checkpoint(f"{kind}.graph.{name}", g, options, log),
+            captured.target,
         )
     with _stage("schedule", log):
         schedule = lower_graph(captured)  # what is stored, and the loop that computes it

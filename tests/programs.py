@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,7 +57,7 @@ def capture(fn: Function, *inputs: torch.Tensor, dynamic: bool = False, device: 
 
     def compiler(kind: str) -> Callable[[GraphModule, Any], Any]:
         def keep(gm: GraphModule, example: Any) -> Any:
-            with _disable_current_modes():
+            with _disable_current_modes(), named_device(gm, device):
                 entry = Capture(kind, import_graph(gm, device), gm, [])
             found.append(entry)
 
@@ -74,6 +75,17 @@ def capture(fn: Function, *inputs: torch.Tensor, dynamic: bool = False, device: 
     if leaves:
         torch.autograd.backward(leaves, [torch.randn_like(t) for t in leaves])
     return found
+
+
+@contextlib.contextmanager
+def named_device(gm: GraphModule, device: str | None) -> Iterator[None]:
+    """While open, calls that name the device they are on (`.to(x.device)`) name the one to lower for."""
+    named = {node: node.kwargs for node in gm.graph.nodes if device and node.kwargs.get("device") is not None}
+    for node, kwargs in named.items():
+        node.kwargs = {**kwargs, "device": torch.device(device or "cpu")}
+    yield
+    for node, kwargs in named.items():
+        node.kwargs = kwargs
 
 
 def sizes_of(captured: Captured, inputs: Sequence[Any]) -> dict[str, int]:

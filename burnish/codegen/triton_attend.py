@@ -13,12 +13,21 @@ from burnish.codegen.triton_loop import AHEAD, TritonKernel
 from burnish.codegen.triton_scalar import MEMORY_TYPE, STORED_TYPE, index_text
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, product
+from burnish.ir.graph import Attend
 from burnish.schedule.form import Form
 from burnish.schedule.gpu import MULTIPROCESSORS
 from burnish.schedule.kernels import AttendKernel, Operand
 
 LOG2_E = 1.4426950408889634
 _INT32 = 2**31 - 1
+
+
+def scores_text(op: Attend, dot: str) -> str:
+    """Scores in powers of two. Of a cap, tanh(x) is 1 - 2 / (e ** 2x + 1), which neither end of the range upsets."""
+    if not op.cap:
+        return f"{dot} * {op.scale * LOG2_E!r}"
+    cap, doubled = op.cap * LOG2_E, 2 * op.scale / op.cap * LOG2_E
+    return f"{cap!r} - {2 * cap!r} / (tl.exp2({dot} * {doubled!r}) + 1.0)"
 
 
 def print_attend(kernel: AttendKernel, form: Form | None = None) -> TritonKernel:
@@ -165,7 +174,7 @@ class _Printer:
         v_mask = masked(self._along(xm, 0), self._along(self.dm, 1))
         self.line(f"k = tl.load({self.base(self.k, 'shared')} + {at_k}{k_mask})", 2)
         exact = ', input_precision="ieee"' if self.q.dtype is DType.f32 else ""
-        self.line(f"w = tl.dot(q, k{exact}) * {self.kernel.op.scale * LOG2_E!r}", 2)
+        self.line(f"w = {scores_text(self.kernel.op, f'tl.dot(q, k{exact})')}", 2)
         self._mask(xm)
         self.line("higher = tl.maximum(most, tl.max(w, 1))", 2)
         if self.mask is not None:  # a row may see no key at all

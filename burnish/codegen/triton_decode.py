@@ -8,7 +8,7 @@ it holds, not as it could hold; and between them blocks are asked for ahead, wit
 from __future__ import annotations
 
 from burnish.codegen.signature import Signature
-from burnish.codegen.triton_attend import LOG2_E, condition, masked
+from burnish.codegen.triton_attend import LOG2_E, condition, masked, scores_text
 from burnish.codegen.triton_launch import Launch, power_of_two
 from burnish.codegen.triton_loop import AHEAD, NotPrintable, TritonKernel
 from burnish.codegen.triton_scalar import MEMORY_TYPE, STORED_TYPE
@@ -157,7 +157,7 @@ class _Printer:
         v_mask = masked(_down(self.xm), _across(self.dm))
         self.line(f"k = tl.load({self.base(self.k, 'shared')} + {at_k}{k_mask})", indent)
         self.line(f"v = tl.load({self.base(self.v, 'shared')} + {at_v}{v_mask})", indent)
-        self.line(f"w = tl.dot(q, k) * {self.kernel.op.scale * LOG2_E!r}", indent)
+        self.line(f"w = {scores_text(self.kernel.op, 'tl.dot(q, k)')}", indent)
         if self.mask is not None:
             mask = "mask[None, :]" if self.one_row else "mask"
             if self.mask.dtype is DType.bool:

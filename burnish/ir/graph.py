@@ -132,11 +132,13 @@ class Convolve(Op):
 
 @dataclass(frozen=True)
 class Attend(Op):
-    """Scaled dot-product attention: (q, k, v[, mask]) -> out, logsumexp."""
+    """Scaled dot-product attention: (q, k, v[, mask]) -> out, logsumexp. With a `cap`, a tanh keeps scores within it
+    before the mask is added."""
 
     causal: bool
     scale: float
     has_mask: bool
+    cap: float = 0.0
 
 
 @dataclass(frozen=True)

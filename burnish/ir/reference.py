@@ -190,6 +190,7 @@ def _scores(op: Attend, args: Sequence[torch.Tensor]) -> tuple[torch.Tensor, tor
     if k.shape[1] != q.shape[1]:  # grouped queries share a key
         k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
     scores = q.float() @ k.float().transpose(-1, -2) * op.scale
+    scores = torch.tanh(scores / op.cap) * op.cap if op.cap else scores
     if op.causal:
         scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), float("-inf"))
     for mask in masks:

@@ -243,7 +243,9 @@ class AttendKernel:
         return frozenset({self.out.buffer, self.lse.buffer})
 
     def __str__(self) -> str:
-        flags = f"causal={self.op.causal} scale={self.op.scale:.6g}"
+        flags = f"causal={self.op.causal} scale={self.op.scale:.6g}" + (
+            f" cap={self.op.cap:.6g}" if self.op.cap else ""
+        )
         return f"{self.out}, {self.lse} = attend({', '.join(map(str, self.inputs))}) {flags}"
 
 
@@ -282,7 +284,8 @@ class AttendPieces:
 
     def __str__(self) -> str:
         made = f"{self.sums}, {self.most}, {self.totals}"
-        return f"{made} = attend({', '.join(map(str, self.inputs))}) scale={self.op.scale:.6g} in {self.pieces} pieces"
+        flags = f"scale={self.op.scale:.6g}" + (f" cap={self.op.cap:.6g}" if self.op.cap else "")
+        return f"{made} = attend({', '.join(map(str, self.inputs))}) {flags} in {self.pieces} pieces"
 
 
 @dataclass(frozen=True)

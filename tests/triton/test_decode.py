@@ -33,7 +33,7 @@ WIDTH, GROUPS, HEADS, HEAD, KEYS = 64, 2, 4, 32, 130
 def captured(fn: Callable[..., object], *inputs: torch.Tensor) -> Capture:
     with torch.no_grad():
         (found,) = capture(fn, *inputs, device="cuda")
-    found.captured.graph = run_passes(found.captured.graph, Fuel(None), lambda name, graph: graph.verify())
+    found.captured.graph = run_passes(found.captured.graph, Fuel(None), lambda name, graph: graph.verify(), "cuda")
     return found
 
 
