@@ -233,7 +233,7 @@ def _compared(result: CandidateResult) -> str:
         return f"{value:.2f} × faster than eager"
     if result.speedup.is_slower:
         return f"{(1 / value - 1) * 100:.0f} % slower than eager"
-    return "as fast as eager, within noise"
+    return "as fast as eager within noise"
 
 
 def _beside_the_winner(result: CandidateResult, winner: CandidateResult) -> str:
