@@ -67,12 +67,20 @@ def sampled(variant: Watched, run: Callable[[Sequence[Any]], Any], args: Sequenc
     sample.finish(result, args)
     infinite = not variant.knows_infinity and _has_infinities(result)
     if variant.facts.draws or infinite:
-        if not sample.compare():
+        if not _is_right(sample):
             return sample.done_over(args)
         variant.knows_infinity |= infinite  # eager's has them, too: nothing to hold up the next such call for
     elif not comparer.submit(sample):
         variant.samples_dropped += 1
     return result
+
+
+def _is_right(sample: Sample) -> bool:
+    try:
+        return sample.compare()
+    except Exception:  # e.g. no memory for eager beside the call: nothing was learnt
+        sample.variant.samples_dropped += 1
+        return True
 
 
 def _has_infinities(result: Any) -> bool:
@@ -124,19 +132,25 @@ class Sample:
     def compare(self) -> bool:
         """Whether the call was right, or nothing is known against it."""
         after = RandomState(self._inputs.devices) if self._random is not None else None
-        with self._state.entered(), torch.no_grad(), self._on_own_streams():
-            opinion = self._opinion(self._ours)
-            wrong = not opinion.is_right and self._is_confirmed()
-            if wrong:
-                self.variant.roll_back(Failure(f"a sampled call: {opinion.wrong}"))
-            elif opinion.doubt and not self._weights_changed():
-                self._doubt(opinion.doubt)
-            else:
-                self.variant.doubts = max(0, self.variant.doubts - 1)
+        try:
+            with self._state.entered(), torch.no_grad(), self._on_own_streams():
+                wrong = self._is_wrong()
+        finally:
+            if after is not None:
+                after.restore()
         self.variant.samples += 1
-        if after is not None:
-            after.restore()
         return not wrong
+
+    def _is_wrong(self) -> bool:
+        opinion = self._opinion(self._ours)
+        if not opinion.is_right and self._is_confirmed():
+            self.variant.roll_back(Failure(f"a sampled call: {opinion.wrong}"))
+            return True
+        if opinion.doubt and not self._weights_changed():
+            self._doubt(opinion.doubt)
+        else:
+            self.variant.doubts = max(0, self.variant.doubts - 1)
+        return False
 
     def done_over(self, args: Sequence[Any]) -> Any:
         """The call once more, in eager: from the same inputs, with the same random numbers."""

@@ -95,6 +95,20 @@ def test_wrong_random_numbers_are_eagers_in_that_very_call():
     assert settled(compiled).state == "rolled back"
 
 
+def test_a_comparison_that_fails_within_the_call_is_no_alarm(monkeypatch):
+    def no_memory(self: Sample, ours: Any) -> Any:
+        torch.rand(3)
+        raise torch.OutOfMemoryError("injected")
+
+    monkeypatch.setattr(Sample, "_opinion", no_memory)
+    compiled = compiled_with(None, target=lambda x: nn.functional.dropout(x, 0.5) * 2)
+    torch.manual_seed(5)
+    ours = [called(compiled, X) for _ in range(3)] + [torch.rand(3)]
+    torch.manual_seed(5)
+    torch.testing.assert_close(ours, [compiled.burnish.eager(X) for _ in range(3)] + [torch.rand(3)])
+    assert settled(compiled).state == "compiled" and settled(compiled).samples_dropped == 2
+
+
 def test_infinities_that_eager_has_too_hold_up_one_call_only(monkeypatch):
     within_call: list[bool] = []
     compare = Sample.compare
