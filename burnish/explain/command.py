@@ -22,6 +22,12 @@ def add_explain(commands: Any, target_help: str) -> None:
     parser.add_argument("--timings", action="store_true", help="the compile's stages, with bars")
     parser.add_argument("--dynamic", choices=("auto", "true", "false"), default="auto", help="as burnish.compile's")
     parser.add_argument("--mode", help="as burnish.compile's")
+    parser.add_argument(
+        "--regions",
+        metavar="LIST",
+        default="auto",
+        help="as burnish.compile's: auto, none, or names of classes and modules with commas between",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument(
         "--tuning",
@@ -52,6 +58,7 @@ def run_explain(arguments: argparse.Namespace) -> int:
         dump=arguments.dump,
         other_sizes=arguments.dump is None and not arguments.tuning,  # files would replace those of the inputs given
         referee=not arguments.tuning,
+        regions=arguments.regions if arguments.regions in ("auto", "none") else tuple(arguments.regions.split(",")),
     )
     if arguments.tuning:
         explanation = run_explanation(target, plan)

@@ -40,6 +40,7 @@ class Plan:
     other_sizes: bool = True  # also call it with one and two more in the first dimension: do sizes recompile?
     seconds: float = 0.3  # of steady-state calls, and of each graph's kernels
     referee: bool = True
+    regions: str | tuple[str, ...] = "auto"
     clock: Callable[[], float] = time.perf_counter
     more_inputs: Sequence[Any] = ()  # further calls that the model gets in real use
     ceiling: float | None = None  # bytes per second, where known
@@ -52,7 +53,8 @@ def run_explanation(target: Target, plan: Plan, told: Callable[[str], None] = la
 class _Session:
     def __init__(self, target: Target, plan: Plan, told: Callable[[str], None]) -> None:
         self.target, self.plan, self.told = target, plan, told
-        options = without_trust(Options.from_arguments(mode=plan.mode, dynamic=plan.dynamic))
+        settings = {"regions": plan.regions}
+        options = without_trust(Options.from_arguments(mode=plan.mode, dynamic=plan.dynamic, trust=settings))
         self.options = replace(options, dump_dir=plan.dump or options.dump_dir)
         self.compiled = compile(target.model, dynamic=plan.dynamic, options=self.options, name=target.name)
         self.handle = handle_of(self.compiled)
