@@ -109,6 +109,25 @@ def test_a_cache_without_limits_grows(model: Any) -> None:
     assert torch.equal(whole[:, : first.shape[1]], first)
 
 
+def test_memory_limits_a_cache_without_limits(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = generation.compile(model, chunk_sizes=CHUNKS)
+    slot = llm._store.shape.slot_bytes
+    monkeypatch.setattr("burnish.generation.store.room", lambda device: slot * (90 + 15 + 16))  # and the slack
+    with pytest.raises(PromptTooLong, match="80 tokens of prompt and 20 new ones .* 90 .*memory allows for 1 rows"):
+        next(llm.stream(prompt(1, 80), max_new_tokens=20, do_sample=False))
+    first = next(llm.stream(prompt(1, 70), max_new_tokens=20, do_sample=False))
+    assert llm.stats().max_length == 90, "what is needed, where twice as much does not fit"
+    assert int(first) == int(model.generate(prompt(1, 70), max_new_tokens=1, do_sample=False)[0, -1])
+
+
+def test_three_sequences_are_filled_up_to_four(model: Any) -> None:
+    llm = generation.compile(model, max_length=LENGTH, chunk_sizes=CHUNKS)
+    inputs = left_padded(prompt(3, 8), [8, 3, 6])
+    assert both(llm, **inputs, max_new_tokens=5).shape == (3, 13)
+    assert llm.stats().max_batch == 4 and llm.stats().new_tokens == 15
+    llm.close()
+
+
 # -- ends --------------------------------------------------------------------------------------------------------
 
 
@@ -140,6 +159,13 @@ def test_stop_strings(llm: CompiledLM) -> None:
         assert kept == free[row][: len(kept)] and not out[row, end:].any(), (row, out[row], text, words)
     with pytest.raises(BadOptionValue, match="tokenizer"):
         llm.generate(prompt(2, 6), stop_strings=words)
+
+
+def test_a_time_limit(llm: CompiledLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(1000))
+    monkeypatch.setattr("burnish.generation.run.Run.__init__.__defaults__", (lambda: float(next(clock)),))
+    out = llm.generate(prompt(1, 6), max_new_tokens=20, max_time=9.0, do_sample=False)
+    assert 7 < out.shape[1] < 20
 
 
 class AfterTokens(StoppingCriteria):

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from burnish.generation.buckets import CHUNKS, chunks, grown, rows, slack
+from burnish.generation.cache import ModelShape
 from burnish.generation.ends import Ends
+from burnish.generation.measure import Report
 from burnish.generation.pace import Pace
+from burnish.generation.programs import Words, decode_step, prefill_step
 from burnish.generation.selection import Choice, Knobs, choose, noise
+from burnish.generation.state import State
 
 
 @given(
@@ -76,6 +82,53 @@ def test_noise_of_rows_slots_and_seeds_is_apart() -> None:
     for other in others:
         assert abs(float(torch.corrcoef(torch.stack([a[0], other]))[0, 1])) < 0.08
     assert abs(float(a.mean()) - 0.5772) < 0.04 and bool(a.isfinite().all())
+
+
+class Recorded(torch.nn.Module):
+    """A model that only says what it was asked for."""
+
+    def forward(self, input_ids, position_ids, past_key_values, use_cache, logits_to_keep):  # type: ignore[no-untyped-def]
+        self.asked = {"input_ids": input_ids, "position_ids": position_ids, "logits_to_keep": logits_to_keep}
+        return SimpleNamespace(logits=torch.ones(input_ids.shape[0], 1, 7))
+
+
+def test_a_prompt_asks_for_the_logits_of_its_last_token_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("burnish.generation.programs.cache_over", lambda *arguments: None)
+    state = State(ModelShape((), 7, torch.device("cpu")), (), 2, 16)
+    state.begin(torch.arange(10).view(2, 5), torch.ones(2, 5, dtype=torch.bool), 0, 2)
+    state.used.fill_(5)
+    model = Recorded()
+    prefill_step(model, state, Words.of(model), 8, 8, False)()
+    assert model.asked["logits_to_keep"].tolist() == [4], "the last one of the prompt, not of the padding"
+    assert model.asked["input_ids"].shape == (2, 8) and state.length == 5 and state.logits.eq(1).all()
+    decode_step(model, state, Words.of(model), None, False)()
+    assert model.asked["logits_to_keep"] == 1 and state.length == 6
+
+
+def test_a_report_says_how_fast() -> None:
+    text = str(
+        Report(
+            target="a model",
+            device="Some GPU",
+            dtype="bfloat16",
+            batch=2,
+            prompt=5,
+            new=6,
+            cold_first_token_s=1.5,
+            first_token_ms=4.25,
+            token_p50_ms=0.7,
+            token_p99_ms=0.9,
+            tokens_per_s=1234.5,
+            gigabytes=2.5,
+            gigabytes_per_s=3000.0,
+            ceiling_gigabytes_per_s=4000.0,
+            eager_tokens_per_s=500.0,
+            same_as_eager=True,
+        )
+    )
+    for part in ("1,234.5 a second (2.47 x eager's)", "4.25 ms; with compiling 1.50 s", "0.700 ms p50, 0.900 ms p99"):
+        assert part in text
+    assert "2.500 GB a step at 3,000.0 GB/s, 75% of this machine's 4,000.0" in text and "those of eager" in text
 
 
 def test_ends() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 import transformers as hf
 
 import burnish
@@ -83,6 +84,56 @@ def test_what_stays_is_named() -> None:
 def test_what_there_is_not(settings: dict[str, int]) -> None:
     with pytest.raises(UsageError, match="quantize"):
         generation.quantize(torch.nn.Linear(64, 8), **settings)
+
+
+class WeightOnly(torch.Tensor):
+    """A tensor as torchao's are: plain ones inside, which `linear` takes apart."""
+
+    @staticmethod
+    def __new__(cls, values: torch.Tensor, scale: torch.Tensor) -> WeightOnly:
+        return torch.Tensor._make_wrapper_subclass(cls, values.shape, dtype=scale.dtype)
+
+    def __init__(self, values: torch.Tensor, scale: torch.Tensor) -> None:
+        self.values_, self.scale_ = values, scale
+
+    def __repr__(self) -> str:
+        return f"WeightOnly{tuple(self.shape)}"
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["values_", "scale_"], None
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner: dict[str, torch.Tensor], meta: None, size: Any, stride: Any) -> WeightOnly:
+        return cls(inner["values_"], inner["scale_"])
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.linear:
+            x, weight = args[:2]
+            return F.linear(x, weight.values_.to(x.dtype)) * weight.scale_
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.detach.default:
+            return cls(args[0].values_, args[0].scale_)
+        raise NotImplementedError(func)
+
+
+def test_a_model_of_tensors_in_the_style_of_torchao() -> None:
+    small = model(tied=False)
+    for layer in small.modules():
+        if isinstance(layer, torch.nn.Linear):
+            taken = EightBitLinear.of(layer)
+            layer.weight = torch.nn.Parameter(WeightOnly(taken.values.data, taken.scale.data), requires_grad=False)
+    llm = generation.compile(small, max_length=32, max_batch=1, chunk_sizes=CHUNKS, eager_first=False)
+    settings = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    ours, theirs = llm.generate(prompt(1, 7), **settings), small.generate(prompt(1, 7), **settings)
+    same_tokens(small, ours, theirs)
+    stats = llm.stats()
+    assert stats.fallbacks == () and stats.compiles == 2 and stats.aten_calls == {}, stats
+    assert all([v.engine for v in program.variants] == ["burnish"] for program in stats.programs), stats
 
 
 def test_tensors_of_torchao_run() -> None:

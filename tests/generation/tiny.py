@@ -66,6 +66,8 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "stablelm": lambda: hf.StableLmForCausalLM(hf.StableLmConfig(**sizes(num_key_value_heads=2))),
     "olmo": lambda: hf.OlmoForCausalLM(hf.OlmoConfig(**sizes(num_key_value_heads=2))),
     "granite": lambda: hf.GraniteForCausalLM(hf.GraniteConfig(**sizes(num_key_value_heads=2))),
+    # not promised by name: neighbours of a head are rotated, not its halves
+    "cohere": lambda: hf.CohereForCausalLM(hf.CohereConfig(**sizes(num_key_value_heads=2))),
     "mixtral": lambda: moe(hf.MixtralConfig, hf.MixtralForCausalLM, num_local_experts=4),
     "qwen3_moe": lambda: moe(
         hf.Qwen3MoeConfig, hf.Qwen3MoeForCausalLM, num_experts=4, moe_intermediate_size=24, decoder_sparse_step=1
