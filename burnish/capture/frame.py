@@ -34,6 +34,7 @@ from burnish.capture.diagnosis import GRAPH_BREAKS, Place, Watch, graph_break_er
 from burnish.capture.dynamo import make_backend
 from burnish.capture.hooks import Hooks
 from burnish.capture.overhead import guards_us, module_call_us, way_in_us
+from burnish.capture.quiet import without_headlines
 from burnish.capture.replay import copying_blocks
 from burnish.capture.seal import Seal
 from burnish.capture.shield import without_guard_profiling
@@ -325,6 +326,7 @@ class FrameCompiler:
                     with (
                         self._log.stage("dynamo"),
                         guards_apart(self._log),
+                        without_headlines(),
                         copying_blocks(frame, self._options.regions, self._log),
                     ):
                         result = self._inner(frame, cache_entry, frame_state)

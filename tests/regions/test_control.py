@@ -93,3 +93,14 @@ def test_explain_lists_them_and_takes_the_same_choice(tmp_path: Path, capsys: py
         told = json.loads(capsys.readouterr().out)["stats"]["regions"]
         seen[regions] = [(r["name"], r["traced"], r["copied"], r["shared"]) for r in told]
     assert seen == {"auto": [("Block", 1, 2, 3)], "none": [], "blocks.0,blocks.1": [("Block", 1, 1, 2)]}
+
+
+def test_no_file_is_read_for_a_log_that_nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._dynamo import funcname_cache
+
+    read: list[str] = []
+    monkeypatch.setattr(funcname_cache, "_add_file", read.append)
+    compiled = burnish.compile(nn.Sequential(nn.Linear(4, 4), nn.GELU()), verify="off")
+    with torch.no_grad():
+        compiled(torch.randn(2, 4))
+    assert burnish.stats(compiled).compiles == 1 and not read

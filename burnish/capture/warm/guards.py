@@ -77,7 +77,7 @@ def written(graph: Any) -> GuardList:
     if graph.torch_function_mode_stack or graph.functorch_layers:
         raise NotWarm("it was traced inside a mode of torch")
     specs: dict[str, GuardSpec] = {}  # Dynamo has some of them several times
-    for guard in sorted(graph.guards):
+    for guard in sorted(graph.guards, key=Guard.sort_key):  # compared one by one, each key is made many times
         spec = _spec(guard)
         specs.setdefault(repr(spec), spec)
     shapes = [guard.code_list or [] for guard in graph.guards if guard.create_fn_name() == "SHAPE_ENV"]
