@@ -73,8 +73,10 @@ class Sharing:
                 self._call(made, env, *first[node])
             if node not in within:
                 env[node] = made.node_copy(node, env.__getitem__)
+                _keep(node, env[node], "_dynamo_source")
         self.graph = fx.GraphModule(flat, made)
         self.graph.meta = dict(flat.meta)
+        _keep(flat, self.graph, "_param_name_to_source")
 
     def _call(self, made: fx.Graph, env: dict[fx.Node, fx.Node], kind: _Kind, nodes: list[fx.Node]) -> None:
         number = next(_serial)
@@ -93,6 +95,12 @@ class Sharing:
     def close(self) -> None:
         for number in self._mine:
             _calls.pop(number, None)
+
+
+def _keep(old: object, new: object, attribute: str) -> None:
+    """What Dynamo tells AOTAutograd beside the graph: where inputs come from, and so which of them stay in place."""
+    if hasattr(old, attribute):
+        setattr(new, attribute, getattr(old, attribute))
 
 
 def share_blocks(flat: fx.GraphModule, decompositions: dict[Any, Any], log: CompileLog) -> Sharing | None:

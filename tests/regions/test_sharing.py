@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import burnish
+from burnish.capture import dynamo
 from tests.regions.test_replay import Block, Caching, Stack
 
 
@@ -96,3 +97,21 @@ def test_autocast_goes_into_the_blocks() -> None:
         torch.testing.assert_close(compiled(x), model(x))
     stats = burnish.stats(compiled)
     assert stats.compiles == 2 and not stats.fallbacks and not stats.notices
+
+
+@torch.no_grad()
+def test_inputs_that_stay_in_place_are_known_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CUDA graph reads them where they are; others it copies."""
+    found: list[frozenset[int]] = []
+    original = dynamo._static_inputs
+
+    def asked() -> frozenset[int]:
+        found.append(original())
+        return found[-1]
+
+    monkeypatch.setattr(dynamo, "_static_inputs", asked)
+    for regions in ("auto", None):
+        model = Stack(Block)
+        burnish.compile(model, options={"verify": "off", "warm_start": False, "regions": regions})(torch.randn(4, 16))
+    shared, whole = found
+    assert shared == whole and len(whole) == len(list(model.parameters()))
