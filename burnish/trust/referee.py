@@ -161,21 +161,28 @@ def _distance(candidate: torch.Tensor, truth: torch.Tensor, like: torch.Tensor) 
         return Distance(0.0, 0.0, 0, floor)
     wide = torch.promote_types(torch.promote_types(candidate.dtype, truth.dtype), torch.float32)
     candidate, truth = candidate.detach().to(wide), truth.detach().to(wide)
-    apart = (candidate - truth).abs()
-    lost = 0
-    if not math.isfinite(float(apart.sum())):
+    apart = candidate - truth  # gradients may be as large as the model: from here on in place
+    lost, of_apart = 0, _norm(apart)
+    if not math.isfinite(of_apart):
         wanted = truth.isfinite() & like.isfinite()
         lost = int((wanted & ~candidate.isfinite()).sum())
         both = wanted & candidate.isfinite()  # what overflows in eager, or only there, is no error of ours
         apart, truth = apart[both], truth[both]
         if truth.numel() == 0:
             return Distance(0.0, 0.0, lost, floor)
-    size = truth.abs()
-    scale = float(size.square().mean().sqrt())
-    tiny = torch.finfo(torch.float32).tiny
-    rms = float(apart.square().mean().sqrt())
-    worst = float((apart / (size + scale).clamp_min(tiny)).max())
+        of_apart = _norm(apart)
+    tiny, scale = torch.finfo(torch.float32).tiny, _norm(truth) / math.sqrt(truth.numel())
+    rms = of_apart / math.sqrt(truth.numel())
+    if apart.is_complex():
+        apart = apart.abs()
+    worst = float(apart.abs_().div_(truth.abs().add_(scale).clamp_min_(tiny)).max())
     return Distance(rms / max(scale, tiny), worst, lost, floor)
+
+
+def _norm(values: torch.Tensor) -> float:
+    """Of rows first: one sum of millions of squares in float32 would be off by percents."""
+    rows = torch.linalg.vector_norm(values, dim=-1) if values.dim() > 1 else values
+    return float(torch.linalg.vector_norm(rows))
 
 
 def _common_factor(candidate: torch.Tensor, truth: torch.Tensor) -> float:
