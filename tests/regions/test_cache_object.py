@@ -172,3 +172,35 @@ def test_running_means_are_written_in_training() -> None:
     stats = check_training(nn.Sequential(*(Normed() for _ in range(4))), torch.randn(2, 4, 3, 3), steps=2, verify="off")
     assert stats.graphs == {"forward": 1, "backward": 1} and not stats.notices
     assert [(r.copied, r.shared) for r in stats.regions] == [(2, 3)]  # what the first is given asks for no gradient
+
+
+@pytest.mark.parametrize(("family", "traced", "copied"), [("Llama", 1, 3), ("Qwen3", 1, 3), ("Gemma2", 2, 2)])
+def test_a_decode_step_of_transformers_is_traced_once_for_each_kind_of_layer(
+    family: str, traced: int, copied: int
+) -> None:
+    """Gemma's layers look far and near by turns; they keep as many slots, as in `burnish.generation`."""
+    transformers = pytest.importorskip("transformers")
+    from burnish.generation.cache import allocate, cache_over, model_shape
+
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = getattr(transformers, f"{family}Config")(num_hidden_layers=4, vocab_size=32, head_dim=8, **sizes)
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    shape, length, token = model_shape(model), torch.tensor(3), torch.tensor([[5]])
+    memories = [allocate(shape, 1, 16) for _ in range(2)]
+    caches = [cache_over(model, shape, memory, length, 16) for memory in memories]
+
+    def step(cache: object) -> torch.Tensor:
+        out = model(input_ids=token, past_key_values=cache, use_cache=True, position_ids=length.view(1, 1))
+        return out.logits
+
+    compiled = burnish.compile(step, dynamic=False, verify="off")
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(compiled(caches[0]), step(caches[1]))
+            length.add_(1)
+    for mine, theirs in zip(*memories, strict=True):
+        torch.testing.assert_close(mine, theirs)
+    stats = burnish.stats(compiled)
+    assert stats.compiles == 1 and not stats.fallbacks and not stats.graph_breaks
+    (region,) = stats.regions
+    assert (region.traced, region.copied, region.shared) == (traced, copied, 4), region
