@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 from burnish.codegen.triton_launch import Lane, Launch, Plan, cdiv, power_of_two
 from burnish.codegen.triton_loop import AHEAD, NotPrintable, TritonKernel
+from burnish.codegen.triton_scalar import STORED_TYPE
 from burnish.codegen.triton_tile import (
     ENOUGH,
     Tile,
@@ -342,8 +343,10 @@ class _Strip(_Tile):
         column = self._masked(self._column_mask(group, "column"), k, "k[None, None, :]")
         self.line(f"for start in tl.range(0, {self.index(k)}, KBLOCK, num_stages=STAGES):")
         self.line(f"    a = tl.load(pa{row})")
+        assert a.dtype is not None
+        widened = f".to(tl.float32).to({STORED_TYPE[a.dtype]})" if b.dtype is not a.dtype else ""
         for acc in accs:
-            self.line(f"    {acc} = tl.dot(tl.load(p{acc}{column}), a, {acc})")
+            self.line(f"    {acc} = tl.dot(tl.load(p{acc}{column}){widened}, a, {acc})")
         for name in ("a", *accs):
             self.line(f"    p{name} += KBLOCK")
         for acc in accs:

@@ -24,8 +24,10 @@ from burnish.ir.body import (
     prune,
     remap,
 )
+from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, Expr, coefficient, floordiv, mentions, mod, product, substitute, symbols
-from burnish.schedule.kernels import Kernel, LoopKernel, ResultBuffer, Schedule
+from burnish.schedule.kernels import ContractKernel, Kernel, LoopKernel, ResultBuffer, Schedule
+from burnish.schedule.products import has_few_rows
 from burnish.schedule.vector_loops import is_vector_product, matrices
 
 _MOST_READ = 16  # matrices of one loop, and terms of a sum that is written out
@@ -131,6 +133,33 @@ def inline_matrices(schedule: Schedule, products: Sequence[LoopKernel]) -> Sched
     schedule.kernels = kernels
     schedule.drop_unused_buffers()
     return schedule
+
+
+def read_narrow(schedule: Schedule) -> Schedule:
+    """The schedule whose products of few rows read matrices of small integers as they are stored: who takes a strip of
+    one makes its elements as wide as the rows' are."""
+    kernels = list(schedule.kernels)
+    for kernel in schedule.kernels:
+        if not isinstance(kernel, ContractKernel) or not has_few_rows(kernel):
+            continue
+        at = next(n for n, k in enumerate(kernels) if k is kernel)
+        parts = _Makers(schedule, kernels).parts(kernel.b.buffer, at)
+        narrow = _widened_from(parts[0]) if len(parts) == 1 else None
+        if narrow is not None:
+            kernels[at] = replace(kernel, b=replace(kernel.b, buffer=narrow.buffer, dtype=narrow.dtype))
+            del kernels[parts[0].at]
+    schedule.kernels = kernels
+    schedule.drop_unused_buffers()
+    return schedule
+
+
+def _widened_from(part: Part) -> Load | None:
+    """The load of a map that only gives small integers, each at the place it has, another type."""
+    match part.loop.body:
+        case (Load() as load, Apply(fn="cast"), Store(index=index)):
+            same = load.guard is None and load.index == index and not part.loop.reduction
+            return load if same and load.dtype in (DType.i8, DType.u8) else None
+    return None
 
 
 def _with_parts(loop: Loop, name: str, parts: list[Part]) -> Loop | None:

@@ -163,7 +163,8 @@ class _Chooser:
             s for s in (2, 3, 4, 6, 8)
             if pieces and k % (s * _TILE) == 0 and k // s >= _SHORTEST_PIECE and s * tiles <= MOST_TILES
         ]  # fmt: skip
-        return list(dict.fromkeys([self.rule(), LIBRARY, *map(ours, pieces)]))
+        library = [LIBRARY] if self.kernel.b.dtype is self.kernel.a.dtype else []
+        return list(dict.fromkeys([self.rule(), *library, *map(ours, pieces)]))
 
     # --- the rule -----------------------------------------------------------------------------------------------
 

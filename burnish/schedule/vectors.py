@@ -15,7 +15,7 @@ from burnish.ir.body import Apply, BodyBuilder, Load, Loop, Reduced, Scanned, ma
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, Expr
 from burnish.schedule.epilogue import reading
-from burnish.schedule.inline import inline_matrices, side_by_side
+from burnish.schedule.inline import inline_matrices, read_narrow, side_by_side
 from burnish.schedule.kernels import ContractKernel, Kernel, LoopKernel, Operand, ResultBuffer, Schedule
 from burnish.schedule.vector_loops import is_vector_product, matrices
 
@@ -25,7 +25,7 @@ _LONGEST = 1 << 14  # elements of the vector: a program holds its share of sever
 def as_loops(schedule: Schedule) -> Schedule:
     found = [_vector_product(k) if isinstance(k, ContractKernel) else None for k in schedule.kernels]
     schedule.kernels = [loop or k for k, loop in zip(schedule.kernels, found, strict=True)]
-    return inline_matrices(schedule, [loop for loop in found if loop is not None])
+    return read_narrow(inline_matrices(schedule, [loop for loop in found if loop is not None]))
 
 
 def _vector_product(kernel: ContractKernel) -> LoopKernel | None:

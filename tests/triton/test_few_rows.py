@@ -86,8 +86,11 @@ def test_a_block_compiles_for_every_target(step: Capture, compiler: Compiler, ca
         assert "st.global" in compiler.compile(unit, number, capability)
 
 
-def test_keys_and_values_are_under_way_while_others_are_worked_on(step: Capture, compiler: Compiler) -> None:
-    schedule = for_gpu(step)
+def test_keys_and_values_are_under_way_while_others_are_worked_on(compiler: Compiler) -> None:
+    """Where a piece of the keys has more than one block of them."""
+    q, k, v = (torch.randn(8, 16, keys, HEAD).bfloat16() for keys in (1, 1024, 1024))
+    mask = torch.arange(1024)[None, None, None] < 700
+    schedule = for_gpu(captured(lambda *t: F.scaled_dot_product_attention(*t[:3], attn_mask=t[3]), q, k, v, mask))
     number = next(n for n, k in enumerate(schedule.kernels) if isinstance(k, AttendPieces))
     assembly = compiler.compile(generate(schedule), number, 90)
     assert assembly.count("cp.async.cg") > 2 * 8, "keys and values of more than one block are asked for"
@@ -115,3 +118,24 @@ def test_each_sequence_writes_its_own_place(write: Callable[..., torch.Tensor], 
     schedule = for_gpu(found)
     assert [k.loop.sequential for k in schedule.kernels if isinstance(k, LoopKernel) and "in0" in k.writes] == [ordered]
     same_as_unfused(found, schedule)
+
+
+@pytest.mark.parametrize("columns", [512, 600])
+def test_small_integers_are_read_as_they_are(columns: int, interpreter: Interpreter, compiler: Compiler) -> None:
+    """Gate and up of a layer in 8 bits, of a few rows: no matrix is made wide in memory."""
+
+    def layer(x, gate, up, one, other):  # type: ignore[no-untyped-def]
+        return F.silu(F.linear(x, gate.to(x.dtype)) * one) * (F.linear(x, up.to(x.dtype)) * other)
+
+    matrices = [torch.randint(-127, 128, (columns, WIDTH), dtype=torch.int8) for _ in range(2)]
+    scales = [(torch.rand(columns) / 2000).bfloat16() for _ in range(2)]
+    found = captured(layer, torch.randn(ROWS, WIDTH).bfloat16(), *matrices, *scales)
+    schedule = for_gpu(found)
+    assert not any(isinstance(k, ExternKernel) for k in schedule.kernels)
+    assert sum(isinstance(k, ContractKernel | ContractGroup) for k in schedule.kernels) == len(schedule.kernels)
+    same_as_unfused(found, schedule)
+    same_under(interpreter, found, schedule)
+    unit = generate(schedule)
+    for number in {call.function: n for n, call in unit.calls.items()}.values():
+        assembly = compiler.compile(unit, number, 90)
+        assert "mma.sync" in assembly and "cp.async" in assembly, "on their way while others are multiplied"
