@@ -46,7 +46,8 @@ _SHORTEST = 2048  # elements in a worker's share of a piece
 
 
 def split_reductions(schedule: Schedule, workers: int = 132, least: int = 1 << 18) -> Schedule:
-    """Cut reductions of fewer than `workers` independent strips where a strip moves at least `least` bytes a pass."""
+    """Cut reductions of fewer than `workers` independent strips where a strip moves at least `least` bytes a pass; a
+    quarter of that where it is a single row, for which a worker has fewer threads."""
     buffers = dict(schedule.buffers)
     kernels: list[Kernel] = []
     for kernel in schedule.kernels:
@@ -80,7 +81,8 @@ def _choose_cut(loop: Loop, workers: int, least: int) -> tuple[Axis, int] | None
     width = _STRIP if column_axis(loop) is not None else 1
     strips = -(-rows // width)
     elements = min(width, rows) * _static(length)
-    if strips >= workers or elements * _bytes_per_element(loop) < least:
+    enough = least if width > 1 else least // 4
+    if strips >= workers or elements * _bytes_per_element(loop) < enough:
         return None
     stores = bool(Phases(loop).element_stores(0))
     if width > 1 and _static(length) <= _SHORT_COLUMN and not stores:
