@@ -28,6 +28,7 @@ def add_generate(commands: Any, target_help: str) -> None:
     parser.add_argument("--mode", help="as burnish.compile's")
     parser.add_argument("--device", help="move the model there first, e.g. cuda")
     parser.add_argument("--dtype", help="convert the model first, e.g. bfloat16")
+    parser.add_argument("--bits", type=int, choices=(8, 4), help="put the weights into so many bits first")
     parser.add_argument("--no-eager", dest="eager", action="store_false", help="do not run the model's own generate")
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     parser.set_defaults(run=run_generate)
@@ -51,7 +52,7 @@ def run_generate(arguments: argparse.Namespace) -> int:
     target = placed(load_target(arguments.target), arguments.device, dtype)
     plan = Plan(
         arguments.new, arguments.prompt, arguments.batch, arguments.max_length, arguments.sample, arguments.mode,
-        arguments.runs, arguments.eager,
+        arguments.runs, arguments.eager, arguments.bits,
     )  # fmt: skip
     with Console(stderr=True).status("compiling") as status:
         report = measure(target, plan, lambda text: status.update(text))

@@ -13,6 +13,7 @@ import torch
 from burnish import generation
 from burnish.errors import BadTarget
 from burnish.explain.ceiling import bandwidth_ceiling
+from burnish.generation.quantize import logit_error
 from burnish.generation.traffic import decode_bytes, synchronise
 from burnish.options import Options
 from burnish.targets import Target, split_inputs
@@ -33,6 +34,7 @@ class Plan:
     mode: str | None = None
     runs: int = 3
     eager: bool = True
+    bits: int | None = None  # of the weights; None: as they are
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,8 @@ class Report:
     ceiling_gigabytes_per_s: float
     eager_tokens_per_s: float | None = None
     same_as_eager: bool | None = None
+    bits: int | None = None
+    logit_error: float | None = None  # of weights in few bits, against the model as it was
     compiles: int = 0
     aten_calls: dict[str, int] = field(default_factory=dict)
     fallbacks: list[str] = field(default_factory=list)
@@ -85,6 +89,8 @@ class Report:
             lines.append(
                 f"  tokens are    {'those of eager' if self.same_as_eager else 'not all those of eager (ties?)'}"
             )
+        if self.logit_error is not None:
+            lines.append(f"  weights       in {self.bits} bits: logits are {self.logit_error:.2%} off")
         lines += [f"  left to ATen  {count} x {op}" for op, count in self.aten_calls.items()]
         lines += [f"  in eager      {reason}" for reason in self.fallbacks]
         return "\n".join(lines)
@@ -117,6 +123,7 @@ def measure(target: Target, plan: Plan, tell: Told = lambda text: None) -> Repor
     model = language_model(target)
     model.eval()
     inputs = prompt_of(target, model, plan)
+    error = None if plan.bits is None else _quantized(model, plan.bits, inputs)
     ids = inputs["input_ids"]
     device = ids.device
     arguments: dict[str, Any] = {**inputs, "max_new_tokens": plan.new, "min_new_tokens": plan.new, "pad_token_id": 0}
@@ -161,10 +168,20 @@ def measure(target: Target, plan: Plan, tell: Told = lambda text: None) -> Repor
         ceiling_gigabytes_per_s=ceiling,
         eager_tokens_per_s=batch * plan.new / eager_s if eager_s else None,
         same_as_eager=same,
+        bits=plan.bits,
+        logit_error=error,
         compiles=stats.compiles,
         aten_calls=dict(stats.aten_calls),
         fallbacks=[str(f) for f in (*stats.fallbacks, *(f for program in stats.programs for f in program.fallbacks))],
     )
+
+
+@torch.no_grad()
+def _quantized(model: Any, bits: int, inputs: dict[str, torch.Tensor]) -> float:
+    """Put the weights into so many bits, in place; how far the prompt's logits are from what they were."""
+    before = model(**inputs).logits
+    generation.quantize(model, bits=bits)
+    return logit_error(model(**inputs).logits, before).relative
 
 
 def _eager(model: Any, arguments: dict[str, Any], device: torch.device) -> tuple[float, torch.Tensor]:

@@ -28,10 +28,11 @@ def nothing():
 def test_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "model.py"
     file.write_text(FACTORY)
-    assert main(["generate", f"{file}:build", "--new", "6", "--runs", "1", "--json"]) == 0
+    assert main(["generate", f"{file}:build", "--new", "6", "--runs", "1", "--bits", "8", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["batch"], told["prompt"], told["new"], told["compiles"]) == (2, 5, 6, 2)
     assert told["same_as_eager"] is True and told["fallbacks"] == [] and told["aten_calls"] == {}
+    assert told["bits"] == 8 and 0 < told["logit_error"] < 0.1
     assert told["tokens_per_s"] > 0 and told["token_p50_ms"] <= told["token_p99_ms"]
     assert told["gigabytes_per_s"] == pytest.approx(told["gigabytes"] / told["token_p50_ms"] * 1e3)
     assert told["share_of_ceiling"] == pytest.approx(told["gigabytes_per_s"] / told["ceiling_gigabytes_per_s"])
