@@ -115,6 +115,7 @@ def test_a_report_says_how_fast() -> None:
             prompt=5,
             new=6,
             cold_first_token_s=1.5,
+            cold_s=5.0,
             first_token_ms=4.25,
             token_p50_ms=0.7,
             token_p99_ms=0.9,
@@ -126,7 +127,11 @@ def test_a_report_says_how_fast() -> None:
             same_as_eager=True,
         )
     )
-    for part in ("1,234.5 a second (2.47 x eager's)", "4.25 ms; with compiling 1.50 s", "0.700 ms p50, 0.900 ms p99"):
+    for part in (
+        "1,234.5 a second (2.47 x eager's)",
+        "of the first request, in eager, 1.50 s, and all of it 5.00 s",
+        "0.700 ms p50, 0.900 ms p99",
+    ):
         assert part in text
     assert "2.500 GB a step at 3,000.0 GB/s, 75% of this machine's 4,000.0" in text and "those of eager" in text
 
