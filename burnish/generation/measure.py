@@ -80,7 +80,8 @@ class Report:
             f"burnish generate: {self.target}",
             f"  on            {self.device}, {self.dtype}, batch {self.batch}, {self.prompt} + {self.new} tokens",
             f"  tokens        {self.tokens_per_s:,.1f} a second" + (f" ({against} eager's)" if against else ""),
-            f"  first token   {self.first_token_ms:.2f} ms; of the first request, in eager, {self.cold_first_token_s:.2f} s, and all of it {self.cold_s:.2f} s",
+            f"  first token   {self.first_token_ms:.2f} ms; of the first request, in eager, "
+            f"{self.cold_first_token_s:.2f} s, and all of it {self.cold_s:.2f} s",
             f"  each token    {self.token_p50_ms:.3f} ms p50, {self.token_p99_ms:.3f} ms p99",
             f"  memory        {self.gigabytes:.3f} GB a step at {self.gigabytes_per_s:,.1f} GB/s, "
             f"{self.share_of_ceiling:.0%} of this machine's {self.ceiling_gigabytes_per_s:,.1f}",
