@@ -8,7 +8,8 @@ when their offsets are the same expression.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Union
 
@@ -53,6 +54,7 @@ class Extreme:
 
 
 Atom = Sym | Div | Mod | Extreme
+_KEPT = 1 << 15  # answers: equal blocks of a model ask the same again and again
 Monomial = tuple[Atom, ...]
 
 
@@ -343,6 +345,12 @@ def substitute(x: Dim, env: Mapping[str, Dim]) -> Dim:
     """Replace symbols by expressions, simplifying again."""
     if isinstance(x, int) or not env:
         return x
+    return _substituted(x, tuple(env.items()))
+
+
+@functools.lru_cache(maxsize=_KEPT)
+def _substituted(x: Expr, pairs: tuple[tuple[str, Dim], ...]) -> Dim:
+    env = dict(pairs)
     if not any(s.name in env for s in symbols(x)):
         return x
     total: Dim = 0
@@ -365,19 +373,22 @@ def _substitute_atom(atom: Atom, env: Mapping[str, Dim]) -> Dim:
     return pick(substitute(atom.a, env), substitute(atom.b, env))
 
 
-def symbols(x: Dim) -> Iterator[Sym]:
-    if isinstance(x, int):
-        return
+def symbols(x: Dim) -> tuple[Sym, ...]:
+    """All that occur, as often as they do."""
+    return () if isinstance(x, int) else _symbols(x)
+
+
+@functools.lru_cache(maxsize=_KEPT)
+def _symbols(x: Expr) -> tuple[Sym, ...]:
+    found: list[Sym] = []
     for mono in x.terms:
         for atom in mono:
             if isinstance(atom, Sym):
-                yield atom
-            elif isinstance(atom, Extreme):
-                yield from symbols(atom.a)
-                yield from symbols(atom.b)
+                found.append(atom)
             else:
-                yield from symbols(atom.num)
-                yield from symbols(atom.den)
+                inner = (atom.a, atom.b) if isinstance(atom, Extreme) else (atom.num, atom.den)
+                found += (*symbols(inner[0]), *symbols(inner[1]))
+    return tuple(found)
 
 
 def mentions(x: Dim, names: set[str] | frozenset[str]) -> bool:
