@@ -10,8 +10,8 @@ holds for products (products.py) holds here, too. It runs where
   is a large matrix product (1 x 1, stride 1) with more after it than rounding, which then hides behind the products
   (`sweeps`).
 Where there are few tiles and the sum is long, it is cut in pieces whose parts the next kernel adds.
-Everything else is the library's: large convolutions are bound by the tensor cores, and other layouts by its copies.
-That it does what follows in the same call (`fused_convolutions.py`) is a form that a search may find.
+Everything else is the library's: large convolutions are bound by the tensor cores, and other layouts by its copies. It
+does what follows in the same call where it can (`fused_convolutions.py`), which saves a pass over the result.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _MOST_TAPS = 256  # elements of rows of taps taken at a time: all loads of a 7 x
 def choose_convolution(schedule: Schedule, kernel: ConvolveKernel, form: Form | None = None) -> list[Kernel]:
     """What will run it, by the rule or in a form of `convolution_forms`; buffers for partial sums and the library's
     results are added to the schedule."""
-    form = form or rule(kernel)
+    form = form or rule(schedule, kernel)
     if form == LIBRARY:
         return _Library(schedule, kernel).kernels()
     if form == FUSED:
@@ -81,7 +81,7 @@ def convolution_forms(schedule: Schedule, kernel: ConvolveKernel) -> list[Form]:
     """Who could compute it, and in how many pieces: the rule's choice first."""
     tiles, whole = _tiles(kernel), length(kernel)
     if tiles is None:
-        return [rule(kernel)]
+        return [rule(schedule, kernel)]
     pieces = [1] if is_readable(kernel) and not looks_up(kernel.loop) else []
     pieces += [
         s for s in (2, 3, 4, 6, 8)
@@ -89,14 +89,16 @@ def convolution_forms(schedule: Schedule, kernel: ConvolveKernel) -> list[Form]:
         and whole // s >= _SHORTEST_PIECE and s * tiles <= MOST_TILES
     ]  # fmt: skip
     fused = [FUSED] if _Library(schedule, kernel).can_fuse() else []
-    return list(dict.fromkeys([rule(kernel), LIBRARY, *fused, *map(ours, pieces)]))
+    return list(dict.fromkeys([rule(schedule, kernel), LIBRARY, *fused, *map(ours, pieces)]))
 
 
 # --- the rule ---------------------------------------------------------------------------------------------------
 
 
-def rule(kernel: ConvolveKernel) -> Form:
-    return ours(pieces_of(kernel)) if is_ours(kernel) else LIBRARY
+def rule(schedule: Schedule, kernel: ConvolveKernel) -> Form:
+    if is_ours(kernel):
+        return ours(pieces_of(kernel))
+    return FUSED if _Library(schedule, kernel).can_fuse() else LIBRARY
 
 
 def is_ours(kernel: ConvolveKernel) -> bool:

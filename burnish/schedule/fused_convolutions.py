@@ -1,7 +1,7 @@
 """A convolution with all that follows it in the library's call: cuDNN can add a bias and a tensor and cut off below 0.
 
 A norm after the convolution goes into it beforehand: the weights of a channel are multiplied by the norm's factor, and
-its offset is the bias. Both are made in each call, as weights may change. Where it pays is measured, never assumed.
+its offset is the bias. Both are made in each call, as weights may change.
 """
 
 from __future__ import annotations
