@@ -1,4 +1,5 @@
-"""How fast this machine moves memory: the best of many a = b + 2 c over arrays larger than any cache.
+"""How fast this machine moves memory: the best of many a = b + 2 c over arrays larger than any cache; on a GPU, the
+better of that and of reading alone, over arrays so large that the launch and the wait for it do not count.
 
 The best is kept in the cache directory for each kind of machine and number of threads. Later runs measure again, more
 briefly, and keep what is better: a machine that was busy the first time does not stay slow."""
@@ -19,6 +20,7 @@ from burnish.options import Options
 from burnish.runtime.compiler import cpu_features
 
 _ELEMENTS = 1 << 24  # three arrays of 64 MiB
+_ELEMENTS_ON_GPU = 1 << 28  # of 1 GiB, if a quarter of what is free will hold them
 _SECONDS = 0.6
 
 
@@ -37,22 +39,39 @@ def bandwidth_ceiling(device: torch.device, options: Options) -> float:
 def measure_bandwidth(
     device: torch.device,
     clock: Callable[[], float] = time.perf_counter,
-    elements: int = _ELEMENTS,
+    elements: int | None = None,
     seconds: float = _SECONDS,
 ) -> float:
+    elements = elements or _elements(device)
     b, c = torch.ones(elements, device=device), torch.ones(elements, device=device)
     a = torch.empty_like(b)
-    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    best, start, runs = float("inf"), clock(), 0
+    ways: list[tuple[int, Callable[[], object]]] = [(3, lambda: torch.add(b, c, alpha=2, out=a))]
+    if device.type == "cuda":
+        ways.append((1, b.sum))
+    best = [float("inf")] * len(ways)
+    start, runs = clock(), 0
     while runs < 4 or clock() - start < seconds:
-        wait()
-        begin = clock()
-        torch.add(b, c, alpha=2, out=a)
-        wait()
-        took = clock() - begin
-        best = min(best, took) if runs else best  # the first one touches the pages
+        for n, (_, run) in enumerate(ways):
+            took = _timed(run, device, clock)
+            best[n] = min(best[n], took) if runs else best[n]  # the first one touches the pages
         runs += 1
-    return 3 * elements * a.element_size() / max(best, 1e-9)
+    return max(arrays * b.nbytes / max(took, 1e-9) for (arrays, _), took in zip(ways, best, strict=True))
+
+
+def _timed(run: Callable[[], object], device: torch.device, clock: Callable[[], float]) -> float:
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    wait()
+    begin = clock()
+    run()
+    wait()
+    return clock() - begin
+
+
+def _elements(device: torch.device) -> int:
+    if device.type != "cuda":
+        return _ELEMENTS
+    free, _ = torch.cuda.mem_get_info(device)
+    return min(_ELEMENTS_ON_GPU, max(_ELEMENTS, free // (4 * 3 * 4)))
 
 
 def _machine(device: torch.device) -> str:
