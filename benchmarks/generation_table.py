@@ -34,7 +34,7 @@ def _steps(rows: Rows) -> list[list[str]]:
             f"{row['stream_ms']:.3f} ms",
             _goal(name, candidate, candidates),
             f"{row['gb_per_s']:.0f}",
-            f"{row['of_bandwidth']:.0%}",
+            f"{row['of_bandwidth']:.0%}" if "of_bandwidth" in row else "–",
             f"{row['cold_s']:.1f} s",
             f"{row['logit_error']:.1%}" if "logit_error" in row else "–",
         ]

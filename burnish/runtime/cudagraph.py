@@ -422,7 +422,7 @@ class GraphedProgram:
             self.log.noticed("CUDA graph not used: the forward ran without its own")
             return
         case = next(c for c in self._cases.values() if c.captured is captured)
-        case.copied |= moved - self.plan.static
+        case.copied |= (moved | captured.twins.keys()) - self.plan.static  # what moved before will move again
         case.addresses = here
         case.captured = None
         self._trouble(case, "arguments moved")
