@@ -21,7 +21,8 @@ from burnish.trust.record import GateStats
 
 KIND = "verdict"
 KEPT_SECONDS = 30 * 86400.0
-_CLEARLY = 0.95  # of eager's time: what was won by less is raced for again
+# Of eager's time: what was won by less is raced for again. In several rounds any win will do.
+_CLEARLY, _WON, _SEVERAL = 0.95, 1.0, 3
 
 # graph: compared and raced, all that the gate does.  forward, backward: the comparisons of a training step's halves.
 Part = Literal["graph", "forward", "backward"]
@@ -47,7 +48,8 @@ class Verdicts:
         found = self._read(part)
         if found is None or (compared and found.compiled_error is None):
             return None
-        return None if raced and (found.ratio is None or found.ratio >= _CLEARLY) else found
+        limit = _WON if found.rounds >= _SEVERAL else _CLEARLY
+        return None if raced and (found.ratio is None or found.ratio >= limit) else found
 
     def _read(self, part: Part) -> GateStats | None:
         data = self._cache.get(KIND, self._key(part))
