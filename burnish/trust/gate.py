@@ -177,6 +177,7 @@ class Gate:
         compare: bool,
         race: bool,
         backward: bool = False,
+        referee: bool = True,
         compile_seconds: float,
         capture_us: float = 0.0,
         modules_us: float = 0.0,
@@ -186,6 +187,7 @@ class Gate:
         self.compare = compare
         self.race = race
         self.backward = backward  # of a training graph: whether to run it, too
+        self.referee = referee  # whether float64 may be asked, at several times the cost of a call
         self.compile_seconds = compile_seconds
         self.capture_us = capture_us
         self.modules_us = modules_us
@@ -260,7 +262,7 @@ class Gate:
     def _opinion(self, rig: Rig, eager: Call, eagers: Results, ours: Results) -> Opinion:
         if not self.compare:
             return Opinion("", 0.0)
-        exact = None if self.facts.draws else lambda wide: rig.run(eager, wide)[1]
+        exact = (lambda wide: rig.run(eager, wide)[1]) if self.referee and not self.facts.draws else None
         return judge(ours, eagers, exact=exact, eager_again=lambda: rig.run(eager)[1], coarsest=self.facts.coarsest)
 
     def _by_rule(self, engines: Mapping[Engine, Call], reason: str, started: float) -> Verdict:

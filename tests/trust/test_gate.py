@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import burnish
+from burnish.trust import gate, referee
 from burnish.trust.faults import Fault, NotANumber, RaisesAtRun, RaisesInCompile, Slower, WrongBy
 from burnish.trust.gate import Gate, GraphFacts
 from burnish.trust.record import VariantStats
@@ -252,6 +253,21 @@ def test_a_training_graph_is_judged_with_its_backward():
         compiled(X).sum().backward()
     variant = only_variant(compiled)
     assert variant.state in ("compiled", "eager") and variant.kind == "training" and variant.gate.ratio > 0
+
+
+@pytest.mark.parametrize(("dtype", "asks_again"), [(torch.float32, False), (torch.bfloat16, True)])
+def test_float64_is_asked_about_a_training_step_once_where_eager_can_tell(dtype, asks_again, monkeypatch):
+    may_ask = []
+
+    def judge(*results, exact, **rest):
+        may_ask.append(exact is not None)
+        return referee.judge(*results, exact=exact, **rest)
+
+    monkeypatch.setattr(gate, "judge", judge)
+    compiled = burnish.compile(model().to(dtype), gate=True)
+    for _ in range(2):
+        compiled(X.to(dtype)).sum().backward()
+    assert may_ask == [True, asks_again]
 
 
 @pytest.mark.parametrize("broken", ["wrong", "raises"])
