@@ -200,20 +200,8 @@ def decode(job: Job) -> Work:
     cache = StaticCache(config=model.config, max_cache_len=shape.room)
     with torch.no_grad():
         model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1)  # which makes the cache
-    token, position = ids[:, :1].clone(), torch.full((1, 1), shape.held, device=job.device)
-    lengths = [layer.cumulative_length for layer in cache.layers]
-
-    def step(called: Callable[..., Any]) -> Callable[[], Any]:
-        def run() -> torch.Tensor:
-            for length in lengths:
-                length.fill_(shape.held)
-            out = called(token, position_ids=position, past_key_values=cache, use_cache=True, logits_to_keep=1)
-            token.copy_(out.logits[:, -1].argmax(-1, keepdim=True))
-            return token
-
-        return run
-
-    return Work(model, step, _no_reference)
+    token = ids[:, :1].clone()
+    return Work(model, lambda called: generation.cached_step(called, cache, token, shape.held), _no_reference)
 
 
 def _no_reference() -> torch.Tensor:

@@ -228,20 +228,25 @@ def _their_step(model: Any, work: Work, candidate: str, setting: Setting) -> Cal
         model(_ids(model, work.batch, tokens, setting), past_key_values=cache, use_cache=True, logits_to_keep=1)
     engine, _, mode = candidate.partition(":")
     called = model if engine == "eager" else torch.compile(model, mode=mode, fullgraph=True, dynamic=False)
-    token = _ids(model, work.batch, 1, setting)
-    position = torch.full((1, 1), work.held, device=setting.device)
+    step = cached_step(called, cache, _ids(model, work.batch, 1, setting), work.held)
+    with model._optimize_model_for_decode():
+        for _ in range(4):
+            step()
+    return step
+
+
+def cached_step(called: Callable[..., Any], cache: Any, token: torch.Tensor, held: int) -> Callable[[], torch.Tensor]:
+    """From a static cache that always holds so many tokens, to the next token."""
+    position = torch.full((1, 1), held, device=token.device)
     lengths = [layer.cumulative_length for layer in cache.layers]
 
     def step() -> torch.Tensor:
         for length in lengths:
-            length.fill_(work.held)
+            length.fill_(held)
         out = called(token, position_ids=position, past_key_values=cache, use_cache=True, logits_to_keep=1)
         token.copy_(out.logits[:, -1].argmax(-1, keepdim=True))
         return token
 
-    with model._optimize_model_for_decode():
-        for _ in range(4):
-            step()
     return step
 
 

@@ -10,7 +10,7 @@ KINDS = ("never_slower", "trust", "background")
 LIMITS = (
     "What limits calls beside a compile: the guards are checked, and Dynamo's own code runs, in this process's "
     "interpreter, which runs one thread at a time; where Dynamo can pause it gives way, in between a call waits. The "
-    "first call of a small model pays some 40 µs once for leaving its arguments and its thread's state behind."
+    "first call of a small model pays once for leaving its arguments and its thread's state behind."
 )
 
 

@@ -4,7 +4,6 @@ kernels are the reference's."""
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -27,6 +26,7 @@ from burnish.runtime.direct import DirectRun, direct_plan
 from burnish.runtime.stored_program import packed, unpacked
 from tests.cuda.on_cpu import OnCpu, cuda_program, unaligned
 from tests.cuda.test_launcher import Driver, driver
+from tests.semantics.test_threads import together
 
 __all__ = ["driver"]
 Kernels = ctypes.CFUNCTYPE(None, ctypes.POINTER(ctypes.POINTER(ctypes.c_int64)))
@@ -144,20 +144,14 @@ def test_an_index_out_of_range_is_raised_by_the_next_call(make: Callable[..., Na
 def test_threads_share_one_object(native: Native) -> None:
     """Launching lets other threads go on: each call has a workspace of its own meanwhile."""
     run, wrong = native.direct(), []
-    start = threading.Barrier(3)
 
-    def work() -> None:
-        start.wait()
+    def work(number: int) -> None:
         for _ in range(8):
             args = inputs()
             if not torch.allclose(run(list(args))[0], policy(*args), atol=1e-5):
                 wrong.append(args)
 
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(3, work)
     assert not wrong and len(native.driver.launches()) == 3 * 8 * run.plan.launches
 
 

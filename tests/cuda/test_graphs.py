@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import subprocess
-import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +20,7 @@ from burnish.runtime import cudagraph, graph_launch
 from burnish.runtime.cudagraph import GraphedProgram, GraphPool, close_pools, pool_for
 from burnish.runtime.graph_plan import GraphPlan
 from tests.cuda.fake_graphs import FakeCuda, FakeGraph, FakeRun, FakeStream
+from tests.semantics.test_threads import together
 
 CPU = torch.device("cpu")
 
@@ -320,20 +320,14 @@ def test_replays_on_different_streams_take_turns(cuda: FakeCuda) -> None:
 def test_threads_share_one_object(cuda: FakeCuda) -> None:
     f = Graphed(cuda, double)
     wrong: list[torch.Tensor] = []
-    start = threading.Barrier(4)
 
-    def work() -> None:
-        start.wait()
+    def work(number: int) -> None:
         for _ in range(50):
             x = torch.randn(64)
             if not torch.equal(f(x), x * 2):
                 wrong.append(x)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(4, work)
     assert not wrong and f.replays > 100
 
 
