@@ -37,6 +37,7 @@ from burnish.options import Options
 from burnish.stats import Stats
 from burnish.trust.backward import WatchedBackward
 from burnish.trust.diary import Diary
+from burnish.trust.garbage import patience
 from burnish.trust.gate import Failure, GraphFacts
 from burnish.trust.record import Engine, GraphKind
 from burnish.trust.rehearsal import propose
@@ -232,7 +233,8 @@ class _Capture:
 
             if self.options.fault is not None and kind != "backward":
                 self.options.fault.compiling(self.log.compiles + 1)
-            with _disable_current_modes():  # so that a pass may make real tensors: a fake mode is active here
+            # So that a pass may make real tensors: a fake mode is active here.
+            with _disable_current_modes(), patience.asked():
                 program = compile_graph(
                     graph,
                     inputs,

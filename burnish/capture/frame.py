@@ -47,6 +47,7 @@ from burnish.observe.log import CompileLog
 from burnish.options import Options
 from burnish.runtime.ahead import Ahead, begin, wanted_by
 from burnish.trust.background import worker_for
+from burnish.trust.garbage import patience
 
 _serial = itertools.count(1)
 # What torch.compiler.set_stance replaces, and puts back. (None, which no stance is, if it had been replaced already.)
@@ -311,7 +312,7 @@ class FrameCompiler:
     def compile(self, frame: Any, cache_entry: Any, frame_state: Any) -> ConvertFrameReturn:
         """In this thread, now."""
         self._ahead = begin(self._ahead, self._options, self._log)
-        with convert_frame.compile_lock, self._settings(frame.f_code):
+        with convert_frame.compile_lock, patience.asked(), self._settings(frame.f_code):
             if self.deferred is None and self._is_there(frame):  # made while this thread waited for the lock
                 return self._missed(frame.f_code)
             graphs = self._log.compiles

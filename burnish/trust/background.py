@@ -11,7 +11,6 @@ One thread per process compiles (Dynamo lets no two compile at once anyway). It 
 from __future__ import annotations
 
 import contextlib
-import gc
 import itertools
 import os
 import sys
@@ -23,6 +22,7 @@ from queue import Empty, SimpleQueue
 
 from burnish.observe.log import failure_reason
 from burnish.trust.budget import Cancelled, Deadline
+from burnish.trust.garbage import Patience, patience
 from burnish.trust.jobs import JobState, JobStats
 from burnish.trust.process import at_exit
 
@@ -38,7 +38,6 @@ EXIT_SECONDS = 2.0  # how long the end of the process waits for the current comp
 FORK_SECONDS = 1.0  # the same before a fork
 
 SWITCH_SECONDS = 0.0005  # after which a thread that wants Python's turn asks the one that has it
-_NEVER = 1_000_000
 
 _FORK = "interrupted by a fork"
 
@@ -83,32 +82,29 @@ class GoodManners:
     """How Python shares itself out while the thread for the background has work; as it was, afterwards.
 
     A thread that wants its turn asks for it after 5 ms, at each op of its call: here it may after a fraction of that.
-    And the garbage collector goes through all that torch has made, which holds everybody up for a quarter of a second,
-    when much is new: that is left for later."""
+    And the garbage collector, which would hold everybody up for a quarter of a second, has patience."""
 
-    def __init__(self) -> None:
-        self._before: tuple[float, tuple[int, int, int]] | None = None
-        self._during: tuple[float, tuple[int, int, int]] | None = None
+    def __init__(self, patience: Patience = patience) -> None:
+        self._before: float | None = None
+        self._during = 0.0
+        self._patience = patience
 
     def assume(self) -> None:
         if self._before is not None:
             return
-        interval, thresholds = sys.getswitchinterval(), gc.get_threshold()
-        self._before = interval, thresholds
-        sys.setswitchinterval(min(interval, SWITCH_SECONDS))
-        gc.set_threshold(thresholds[0], thresholds[1], _NEVER)
-        self._during = sys.getswitchinterval(), gc.get_threshold()
+        self._before = sys.getswitchinterval()
+        sys.setswitchinterval(min(self._before, SWITCH_SECONDS))
+        self._during = sys.getswitchinterval()
+        self._patience.ask()
 
     def drop(self) -> None:
         """What somebody else has set meanwhile stays."""
-        if self._before is None or self._during is None:
+        if self._before is None:
             return
-        (interval, thresholds), (our_interval, our_thresholds) = self._before, self._during
-        self._before = self._during = None
-        if sys.getswitchinterval() == our_interval:
-            sys.setswitchinterval(interval)
-        if gc.get_threshold() == our_thresholds:
-            gc.set_threshold(*thresholds)
+        before, self._before = self._before, None
+        self._patience.let_go()
+        if sys.getswitchinterval() == self._during:
+            sys.setswitchinterval(before)
 
 
 _manners = GoodManners()  # one, because one thread compiles in the background
