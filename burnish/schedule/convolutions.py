@@ -8,7 +8,7 @@ holds for products (products.py) holds here, too. It runs where
   decides; or the sum at each place is short (up to 256 elements: a 1 x 1 convolution of a few channels), so that memory
   decides and the element-wise work after it saves a pass over it (rows of taps, whose loads are slow, excepted); or it
   is a large matrix product (1 x 1, stride 1) with more after it than rounding, which then hides behind the products
-  (`sweeps`).
+  (`sweeps`); or it has few channels, which get more room first (`few_channels.py`).
 Where there are few tiles and the sum is long, it is cut in pieces whose parts the next kernel adds.
 Everything else is the library's: large convolutions are bound by the tensor cores, and other layouts by its copies. It
 does what follows in the same call where it can (`fused_convolutions.py`), which saves a pass over the result.
@@ -34,6 +34,7 @@ from burnish.schedule.epilogue import (
     uses,
     with_values,
 )
+from burnish.schedule.few_channels import ROOMY, room_for, with_room
 from burnish.schedule.form import LIBRARY, Form, ours
 from burnish.schedule.fused_convolutions import FUSED, Epilogue, fused_call, library_epilogue
 from burnish.schedule.gpu import MOST_TILES, MULTIPROCESSORS, describable
@@ -68,6 +69,9 @@ def choose_convolution(schedule: Schedule, kernel: ConvolveKernel, form: Form | 
         return _Library(schedule, kernel).kernels()
     if form == FUSED:
         return _Library(schedule, kernel).fused()
+    room = room_for(kernel) if form == ROOMY else None
+    if room is not None:
+        return with_room(schedule, kernel, room)
     pieces = form["pieces"]
     if pieces == 1:
         return [kernel]
@@ -89,7 +93,8 @@ def convolution_forms(schedule: Schedule, kernel: ConvolveKernel) -> list[Form]:
         and whole // s >= _SHORTEST_PIECE and s * tiles <= MOST_TILES
     ]  # fmt: skip
     fused = [FUSED] if _Library(schedule, kernel).can_fuse() else []
-    return list(dict.fromkeys([rule(schedule, kernel), LIBRARY, *fused, *map(ours, pieces)]))
+    roomy = [ROOMY] if room_for(kernel) is not None and not looks_up(kernel.loop) else []
+    return list(dict.fromkeys([rule(schedule, kernel), LIBRARY, *fused, *roomy, *map(ours, pieces)]))
 
 
 # --- the rule ---------------------------------------------------------------------------------------------------
@@ -98,6 +103,8 @@ def convolution_forms(schedule: Schedule, kernel: ConvolveKernel) -> list[Form]:
 def rule(schedule: Schedule, kernel: ConvolveKernel) -> Form:
     if is_ours(kernel):
         return ours(pieces_of(kernel))
+    if room_for(kernel) is not None and not looks_up(kernel.loop) and _is_many(kernel):
+        return ROOMY
     return FUSED if _Library(schedule, kernel).can_fuse() else LIBRARY
 
 
@@ -192,6 +199,11 @@ def _tiles(kernel: ConvolveKernel) -> int | None:
     b, o, h, w = kernel.result_shape
     rows = product((b, h, w))
     return -(-rows // _TILE) * -(-o // _TILE) if isinstance(rows, int) and isinstance(o, int) else None
+
+
+def _is_many(kernel: ConvolveKernel) -> bool:
+    tiles = _tiles(kernel)
+    return tiles is None or tiles > MOST_TILES
 
 
 def pieces_of(kernel: ConvolveKernel) -> int:

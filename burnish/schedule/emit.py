@@ -91,7 +91,7 @@ class Emitter:
         source = node.inputs[0]
         if node.op.fill is None:
             return self.value(source, at)
-        guard = self._inside(at, source.shape)
+        guard = inside(self.body, at, source.shape)
         if guard is None:
             return self.value(source, at)
         return self.load(source, at, guard, node.op.fill)
@@ -102,8 +102,10 @@ class Emitter:
         chosen: int | None = None
         for part in reversed(node.inputs):
             start = end - part.shape[axis]
-            begun = self.body.emit(Apply("ge", (here, self._number(start)), DType.bool)) if start != 0 else None
-            before = self.body.emit(Apply("lt", (here, self._number(end)), DType.bool)) if chosen is not None else None
+            begun = self.body.emit(Apply("ge", (here, _number(self.body, start)), DType.bool)) if start != 0 else None
+            before = (
+                self.body.emit(Apply("lt", (here, _number(self.body, end)), DType.bool)) if chosen is not None else None
+            )
             self.guard = self._both(outer, self._both(begun, before))
             at = tuple(i - start if d == axis else i for d, i in enumerate(index))
             value = self.value(part, at)
@@ -114,24 +116,6 @@ class Emitter:
         self.guard = outer
         assert chosen is not None
         return chosen
-
-    def _number(self, size: Dim) -> int:
-        return self.body.emit(Position(size) if isinstance(size, Expr) else const(size, DType.i64))
-
-    def _inside(self, index: tuple[Dim, ...], shape: tuple[Dim, ...]) -> int | None:
-        checks: list[int] = []
-        for i, size in zip(index, shape, strict=True):
-            here = self.body.emit(Position(i))
-            if not is_nonneg(i):
-                checks.append(self.body.emit(Apply("ge", (here, self.body.emit(const(0, DType.i64))), DType.bool)))
-            if not is_less(i, size):
-                checks.append(self.body.emit(Apply("lt", (here, self._number(size)), DType.bool)))
-        if not checks:
-            return None
-        guard = checks[0]
-        for c in checks[1:]:
-            guard = self.body.emit(Apply("and", (guard, c), DType.bool))
-        return guard
 
     def indirect(
         self,
@@ -147,3 +131,24 @@ class Emitter:
             env[f"%{k}"] = value_symbol(self.body.emit(Checked(self.value(tensor, index), size)))
         # value symbols of the body reuse the %k spelling, so all are replaced at once
         return tuple(substitute(e, env) for e in exprs)
+
+
+def inside(body: BodyBuilder, index: tuple[Dim, ...], shape: tuple[Dim, ...]) -> int | None:
+    """Whether the index lies within the shape, as a value; None where it is certain."""
+    checks: list[int] = []
+    for i, size in zip(index, shape, strict=True):
+        here = body.emit(Position(i))
+        if not is_nonneg(i):
+            checks.append(body.emit(Apply("ge", (here, body.emit(const(0, DType.i64))), DType.bool)))
+        if not is_less(i, size):
+            checks.append(body.emit(Apply("lt", (here, _number(body, size)), DType.bool)))
+    if not checks:
+        return None
+    guard = checks[0]
+    for c in checks[1:]:
+        guard = body.emit(Apply("and", (guard, c), DType.bool))
+    return guard
+
+
+def _number(body: BodyBuilder, size: Dim) -> int:
+    return body.emit(Position(size) if isinstance(size, Expr) else const(size, DType.i64))

@@ -88,6 +88,43 @@ def test_convolution(
     check(interpreter, found)
 
 
+@pytest.mark.parametrize(
+    ("x", "k", "settings"),
+    [
+        ((2, 3, 16, 14), (16, 3, 7, 7), {"stride": 2, "padding": 3}),
+        ((1, 3, 9, 10), (24, 3, 3, 3), {"padding": 1, "dilation": (2, 1)}),
+        ((2, 1, 12, 11), (16, 1, 5, 5), {"padding": (0, 2), "stride": (1, 3)}),
+        ((1, 8, 9, 9), (16, 8, 3, 3), {}),
+    ],
+)
+@pytest.mark.parametrize("last", [True, False])
+def test_few_channels_with_room(
+    interpreter: Interpreter, monkeypatch: pytest.MonkeyPatch, x: tuple[int, ...], k: tuple[int, ...],
+    settings: dict[str, Any], last: bool,
+) -> None:  # fmt: skip
+    """As for a large one: copied into an order that our kernel reads, whatever order it was in."""
+    monkeypatch.setattr("burnish.schedule.convolutions.is_ours", lambda kernel: False)
+    monkeypatch.setattr("burnish.schedule.convolutions._is_many", lambda kernel: True)
+    image = half(*x) if last else half(*x).contiguous()
+    found = on_cuda(lambda x, k: torch.relu(F.conv2d(x, k, **settings)), image, half(*k))
+    assert kinds(found[0]) == [LoopKernel, LoopKernel, ConvolveKernel]
+    assert convolution(found[0], 2).op.padding == (0, 0)
+    check(interpreter, found)
+    (got,) = evaluate_schedule(found[0], copies(found[1]))
+    want = torch.relu(F.conv2d(*(t.double() for t in found[1]), **settings))
+    assert isinstance(got, torch.Tensor)
+    torch.testing.assert_close(got.double(), want, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_a_large_image_gets_room_and_is_read_16_bytes_at_a_time(compiler: Compiler, capability: int) -> None:
+    x, k = half(16, 3, 224, 224), half(64, 3, 7, 7)
+    schedule = on_cuda(lambda x, k: torch.relu(F.conv2d(x, k, stride=2, padding=3)), x, k)[0]
+    assert kinds(schedule) == [LoopKernel, LoopKernel, ConvolveKernel]
+    assembly = compiler.compile(generate(schedule), 2, capability)
+    assert "cp.async.cg.shared.global" in assembly and "ld.global.b16" not in assembly
+
+
 def block(
     x: torch.Tensor, k: torch.Tensor, residual: torch.Tensor, mean: torch.Tensor, var: torch.Tensor,
     weight: torch.Tensor, bias: torch.Tensor,
