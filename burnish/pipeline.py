@@ -19,7 +19,7 @@ from burnish.passes import run_passes
 from burnish.passes.rewrite import Fuel
 from burnish.record import GraphRecord
 from burnish.runtime import stored_program
-from burnish.runtime.build import CSource, build_shared, native_library
+from burnish.runtime.build import CSource, build_shared, load_native
 from burnish.runtime.cache import CacheKey, open_cache
 from burnish.runtime.data import NotData
 from burnish.runtime.product_choice import choose_libraries
@@ -203,7 +203,7 @@ def _load_for_cpu(setting: Setting, program: Program) -> Run:
     assert isinstance(unit, CUnit)
     with _stage("build", log):
         source = CSource(unit.text, f"{log.name or 'a graph'} ({setting.kind})")
-        library = _build(source, unit.uses_library, options, log) if unit.segments else None
+        library = _build(source, unit, options, log) if unit.segments else None
     with _stage("load", log):
         run = load_program(program, library)
     log.kernels(unit.kernels)
@@ -261,8 +261,8 @@ def _checkpoint(name: str, form: Graph | Schedule, options: Options, log: Compil
             form.verify()
 
 
-def _build(source: CSource, uses_library: bool, options: Options, log: CompileLog) -> Any:
+def _build(source: CSource, unit: CUnit, options: Options, log: CompileLog) -> Any:
     cache = open_cache(options)
-    if uses_library:
-        native_library(options, cache, log)
+    if unit.uses_library:
+        load_native(unit.uses_double, options, cache, log)
     return build_shared(source, options=options, cache=cache, log=log)

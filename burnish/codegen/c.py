@@ -47,7 +47,8 @@ class CUnit:
     segments: list[list[int]]  # kernel numbers run by each entry point
     kernels: int
     checks: bool
-    uses_library: bool
+    uses_library: bool  # of the C runtime
+    uses_double: bool  # its products in double precision, too
 
 
 @dataclass
@@ -56,6 +57,7 @@ class _Unit:
     slots: dict[str, int] = field(default_factory=lambda: {"error": ERROR_SLOT})
     checks: bool = False
     uses_library: bool = False
+    uses_double: bool = False
 
     def slot(self, name: str) -> int:
         return self.slots.setdefault(name, len(self.slots))
@@ -85,7 +87,8 @@ def generate(schedule: Schedule, timed: bool = False) -> CUnit:
     for k, calls in enumerate(entries):
         start = ["    bn_last = bn_now();"] if timed else []
         parts += [f"void bn_run_{k}(int64_t *t)", "{", *start, *calls, "}", ""]
-    return CUnit("\n".join(parts), unit.slots, segments, len(unit.functions), unit.checks, unit.uses_library)
+    text, uses = "\n".join(parts), (unit.uses_library, unit.uses_double)
+    return CUnit(text, unit.slots, segments, len(unit.functions), unit.checks, *uses)
 
 
 def _clock(kernels: int) -> list[str]:
@@ -114,9 +117,9 @@ def _call(unit: _Unit, schedule: Schedule, kernel: Kernel) -> str:
     name = unit.name(function.text)
     sig = function.signature
     unit.checks |= sig.checks
-    unit.uses_library |= isinstance(kernel, AttendKernel) or (
-        isinstance(kernel, ContractKernel) and not is_small(kernel)
-    )
+    called = kernel if isinstance(kernel, ContractKernel) and not is_small(kernel) else None
+    unit.uses_library |= isinstance(kernel, AttendKernel) or called is not None
+    unit.uses_double |= called is not None and called.dtype is DType.f64
     args = [f"(void *)t[{unit.slot(b)}]" for b in sig.buffers] + [f"t[{unit.slot(s)}]" for s in sig.sizes]
     args += [f"&t[{ERROR_SLOT}]"] if sig.checks else []
     return f"{name}({', '.join(args)});"

@@ -19,7 +19,7 @@ from burnish.ir.graph import Input
 from burnish.measure import quantile
 from burnish.observe.log import CompileLog
 from burnish.record import GraphRecord
-from burnish.runtime.build import CSource, build_shared, native_library
+from burnish.runtime.build import CSource, build_shared, load_native
 from burnish.runtime.cache import open_cache
 from burnish.runtime.program import ExternStep, Renderer, Run, build_program, load_rendered
 
@@ -80,7 +80,7 @@ def _timed_program(record: GraphRecord, laps: Mapping[int, float]) -> tuple[Run,
     if unit.segments:
         cache = open_cache(options)
         if unit.uses_library:
-            native_library(options, cache, log)
+            load_native(unit.uses_double, options, cache, log)
         library = build_shared(CSource(unit.text, "timed kernels"), options=options, cache=cache, log=log)
         table = type(table).in_dll(library, "bn_laps")
         for k in range(len(unit.segments)):

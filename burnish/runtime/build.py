@@ -127,13 +127,33 @@ def build_shared(
 
 def native_library(options: Options, cache: Cache, log: CompileLog) -> tuple[ctypes.CDLL, Path]:
     """The C runtime that ships as source with burnish, loaded so that libraries built later may call it."""
-    sources = tuple(CSource(path.read_text(), path.stem) for path in sorted(NATIVE_DIR.glob("*.c")))
-    if not sources:
-        raise NativeSourceMissing(NATIVE_DIR)
-    headers = "".join(path.read_text() for path in sorted(NATIVE_DIR.glob("*.h")))
-    library = _obtain(_Job("native", sources, _NATIVE_FLAGS, True, headers), options, cache, log)
+    library = _native_part("native", double=False, options=options, cache=cache, log=log)
     connect(library.handle)
     return library.handle, library.path
+
+
+def double_library(options: Options, cache: Cache, log: CompileLog) -> ctypes.CDLL:
+    """Its products in double precision, which few programs have: they would take as long again to build. They call
+    the rest of it, which is loaded before them."""
+    native_library(options, cache, log)
+    return _native_part("native f64", double=True, options=options, cache=cache, log=log).handle
+
+
+def load_native(double: bool, options: Options, cache: Cache, log: CompileLog) -> None:
+    """What generated code that calls the runtime needs loaded."""
+    if double:
+        double_library(options, cache, log)
+    else:
+        native_library(options, cache, log)
+
+
+def _native_part(name: str, *, double: bool, options: Options, cache: Cache, log: CompileLog) -> _Library:
+    paths = [path for path in sorted(NATIVE_DIR.glob("*.c")) if path.stem.endswith("_f64") == double]
+    if not paths:
+        raise NativeSourceMissing(NATIVE_DIR)
+    sources = tuple(CSource(path.read_text(), path.stem) for path in paths)
+    headers = "".join(path.read_text() for path in sorted(NATIVE_DIR.glob("*.h")))
+    return _obtain(_Job(name, sources, _NATIVE_FLAGS, True, headers), options, cache, log)
 
 
 def prepare_native(options: Options, log: CompileLog) -> None:

@@ -30,7 +30,7 @@ from burnish.observe.log import CompileLog
 from burnish.options import Options
 from burnish.passes.rewrite import Fuel
 from burnish.runtime.blas import find_blas
-from burnish.runtime.build import native_library, source_hash
+from burnish.runtime.build import double_library, load_native, native_library, source_hash
 from burnish.runtime.cache import Cache, open_cache
 from burnish.runtime.compiler import cpu_features
 from burnish.runtime.entry import CacheKey
@@ -83,7 +83,8 @@ def choose_libraries(schedule: Schedule, options: Options, fuel: Fuel, log: Comp
         cache = open_cache(options)
         ordered = [found for found, _ in work.most_common()]
         if any(known_answer(found, cache) is None for found in ordered):
-            native_library(options, cache, log)  # which is wanted anyhow: waiting for it is no part of the trials
+            # Wanted anyhow: waiting for it is no part of the trials.
+            load_native(any(found.dtype is DType.f64 for found in ordered), options, cache, log)
         allowance = _SHARE * (log.seconds_so_far() or 0.0)
         faster = choose(ordered, cache, lambda found: trial(found, options, cache, log), allowance)
     for n, found in classes.items():
@@ -217,8 +218,8 @@ class Store(ctypes.Structure):
 
 def trial(found: ProductClass, options: Options, cache: Cache, log: CompileLog) -> float:
     """How many times as long ours takes."""
-    native, _ = native_library(options, cache, log)
     single = found.dtype is DType.f32
+    native = native_library(options, cache, log)[0] if single else double_library(options, cache, log)
     m, n, k = max(min(found.m, _MOST // (found.n * found.k)), 4 * _FEW), found.n, found.k
     a = _ones(m, k, found.a_by_row, found.dtype)
     b = _ones(k, n, found.b_by_row, found.dtype)

@@ -11,7 +11,7 @@ import torch
 from burnish.codegen.c import generate, print_kernel
 from burnish.observe.log import CompileLog
 from burnish.options import Options
-from burnish.runtime.build import CSource, build_shared, native_library
+from burnish.runtime.build import CSource, build_shared, load_native
 from burnish.runtime.cache import open_cache
 from burnish.schedule.evaluate import ScheduleEvaluation
 from burnish.schedule.kernels import ExternKernel, Kernel, LoopKernel, Schedule
@@ -49,7 +49,7 @@ def run_generated(
     unit = generate(alone)
     cache, log = open_cache(options), CompileLog(name="one kernel")
     if unit.uses_library:
-        native_library(options, cache, log)
+        load_native(unit.uses_double, options, cache, log)
     library = build_shared(CSource(unit.text, "one kernel"), options=options, cache=cache, log=log)
     after = {name: tensor.clone() for name, tensor in memory.items()}
     table = (ctypes.c_int64 * max(len(unit.slots), 1))()

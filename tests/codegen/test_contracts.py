@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from burnish.codegen.c import generate, is_small
 from burnish.observe.log import CompileLog
 from burnish.options import Options
-from burnish.runtime.build import CSource, build_shared, native_library
+from burnish.runtime.build import CSource, build_shared, load_native
 from burnish.runtime.cache import open_cache
 from burnish.runtime.program import build_program, load_program
 from burnish.schedule.evaluate import evaluate_schedule
@@ -38,6 +38,7 @@ PRODUCTS: dict[str, tuple[Callable[..., Any], Callable[[], Sequence[torch.Tensor
     "masked": (lambda x, w, m: (x @ w).masked_fill(m > 0, -1e9), lambda: [r(6, 8), r(8, 5), r(6, 5)]),
     "large": (lambda x, w, b: F.gelu(F.linear(x, w, b)), lambda: [r(70, 130), r(90, 130), r(90)]),
     "large_thin": (lambda x, w: F.silu(x @ w), lambda: [r(1, 300), r(300, 200)]),
+    "large_double": (lambda x, w: (x @ w).relu(), lambda: [r(70, 130).double(), r(130, 90).double()]),
     "large_batched": (lambda x, w: (x @ w) * 2, lambda: [r(4, 40, 50), r(4, 50, 30)]),
 }  # fmt: skip
 
@@ -49,8 +50,10 @@ def check(fn: Callable[..., Any], inputs: Sequence[torch.Tensor], dynamic: bool)
     unit = generate(schedule)
     options, log = Options(), CompileLog()
     cache = open_cache(options)
+    # Double precision is a library of its own, which other programs do not wait for.
+    assert unit.uses_double == (unit.uses_library and want[0].dtype == torch.float64)
     if unit.uses_library:
-        native_library(options, cache, log)
+        load_native(unit.uses_double, options, cache, log)
     library = build_shared(CSource(unit.text, "products"), options=options, cache=cache, log=log)
     program = build_program(schedule, unit, got.captured.symbols.sources, len(got.captured.graph.inputs))
     run = load_program(program, library)

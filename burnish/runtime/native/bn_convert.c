@@ -25,14 +25,6 @@ void bn_widen_f32(float *restrict dst, const void *src, int32_t dtype, int64_t s
     }
 }
 
-void bn_widen_f64(double *restrict dst, const void *src, int32_t dtype, int64_t stride,
-                  int64_t n)
-{
-    const double *f64 = src;
-    (void)dtype;
-    for (int64_t i = 0; i < n; i++) dst[i] = f64[i * stride];
-}
-
 /* f32 into n elements of the given dtype and stride. */
 void bn_narrow_f32(void *dst, int32_t dtype, int64_t stride, const float *restrict src,
                    int64_t n)
@@ -49,12 +41,4 @@ void bn_narrow_f32(void *dst, int32_t dtype, int64_t stride, const float *restri
     } else {
         for (int64_t i = 0; i < n; i++) u16[i * stride] = bn_f32_to_f16(src[i]);
     }
-}
-
-void bn_narrow_f64(void *dst, int32_t dtype, int64_t stride, const double *restrict src,
-                   int64_t n)
-{
-    double *f64 = dst;
-    (void)dtype;
-    for (int64_t i = 0; i < n; i++) f64[i * stride] = src[i];
 }

@@ -194,7 +194,7 @@ BN_INLINE void bn_progress_wait(bn_progress *progress, int64_t count)
 
 /* Runs work(plan, thread, threads) on that many threads at most, this one among them. */
 typedef void (*bn_work)(void *plan, int thread, int threads);
-BN_HIDDEN void bn_run(bn_work work, void *plan, int threads);
+void bn_run(bn_work work, void *plan, int threads);
 
 /* A rectangle of memory to be brought into the cache while something else is being computed: the
  * hardware prefetcher does not follow that many short rows. Each call of bn_fetch_some asks for the
@@ -217,8 +217,8 @@ BN_INLINE void bn_fetch_some(bn_fetch *fetch)
 }
 
 /* A scratch buffer of at least `bytes`, aligned to 64, from a bounded process-wide pool. */
-BN_HIDDEN void *bn_scratch_take(size_t bytes);
-BN_HIDDEN void bn_scratch_give(void *buffer);
+void *bn_scratch_take(size_t bytes);
+void bn_scratch_give(void *buffer);
 
 BN_INLINE int64_t bn_min(int64_t x, int64_t y) { return x < y ? x : y; }
 BN_INLINE int64_t bn_max(int64_t x, int64_t y) { return x > y ? x : y; }

@@ -1,8 +1,5 @@
-/* Streaming products for both precisions. See bn_stream.h. */
+/* Streaming products. See bn_stream.h. */
 #include "bn_stream.h"
 
 #include "bn_real_f32.h"
-#include "bn_stream_body.h"
-
-#include "bn_real_f64.h"
 #include "bn_stream_body.h"
