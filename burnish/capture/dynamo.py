@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wr
 from burnish.capture.diagnosis import CONTROL_FLOW, serve_eager
 from burnish.capture.facts import coarsest_type, draws_random_numbers, graph_facts
 from burnish.capture.partition import partition
+from burnish.capture.piecewise import PiecewiseGraph
 from burnish.capture.sharing import put_back, share_blocks
 from burnish.capture.unguarded import input_sources
 from burnish.capture.warm.capture import WarmGraph
@@ -274,6 +275,7 @@ class _Capture:
             self._roll_back,
             judged=judged,
             coarsest=self._coarsest,
+            piecewise=None if judged else _piecewise(graph),
             verdicts=self._warm.backward_verdicts(),
             spent=partial(self.log.add_seconds, "gate"),
         )
@@ -414,6 +416,11 @@ def leaving_contexts(graph: Callable[..., Any]) -> Callable[..., Any]:
 def _traced_graph(graph: fx.GraphModule) -> Callable[..., Any]:
     """The ops of a graph that AOTAutograd made."""
     return without_autocast(eager_graph(graph))
+
+
+def _piecewise(graph: fx.GraphModule) -> Callable[..., Any]:
+    """The same, for those who compare each result and need it no longer."""
+    return without_autocast(lambda *arguments: PiecewiseGraph(graph).run(*arguments))
 
 
 def without_autocast(run: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,12 +11,15 @@ from typing import Any
 
 import torch
 
+from burnish.trust.distance import Nearness
 from burnish.trust.gate import Call, Failure
 from burnish.trust.record import GateStats
-from burnish.trust.referee import Opinion, Results, judge
+from burnish.trust.referee import Opinion, Results, first_look, judge
 from burnish.trust.remembered import Verdicts
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
+# Runs eager's form of it, and hands each result over once: whole, or in pieces along a dimension, from a place on.
+Piecewise = Callable[[Sequence[Any], Callable[[int, Any, int, int | None], None]], None]
 
 
 class WatchedBackward:
@@ -32,12 +35,15 @@ class WatchedBackward:
         *,
         judged: bool,
         coarsest: torch.dtype,
+        piecewise: Piecewise | None = None,
         verdicts: Verdicts | None = None,
         spent: Callable[[float], None] = lambda seconds: None,
     ) -> None:
-        """`spent` is told how long judging took."""
+        """`piecewise` is `eager` for those who compare, and have no room for a second set of gradients. `spent` is told
+        how long judging took."""
         self._program = program
         self._eager = eager
+        self._piecewise = piecewise
         self._on_failure = on_failure
         self._coarsest = coarsest
         self._spent = spent
@@ -83,18 +89,34 @@ class WatchedBackward:
         self._on_failure(failure)
 
     def _judge(self, result: Sequence[Any], held: tuple[Any, ...]) -> Sequence[Any]:
-        try:
-            expected: Sequence[Any] = self._eager(*held)
-        except Exception:  # no memory, or an op that does not take what tracing said it would: nothing was learnt
-            return result
-        again = lambda: _tensors(self._eager(*held))  # noqa: E731
-        opinion = judge(_tensors(result), _tensors(expected), exact=None, eager_again=again, coarsest=self._coarsest)
+        opinion, expected = self._look(result, held), result
+        if opinion is None:
+            try:
+                expected = self._eager(*held)
+            except Exception:  # no memory, or an op that does not take what tracing said it would: nothing was learnt
+                return result
+            again = lambda: _tensors(self._eager(*held))  # noqa: E731
+            opinion = judge(
+                _tensors(result), _tensors(expected), exact=None, eager_again=again, coarsest=self._coarsest
+            )
         if opinion.is_right:
             if self._verdicts is not None:
                 self._verdicts.keep("backward", _as_stats(opinion))
             return result
         self._fail(Failure(f"in the backward, {opinion.wrong}"))
         return expected
+
+    def _look(self, result: Sequence[Any], held: tuple[Any, ...]) -> Opinion | None:
+        """At eager's results one by one; None if they have to be there together."""
+        piecewise, self._piecewise = self._piecewise, None  # which is needed once
+        if piecewise is None:
+            return None
+        near = Nearness(result)
+        try:
+            piecewise(held, near.see)
+        except Exception:
+            return None
+        return first_look(near)
 
 
 def _passed(verdicts: Verdicts) -> bool:

@@ -24,17 +24,11 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from burnish.capture.rounding import RandomRounding
+from burnish.trust.distance import FLOOR, Distance, Nearness, distance
 from burnish.trust.inputs import CannotCopy, free_bytes
 
-# Relative distance that needs no explanation: a unit in the last place for half types, sums in another order else.
-FLOOR = {torch.float64: 1e-11, torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 4e-3}
-FLOOR |= {torch.complex128: 1e-11, torch.complex64: 1e-5}
-_OTHER_FLOOR = 6e-2  # eight-bit floats
-_TIMES_EAGER = 1.5
-_WORST_TIMES_EAGER = 3.0
-_WORST_FLOORS = 8.0  # the worst element may be this many floors away
 _ROUNDED_RUNS = 2
-
+_ROOM = 10.0  # floors, where eager alone is asked
 _HALF = (torch.float16, torch.bfloat16)
 _WELL_KNOWN = 0.05  # rounding moves the result by less: a common factor of half a percent means something
 _SMALL = 64 << 20  # bytes about which nobody asks
@@ -102,11 +96,19 @@ def judge(
     return Opinion(wrong, error, eager_error, doubt)
 
 
+def first_look(near: Nearness) -> Opinion | None:
+    """What `judge` would say without a referee, of results that were never there together; None if it would want to
+    look at them again."""
+    found = near.distances()
+    is_right = near.is_complete and all(d.within(_ROOM) for d in found)
+    return Opinion("", _largest(found)) if is_right else None
+
+
 def _without_referee(
     near: list[Distance], eagers: Results, eager_again: Callable[[], Results], coarsest: torch.dtype
 ) -> Opinion:
-    """Eager alone, with ten times the room, and what rounding does to it."""
-    suspects = [k for k, d in enumerate(near) if not d.within(10.0)]
+    """Eager alone, with more room, and what rounding does to it."""
+    suspects = [k for k, d in enumerate(near) if not d.within(_ROOM)]
     for attempt in range(1 + _ROUNDED_RUNS):
         if not suspects:
             break
@@ -115,74 +117,6 @@ def _without_referee(
         suspects = [k for k in suspects if not near[k].is_as_good_as(again[k])]
     wrong = f"result {suspects[0]} {near[suspects[0]].beside(None)}" if suspects else ""
     return Opinion(wrong, _largest(near))
-
-
-# -- how far apart two tensors are --------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Distance:
-    """`rms` and `worst` are relative to the values' size; `lost` counts elements that are not finite but should be,
-    or, where values are no numbers to be rounded, that are not equal."""
-
-    rms: float
-    worst: float
-    lost: int
-    floor: float
-
-    def within(self, floors: float) -> bool:
-        return not self.lost and self.rms <= floors * self.floor and self.worst <= _WORST_FLOORS * floors * self.floor
-
-    def is_as_good_as(self, eagers: Distance) -> bool:
-        return (
-            self.lost <= 2 * eagers.lost
-            and self.rms <= max(_TIMES_EAGER * eagers.rms, self.floor)
-            and self.worst <= max(_WORST_TIMES_EAGER * eagers.worst, _WORST_FLOORS * self.floor)
-        )
-
-    def at_least(self, other: Distance) -> Distance:
-        return Distance(max(self.rms, other.rms), max(self.worst, other.worst), max(self.lost, other.lost), self.floor)
-
-    def beside(self, eagers: Distance | None) -> str:
-        if self.lost:
-            what = "has NaNs or infinities" if self.floor else "differs"
-            return f"{what} in {self.lost} elements where eager has none"
-        of_eager = f", eager's own is {eagers.rms:.2g}" if eagers else " from eager"
-        return f"is off by {self.rms:.2g} of its size{of_eager}"
-
-
-def _distance(candidate: torch.Tensor, truth: torch.Tensor, like: torch.Tensor) -> Distance:
-    """`like` is eager's result: `truth` may be in float64."""
-    kind = like.dtype
-    if not (kind.is_floating_point or kind.is_complex):
-        return Distance(0.0, 0.0, int((candidate != truth).sum()), 0.0)
-    floor = FLOOR.get(kind, _OTHER_FLOOR)
-    if truth.numel() == 0:
-        return Distance(0.0, 0.0, 0, floor)
-    wide = torch.promote_types(torch.promote_types(candidate.dtype, truth.dtype), torch.float32)
-    candidate, truth = candidate.detach().to(wide), truth.detach().to(wide)
-    apart = candidate - truth  # gradients may be as large as the model: from here on in place
-    lost, of_apart = 0, _norm(apart)
-    if not math.isfinite(of_apart):
-        wanted = truth.isfinite() & like.isfinite()
-        lost = int((wanted & ~candidate.isfinite()).sum())
-        both = wanted & candidate.isfinite()  # what overflows in eager, or only there, is no error of ours
-        apart, truth = apart[both], truth[both]
-        if truth.numel() == 0:
-            return Distance(0.0, 0.0, lost, floor)
-        of_apart = _norm(apart)
-    tiny, scale = torch.finfo(torch.float32).tiny, _norm(truth) / math.sqrt(truth.numel())
-    rms = of_apart / math.sqrt(truth.numel())
-    if apart.is_complex():
-        apart = apart.abs()
-    worst = float(apart.abs_().div_(truth.abs().add_(scale).clamp_min_(tiny)).max())
-    return Distance(rms / max(scale, tiny), worst, lost, floor)
-
-
-def _norm(values: torch.Tensor) -> float:
-    """Of rows first: one sum of millions of squares in float32 would be off by percents."""
-    rows = torch.linalg.vector_norm(values, dim=-1) if values.dim() > 1 else values
-    return float(torch.linalg.vector_norm(rows))
 
 
 def _common_factor(candidate: torch.Tensor, truth: torch.Tensor) -> float:
@@ -196,7 +130,7 @@ def _common_factor(candidate: torch.Tensor, truth: torch.Tensor) -> float:
 
 
 def _distances(candidates: Results, truths: Results, likes: Results | None = None) -> list[Distance]:
-    return [_distance(a, b, like) for a, b, like in zip(candidates, truths, likes or truths, strict=True)]
+    return [distance(a, b, like) for a, b, like in zip(candidates, truths, likes or truths, strict=True)]
 
 
 def _unlike(ours: Results, eagers: Results, types: bool = True) -> str:

@@ -1,0 +1,197 @@
+"""How far apart two tensors are: measured a piece at a time, so that it takes no memory to speak of.
+
+Gradients together are as large as their model. `distance` looks at two tensors that are both there; `Nearness` at
+results of which eager's side is seen once, in pieces and in any order, and never whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+# Relative distance that needs no explanation: a unit in the last place for half types, sums in another order else.
+FLOOR = {torch.float64: 1e-11, torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 4e-3}
+FLOOR |= {torch.complex128: 1e-11, torch.complex64: 1e-5}
+_OTHER_FLOOR = 6e-2  # eight-bit floats
+_TIMES_EAGER = 1.5
+_WORST_TIMES_EAGER = 3.0
+_WORST_FLOORS = 8.0  # the worst element may be this many floors away
+_TINY = torch.finfo(torch.float32).tiny
+# Elements looked at together: what a core's cache holds; on a GPU, what takes longer than asking for it.
+_PIECE, _DEVICE_PIECE = 1 << 18, 1 << 24
+_ROW = 1 << 10  # one sum of millions of squares in float32 would be off by percents: rows first
+
+
+@dataclass(frozen=True)
+class Distance:
+    """`rms` and `worst` are relative to the values' size; `lost` counts elements that are not finite but should be,
+    or, where values are no numbers to be rounded, that are not equal."""
+
+    rms: float
+    worst: float
+    lost: int
+    floor: float
+
+    def within(self, floors: float) -> bool:
+        return not self.lost and self.rms <= floors * self.floor and self.worst <= _WORST_FLOORS * floors * self.floor
+
+    def is_as_good_as(self, eagers: Distance) -> bool:
+        return (
+            self.lost <= 2 * eagers.lost
+            and self.rms <= max(_TIMES_EAGER * eagers.rms, self.floor)
+            and self.worst <= max(_WORST_TIMES_EAGER * eagers.worst, _WORST_FLOORS * self.floor)
+        )
+
+    def at_least(self, other: Distance) -> Distance:
+        return Distance(max(self.rms, other.rms), max(self.worst, other.worst), max(self.lost, other.lost), self.floor)
+
+    def beside(self, eagers: Distance | None) -> str:
+        if self.lost:
+            what = "has NaNs or infinities" if self.floor else "differs"
+            return f"{what} in {self.lost} elements where eager has none"
+        of_eager = f", eager's own is {eagers.rms:.2g}" if eagers else " from eager"
+        return f"is off by {self.rms:.2g} of its size{of_eager}"
+
+
+def distance(candidate: torch.Tensor, truth: torch.Tensor, like: torch.Tensor) -> Distance:
+    """`like` is eager's result: `truth` may be in float64."""
+    so_far = _Sums(like.dtype, _size(truth) if _is_rounded(like.dtype) else 0.0)
+    so_far.add(candidate, truth, like)
+    return so_far.distance()
+
+
+class Nearness:
+    """Of results to eager's. The worst element is measured by the size of ours: if that is not eager's, the mean
+    distance says so."""
+
+    def __init__(self, ours: Sequence[Any]) -> None:
+        self._ours = ours
+        self._sums: dict[int, _Sums] = {}
+        self.unlike = ""  # what needs no numbers to be wrong
+
+    def see(self, index: int, theirs: Any, dim: int = 0, start: int | None = None) -> None:
+        """Eager's result, or with `start` what it has from there on along `dim`."""
+        ours = self._ours[index]
+        if not isinstance(ours, torch.Tensor) and not isinstance(theirs, torch.Tensor):
+            return
+        if not isinstance(ours, torch.Tensor) or not isinstance(theirs, torch.Tensor) or ours.dtype != theirs.dtype:
+            self.unlike = self.unlike or f"result {index} is {_kind(ours)}, eager's is {_kind(theirs)}"
+            return
+        part = ours if start is None else ours.narrow(dim, start, theirs.shape[dim])
+        if part.shape != theirs.shape:
+            self.unlike = self.unlike or f"result {index} is {list(ours.shape)}, eager's is {list(theirs.shape)}"
+            return
+        if index not in self._sums:
+            self._sums[index] = _Sums(ours.dtype, _size(ours) if _is_rounded(ours.dtype) else 0.0)
+        self._sums[index].add(part, theirs, theirs, roughly=True)
+
+    def distances(self) -> list[Distance]:
+        return [so_far.distance() for so_far in self._sums.values()]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every element of every result was compared."""
+        seen = {index: so_far.count for index, so_far in self._sums.items()}
+        return not self.unlike and seen == {
+            index: ours.numel() for index, ours in enumerate(self._ours) if isinstance(ours, torch.Tensor)
+        }
+
+
+def _kind(value: Any) -> str:
+    return f"{value.dtype} {list(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
+
+
+def _is_rounded(kind: torch.dtype) -> bool:
+    return kind.is_floating_point or kind.is_complex
+
+
+class _Sums:
+    """Of two tensors, as far as they have been seen. `size` is what a typical element amounts to."""
+
+    def __init__(self, kind: torch.dtype, size: float) -> None:
+        self._is_rounded = _is_rounded(kind)
+        self._floor = FLOOR.get(kind, _OTHER_FLOOR) if self._is_rounded else 0.0
+        self._size = max(size, _TINY)
+        self._apart = self._truth = self._worst = 0.0  # squares of the first two
+        self._finite = self._lost = self.count = 0
+
+    def add(self, candidate: torch.Tensor, truth: torch.Tensor, like: torch.Tensor, roughly: bool = False) -> None:
+        """`roughly`: the worst element may be given as too far away, where it is near enough even so."""
+        self.count += truth.numel()
+        for ours, exact, theirs in _pieces(candidate.detach(), truth.detach(), like.detach()):
+            if self._is_rounded:
+                self._add_numbers(ours, exact, theirs, roughly)
+            else:
+                self._lost += int((ours != exact).sum())
+
+    def _add_numbers(self, candidate: torch.Tensor, truth: torch.Tensor, like: torch.Tensor, roughly: bool) -> None:
+        wide = torch.promote_types(torch.promote_types(candidate.dtype, truth.dtype), torch.float32)
+        candidate, truth = candidate.to(wide), truth.to(wide)
+        apart = candidate - truth
+        squares = _square_sum(apart)
+        if not math.isfinite(squares):
+            wanted = truth.isfinite() & like.isfinite()
+            self._lost += int((wanted & ~candidate.isfinite()).sum())
+            both = wanted & candidate.isfinite()  # what overflows in eager, or only there, is no error of ours
+            apart, truth = apart[both], truth[both]
+            if truth.numel() == 0:
+                return
+            squares = _square_sum(apart)
+        self._finite += truth.numel()
+        self._apart += squares
+        self._truth += _square_sum(truth)
+        self._worst = max(self._worst, self._worst_of(apart, truth, roughly))
+
+    def _worst_of(self, apart: torch.Tensor, truth: torch.Tensor, roughly: bool) -> float:
+        if apart.is_complex():
+            apart = apart.abs()
+        if roughly and (most := float(apart.abs().max()) / self._size) <= _WORST_FLOORS * self._floor:
+            return most
+        return float(apart.abs_().div_(truth.abs().add_(self._size)).max())
+
+    def distance(self) -> Distance:
+        if not self._finite:
+            return Distance(0.0, 0.0, self._lost, self._floor)
+        size = max(math.sqrt(self._truth / self._finite), _TINY)
+        return Distance(math.sqrt(self._apart / self._finite) / size, self._worst, self._lost, self._floor)
+
+
+def _size(values: torch.Tensor) -> float:
+    """The root of the mean square of its finite elements."""
+    total, count = 0.0, values.numel()
+    for (piece,) in _pieces(values.detach()):
+        wide = piece.to(torch.promote_types(piece.dtype, torch.float32))
+        squares = _square_sum(wide)
+        if not math.isfinite(squares):
+            wide = wide[wide.isfinite()]
+            count -= piece.numel() - wide.numel()
+            squares = _square_sum(wide)
+        total += squares
+    return math.sqrt(total / count) if count else 0.0
+
+
+def _square_sum(values: torch.Tensor) -> float:
+    """May be infinite for finite values, if they are very large."""
+    if values.is_contiguous() and values.numel() % _ROW == 0:
+        values = values.view(-1, _ROW)
+    rows = torch.linalg.vector_norm(values, dim=-1) if values.dim() > 1 else values
+    norm = float(torch.linalg.vector_norm(rows))
+    return norm * norm
+
+
+def _pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    """The same places of tensors of one shape."""
+    first = tensors[0]
+    most = _PIECE if first.device.type == "cpu" else _DEVICE_PIECE
+    if first.numel() <= most:
+        if first.numel():
+            yield tensors
+    elif all(tensor.is_contiguous() for tensor in tensors):
+        yield from zip(*(tensor.view(-1).split(most) for tensor in tensors), strict=True)
+    else:
+        rows = max(1, most * first.shape[0] // first.numel())
+        yield from zip(*(tensor.split(rows) for tensor in tensors), strict=True)
