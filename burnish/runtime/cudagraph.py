@@ -3,9 +3,10 @@
 The first call for some sizes runs plainly, which warms the libraries up and tells where the arguments lie; the second
 is captured and replayed. Nothing runs during a capture, so no call has its effects twice.
 
-Arguments. Those that were at the same place in both calls (parameters, caches, buffers the caller reuses) are used,
-and written, where they are; each replay checks that they still are there. The others are copied into memory of the
-graph, and back where the program writes them. One that moves later becomes one of the others.
+Arguments. Those that were the same memory in both calls (parameters, caches, buffers the caller reuses) are used, and
+written, where they are; each replay checks that they still are there. The others are copied into memory of the graph,
+and back where the program writes them. One that moves later becomes one of the others. A large one is taken for the
+same where it lies at the same place: allocators often put what replaces it there, and a copy would take long.
 
 Results are copied out, so that a replay leaves alone what was handed out before; many copies of one type are one
 launch. `reuse_outputs` hands out the graph's own memory instead, which the next call overwrites. A training step's
@@ -27,6 +28,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from burnish.capture.addresses import same_addresses
 from burnish.capture.host import Host
@@ -37,6 +39,7 @@ from burnish.runtime.graph_plan import GraphPlan
 
 current_raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0)
 _FEW_COPIES = 3
+_LITTLE = 1 << 20  # bytes whose copy takes no time: what lies where another lay before it is not counted on to stay
 _PATIENCE = 4  # times that one set of sizes is captured again, before it is left alone
 
 
@@ -318,11 +321,29 @@ def _flat(x: torch.Tensor) -> torch.Tensor:
     return x.as_strided((_extent(x),), (1,), x.storage_offset())
 
 
+class _Places:
+    """Where the arguments of a call were."""
+
+    def __init__(self, args: Sequence[Any]) -> None:
+        # A storage that is referred to, if only weakly, is never mistaken for one that comes after it.
+        self._memory = [
+            (x.data_ptr(), StorageWeakRef(x.untyped_storage())) if isinstance(x, torch.Tensor) else None for x in args
+        ]
+
+    def has_stayed(self, k: int, x: torch.Tensor) -> bool:
+        """Whether argument k, which is x now, is where it was, and not by chance: what a caller makes for one call is
+        often put where the last one's was, until it is not."""
+        before = self._memory[k]
+        if before is None or before[0] != x.data_ptr():
+            return False
+        return x.nbytes > _LITTLE or before[1] == StorageWeakRef(x.untyped_storage())
+
+
 @dataclass
 class _Case:
     """The calls of one set of sizes."""
 
-    addresses: list[int]  # where arguments were in the last call that ran plainly
+    places: _Places  # of the arguments in the last call that ran plainly
     copied: set[int] = field(default_factory=set)  # arguments known to move
     captured: Captured | None = None
     troubles: int = 0  # times its graph was dropped
@@ -384,7 +405,7 @@ class GraphedProgram:
         key = self._key(args)
         case = self._cases.get(key)
         if case is None:
-            self._cases[key] = _Case(_addresses(args), plain=not self._are_on_device(args))
+            self._cases[key] = _Case(_Places(args), plain=not self._are_on_device(args))
             while len(self._cases) > 4 * self.pool.limit:  # sizes that come once each
                 self._forget(next(iter(self._cases)))
             if self._cases[key].plain:
@@ -423,7 +444,7 @@ class GraphedProgram:
             return
         case = next(c for c in self._cases.values() if c.captured is captured)
         case.copied |= (moved | captured.twins.keys()) - self.plan.static  # what moved before will move again
-        case.addresses = here
+        case.places = _Places(args)
         case.captured = None
         self._trouble(case, "arguments moved")
         self.pool.drop(captured)
@@ -449,7 +470,7 @@ class GraphedProgram:
         here, lent = _addresses(args), self.pool.lent_addresses()
         tensors = set(_tensors(args, self.plan))
         borrowed = {k for k in tensors if here[k] in lent}
-        stays = {k for k in tensors if here[k] == case.addresses[k]} - case.copied
+        stays = {k for k in tensors if case.places.has_stayed(k, args[k])} - case.copied
         aliased = set(self.plan.aliases.values())
         moves = tensors - stays - borrowed - self.plan.static
         twins = {k: _twin(args[k], keep_offset=k in aliased) for k in sorted(moves)}

@@ -137,6 +137,27 @@ def test_a_buffer_that_stays_is_not_copied_until_it_moves(cuda: FakeCuda) -> Non
     assert len(cuda.graphs) == 2 and f.run.plain == 2
 
 
+def test_where_a_temporary_happens_to_lie_is_not_counted_on(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Allocators put a call's argument where the last one's was, until somebody holds on to one."""
+    memory = ctypes.create_string_buffer(16)
+
+    def calls(w: torch.Tensor, make: Callable[[], torch.Tensor]) -> None:
+        for _ in range(3):
+            x = make()
+            torch.testing.assert_close(f(w, x), w * x)
+
+    def there() -> torch.Tensor:
+        return torch.frombuffer(memory, dtype=torch.float32).copy_(torch.randn(4))
+
+    for little, graphs in ((16, 2), (15, 3)):  # more than little is worth the risk
+        monkeypatch.setattr(cudagraph, "_LITTLE", little)
+        cuda.graphs.clear()
+        f = Graphed(cuda, lambda w, x: (w * x,), static=frozenset({0}))
+        w = fresh()
+        calls(w, there), calls(w, fresh), calls(fresh(), fresh)
+        assert len(cuda.graphs) == graphs
+
+
 def test_parameters_that_keep_moving_end_the_attempts(cuda: FakeCuda) -> None:
     f = Graphed(cuda, double, static=frozenset({0}))
     for _ in range(20):

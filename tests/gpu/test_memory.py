@@ -63,8 +63,10 @@ def test_close_returns_to_the_baseline(make: Any, training: bool) -> None:
     if make is graphed:
         assert captured(c) >= 2
         assert burnish.stats(c).memory.cuda_pool_bytes > 0
-    if training or make is graphed:
-        assert settled()[1] > reserved * 1.05  # it did hold something
+    # What it says it holds, it does, in gaps of what torch had before or in more; a plain program may hold nothing.
+    memory = burnish.stats(c).memory
+    now = settled()
+    assert now[0] - allocated + now[1] - reserved >= 0.9 * (memory.arena_bytes + memory.cuda_pool_bytes)
     c.burnish.close()
     after = settled()
     new = {address: held for address, held in segments().items() if before.get(address) != held}
