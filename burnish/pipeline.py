@@ -223,8 +223,11 @@ def _load_for_cuda(setting: Setting, program: Program) -> Run:
     reasons = obstacles(program) if options.captures_graphs and kind == "inference" else {}
     with _stage("build", log):
         if reasons:
-            return load_pieces(program, reasons, setting.static, options, log, pool, unit.triton.overlapped)
+            pieces = load_pieces(program, reasons, setting.static, options, log, pool, unit.triton.overlapped)
+            _wait_for_kernels(pieces.ready, setting)
+            return pieces
         run = load_cuda_program(program, options, log, setting.static)
+        _wait_for_kernels(run.ready, setting)
     log.kernels(unit.kernels)
     # Graphs it is where they are asked for by name, and in training, where they lend saved tensors.
     graphs_only = options.cuda_graphs is True or (options.captures_graphs and kind != "inference")
@@ -237,6 +240,14 @@ def _load_for_cuda(setting: Setting, program: Program) -> Run:
         return run
     lent_from = setting.returned if kind == "forward" else None
     return GraphedProgram(run, graph_plan(program, setting.static, lent_from, options.reuse_outputs), pool, log)
+
+
+def _wait_for_kernels(ready: Callable[[], object], setting: Setting) -> None:
+    """Where the call that compiles waits anyway, the program's first run waits for its kernels: they are built beside
+    Dynamo's guards and eager's share of the trial. Elsewhere a compile is over when they are there."""
+    options = setting.options
+    if options.background or options.budget is not None or setting.log.recorder is not None:
+        ready()
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 
+from burnish.capture.host import prepare_host
 from burnish.observe.log import CompileLog
 from burnish.options import Options
 from burnish.runtime.build import prepare_native
@@ -15,7 +16,7 @@ _LARGE = 1 << 16  # elements of a weight whose products the native library will 
 
 class Ahead(NamedTuple):
     native: bool = False  # the C runtime is compiled
-    workers: bool = False  # processes that build Triton kernels import Triton, and the launcher is compiled
+    workers: bool = False  # processes that build Triton kernels import Triton, and what launches is compiled
 
 
 def wanted_by(target: object) -> Ahead:
@@ -38,4 +39,6 @@ def begin(ahead: Ahead, options: Options, log: CompileLog) -> Ahead:
 
         prepare_workers()
         prepare_launcher(options)
+        if options.captures_graphs:
+            prepare_host(options)
     return Ahead()

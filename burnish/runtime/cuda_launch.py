@@ -66,6 +66,7 @@ class Launch:
         return self.kernel.scratch * self.kernel.cluster * x * y * z
 
 
+Loading = Callable[[], list[Kernel]]
 Table = ctypes.Array  # of c_int64: addresses and sizes
 
 
@@ -75,7 +76,8 @@ class Launcher(Protocol):
     @property
     def launch(self) -> Callable[[Any], int]: ...
 
-    def load(self, sources: Sequence[KernelSource], builder: KernelBuilder, log: CompileLog) -> list[Kernel]: ...
+    def begin(self, sources: Sequence[KernelSource], builder: KernelBuilder, log: CompileLog) -> Loading:
+        """Have kernels built. What it returns waits for them, and puts them onto the device."""
 
     def bake(self, launches: Sequence[Launch], table: Table, stream: int, scratch: Sequence[int]) -> Any: ...
 
@@ -136,8 +138,9 @@ class NativeLauncher:
         self._context = ctypes.c_void_p()
         self._check(library.bn_cuda_context(self._driver, device, ctypes.byref(self._context)))
 
-    def load(self, sources: Sequence[KernelSource], builder: KernelBuilder, log: CompileLog) -> list[Kernel]:
-        return [self.load_one(built) for built in builder.build(sources, log)]
+    def begin(self, sources: Sequence[KernelSource], builder: KernelBuilder, log: CompileLog) -> Loading:
+        finish = builder.begin(sources, log)
+        return lambda: [self.load_one(built) for built in finish()]
 
     def load_one(self, built: BuiltKernel) -> Kernel:
         """Each distinct kernel is loaded once."""
@@ -229,7 +232,10 @@ class TritonLauncher:
     def __init__(self, device: int) -> None:
         self.device = device
 
-    def load(self, sources: Sequence[KernelSource], builder: KernelBuilder, log: CompileLog) -> list[Kernel]:
+    def begin(self, sources: Sequence[KernelSource], builder: KernelBuilder, log: CompileLog) -> Loading:
+        return lambda: self._load_all(sources)
+
+    def _load_all(self, sources: Sequence[KernelSource]) -> list[Kernel]:
         """Its launches need Triton's own objects: they are made here, in threads."""
         with ThreadPoolExecutor(_BUILDERS) as pool:
             made = pool.map(lambda source: compile_with_triton(source, own_directory()), sources)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import threading
+import time
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +25,7 @@ from burnish.ir.expr import Dim, evaluate
 from burnish.observe.log import CompileLog
 from burnish.options import Options
 from burnish.runtime.cuda_launch import Kernel as LoadedKernel
-from burnish.runtime.cuda_launch import Launch, Launcher, launcher_for
+from burnish.runtime.cuda_launch import Launch, Launcher, Loading, launcher_for
 from burnish.runtime.program import Program, Renderer, Run, Workspace, WorkspacePool, load_rendered
 from burnish.runtime.triton_build import builder_for
 from burnish.runtime.triton_compile import KernelSource
@@ -76,12 +78,12 @@ def generate_cuda(schedule: Schedule, overlapped: bool = False, steady: frozense
 
 @dataclass(frozen=True)
 class LoadedUnit:
-    """The unit's kernels on the device. Those whose sizes are known only now have indices of 32 bits; `wide` gives the
-    one with 64, which is built when a call first needs it."""
+    """The unit's kernels on the device: `kernels` waits until they are there. Those whose sizes are known only now have
+    indices of 32 bits; `wide` gives the one with 64, which is built when a call first needs it."""
 
     program: Program
     launcher: Launcher
-    kernels: Mapping[int, LoadedKernel]
+    kernels: Callable[[], Mapping[int, LoadedKernel]]
     flag: torch.Tensor | None  # set by a kernel that met an index out of range
     wide: Callable[[int], LoadedKernel]
 
@@ -89,14 +91,14 @@ class LoadedUnit:
         """A segment's launches with their sizes put in; those with nothing to do are left out."""
         unit = self.program.unit
         assert isinstance(unit, CudaUnit)
-        out = []
+        out, kernels = [], self.kernels()
         for n in unit.segments[number]:
             call = unit.triton.calls[n]
             x, y, z = (evaluate(d, sizes) for d in _grid(call))
             names = (*call.buffers, *call.sizes, *(("error",) if call.checks else ()))
             if x * y * z:
                 is_far = any(evaluate(r, sizes) > _INT32 for r in call.reach)
-                kernel = self.wide(n) if is_far else self.kernels[n]
+                kernel = self.wide(n) if is_far else kernels[n]
                 out.append(Launch(kernel, (x, y, z), tuple(unit.slots[name] for name in names)))
         return out
 
@@ -216,16 +218,17 @@ def load_cuda_program(
     static: frozenset[int] = frozenset(),
     launcher: Launcher | None = None,
 ) -> CudaRun:
-    """`launcher` is the device's, unless another is given."""
+    """Its kernels may still be on their way: whoever runs it first waits for them, or who asks it to be `ready`.
+    `launcher` is the device's, unless another is given."""
     assert isinstance(program.unit, CudaUnit)
     prepare_host(options)
     launcher = launcher or launcher_for(program.device.index or 0, options, log)
-    load = functools.partial(_kernels, program.unit.triton, launcher, program.device, options, log)
+    load = functools.partial(_Kernels, program.unit.triton, launcher, program.device, options, log)
     kernels = load()
     # The flag is memory of the host that kernels, too, can reach: they write it when an index is bad, which costs
     # nothing when none is, and reading it waits for nobody.
     flag = torch.zeros(1, dtype=torch.int64).pin_memory() if program.unit.checks else None
-    wide = functools.cache(lambda n: load(index="int64", only=n)[n])
+    wide = functools.cache(lambda n: load(index="int64", only=n)()[n])
     run = assemble(LoadedUnit(program, launcher, kernels, flag, wide), torch._C._cuda_getCurrentRawStream, log, static)
     run.host = functools.partial(host_library, options, log)
     return run
@@ -256,7 +259,9 @@ def assemble(
     def new_pool() -> WorkspacePool:
         return WorkspacePool(lambda sizes: CudaWorkspace(loaded, sizes, views), renderer.keys)
 
-    return CudaRun(function, new_pool, check, loaded.launcher, consumes=bool(renderer.freed))
+    run = CudaRun(function, new_pool, check, loaded.launcher, consumes=bool(renderer.freed))
+    run.ready = loaded.kernels
+    return run
 
 
 class CudaRun:
@@ -277,6 +282,7 @@ class CudaRun:
         self.consumes = consumes
         self._new_pool = new_pool
         self.host: Callable[[], Host | None] = lambda: None  # what replays a graph of it without torch
+        self.ready: Callable[[], object] = lambda: None  # waits for what a call would have to wait for
         self.check = check
         self._function: Any = function
         self.run = self.private()
@@ -357,23 +363,47 @@ def _evaluator(device: torch.device) -> Callable[..., None]:
 # -- building -----------------------------------------------------------------------------------------------------
 
 
-def _kernels(
-    unit: TritonUnit,
-    launcher: Launcher,
-    device: torch.device,
-    options: Options,
-    log: CompileLog,
-    *,
-    index: str = "int32",
-    only: int | None = None,
-) -> Mapping[int, LoadedKernel]:
-    calls = {n: c for n, c in unit.calls.items() if c.launches and only in (None, n)}
-    capability = _capability(device)
-    sources = {
-        (c.function, c.launches[0]): kernel_source(unit, c, c.launches[0], capability, index) for c in calls.values()
-    }
-    loaded = dict(zip(sources, launcher.load(list(sources.values()), builder_for(options), log), strict=True))
-    return {n: loaded[c.function, c.launches[0]] for n, c in calls.items()}
+class _Kernels:
+    """A unit's kernels, on their way from the moment this is made; calling it waits for them. What failed is tried
+    again by the next call."""
+
+    def __init__(
+        self,
+        unit: TritonUnit,
+        launcher: Launcher,
+        device: torch.device,
+        options: Options,
+        log: CompileLog,
+        *,
+        index: str = "int32",
+        only: int | None = None,
+    ) -> None:
+        self._calls = {n: c for n, c in unit.calls.items() if c.launches and only in (None, n)}
+        capability = _capability(device)
+        self._sources = {
+            (c.function, c.launches[0]): kernel_source(unit, c, c.launches[0], capability, index)
+            for c in self._calls.values()
+        }
+        self._begin = lambda: launcher.begin(list(self._sources.values()), builder_for(options), log)
+        self._log = log
+        self._lock = threading.Lock()
+        self._loading: Loading | None = self._begin()
+        self._loaded: dict[int, LoadedKernel] | None = None
+
+    def __call__(self) -> Mapping[int, LoadedKernel]:
+        with self._lock:
+            if self._loaded is None:
+                self._loaded = self._wait()
+            return self._loaded
+
+    def _wait(self) -> dict[int, LoadedKernel]:
+        start = time.perf_counter()
+        loading, self._loading = self._loading or self._begin(), None
+        try:
+            loaded = dict(zip(self._sources, loading(), strict=True))
+        finally:
+            self._log.charge("build", time.perf_counter() - start)
+        return {n: loaded[c.function, c.launches[0]] for n, c in self._calls.items()}
 
 
 def kernel_source(

@@ -494,6 +494,10 @@ class GraphedProgram:
         captured.bytes = max(self.pool.bytes() - before, 0) + sum(twin.nbytes for twin in twins.values())
         return captured
 
+    def ready(self) -> None:
+        """Wait for what a call would have to wait for."""
+        self.program.ready()
+
     def pool_bytes(self) -> int:
         """About what its graphs hold in the pool."""
         return sum(c.captured.bytes for c in list(self._cases.values()) if c.captured is not None)

@@ -147,5 +147,8 @@ class DirectRun:
         workspace.direct = DirectLaunch(self._host, launcher, workspace, self.plan)
         return workspace.direct
 
+    def ready(self) -> None:
+        self.program.ready()
+
     def release(self) -> None:
         self.program.release()

@@ -33,6 +33,10 @@ class PiecedProgram:
                 handed_on = part([*given, *handed_on])
         return handed_on
 
+    def ready(self) -> None:
+        for part in self.parts:
+            part.ready()
+
     def release(self) -> None:
         for part in self.parts:
             part.release()

@@ -17,7 +17,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,6 +64,10 @@ class KernelBuilder:
         self._lock = threading.Lock()
 
     def build(self, sources: Sequence[KernelSource], log: CompileLog) -> list[BuiltKernel]:
+        return self.begin(sources, log)()
+
+    def begin(self, sources: Sequence[KernelSource], log: CompileLog) -> Callable[[], list[BuiltKernel]]:
+        """Returns at once; what it returns waits for the kernels. Nobody has to: they come into the cache anyway."""
         keyed = [(kernel_key(source), source) for source in sources]
         wanted: dict[str, _Wanted] = {}
         for key, _ in keyed:
@@ -75,9 +79,16 @@ class KernelBuilder:
             if wanted[key.digest].is_ours and not self._take_stored(key, wanted[key.digest].future)
         }
         self._tell(len(wanted), list(missing.values()), log)
-        if missing:
-            self._build(list(missing.values()), log)
-        return [self._result(wanted[key.digest], source, log) for key, source in keyed]
+        stop = self._start(list(missing.values()), log) if missing else lambda: None
+
+        def finish() -> list[BuiltKernel]:
+            try:
+                return [self._result(wanted[key.digest], source, log) for key, source in keyed]
+            except BaseException:
+                stop()
+                raise
+
+        return finish
 
     def _future(self, key: CacheKey) -> _Wanted:
         """A kernel that could not be built is tried again when it is next wanted."""
@@ -118,7 +129,8 @@ class KernelBuilder:
             reason = "" if n else self.cache.miss_reason(_KIND, job.key)
             log.cache(False, f"{len(missing)} of {distinct} Triton kernels are new: {reason}" if reason else "")
 
-    def _build(self, missing: Sequence[_Job], log: CompileLog) -> None:
+    def _start(self, missing: Sequence[_Job], log: CompileLog) -> Callable[[], None]:
+        """Have them built. What it returns gives up those that nobody has."""
         pool, deadline = self._pool(), current_deadline()
 
         def one(job: _Job) -> None:
@@ -136,18 +148,17 @@ class KernelBuilder:
             log.beside(f"triton {job.source.function}", begin, time.perf_counter())
 
         helpers = ThreadPoolExecutor(pool.count if pool.alive() else _THREADS, "burnish-kernels")
-        try:
-            # The largest first: what takes longest should not begin last.
-            left = {helpers.submit(one, job) for job in sorted(missing, key=lambda job: -len(job.source.text))}
-            while left:
-                left = wait(left, _LOOK_SECONDS).not_done
-                deadline.check()
-        except BaseException:
+        # The largest first: what takes longest should not begin last.
+        for job in sorted(missing, key=lambda job: -len(job.source.text)):
+            helpers.submit(one, job)
+        helpers.shutdown(wait=False)
+
+        def stop() -> None:
+            helpers.shutdown(wait=False, cancel_futures=True)
             for job in missing:  # those that have begun fill the cache all the same
                 job.future.cancel()
-            raise
-        finally:
-            helpers.shutdown(wait=False, cancel_futures=True)
+
+        return stop
 
     def _build_one(self, source: KernelSource, pool: WorkerPool, log: CompileLog) -> BuiltKernel:
         try:

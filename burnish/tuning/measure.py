@@ -66,7 +66,9 @@ class DeviceMeasure:
             if unit.triton.refused:
                 raise CompileError("tune", next(iter(unit.triton.refused.values())))
             program = build_program(trial.schedule, unit, {}, len(trial.arguments), self.device)
-            return load_cuda_program(program, self.options, self.log, launcher=launcher)
+            run = load_cuda_program(program, self.options, self.log, launcher=launcher)
+            run.ready()
+            return run
         except Exception as error:
             return failure_reason(error)
 

@@ -12,7 +12,7 @@ import torch
 from burnish.errors import CompileError
 from burnish.ir.expr import evaluate
 from burnish.observe.log import CompileLog
-from burnish.runtime.cuda_launch import Kernel, Launch
+from burnish.runtime.cuda_launch import Kernel, Launch, Loading
 from burnish.runtime.cuda_program import CudaRun, CudaUnit, LoadedUnit, assemble, generate_cuda
 from burnish.runtime.program import Program, build_program
 from burnish.schedule.evaluate import ScheduleEvaluation
@@ -31,7 +31,7 @@ class CpuLauncher:
     streams: list[int] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
 
-    def load(self, sources: Any, builder: Any, log: CompileLog) -> list[Kernel]:
+    def begin(self, sources: Any, builder: Any, log: CompileLog) -> Loading:
         raise AssertionError("nothing is compiled here")
 
     def bake(self, launches: Sequence[Launch], table: Any, stream: int, scratch: Sequence[int]) -> Any:
@@ -128,7 +128,7 @@ def assembled(
     kernels = {n: Kernel(f"k{n}", n, 4, 0) for n in unit.triton.calls}
     flag = torch.zeros(1, dtype=torch.int64) if unit.checks else None
     stream = [1]
-    loaded = LoadedUnit(program, launcher, kernels, flag, lambda n: Kernel(f"wide{n}", n, 4, 0))
+    loaded = LoadedUnit(program, launcher, lambda: kernels, flag, lambda n: Kernel(f"wide{n}", n, 4, 0))
     run = assemble(loaded, lambda device: stream[0], log, static)
     return OnCpu(run, launcher, program, inputs, log, stream, loaded)
 

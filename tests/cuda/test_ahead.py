@@ -39,7 +39,10 @@ def test_what_is_wanted_begins_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ahead, "prepare_native", lambda options, log: begun.append("native"))
     monkeypatch.setattr(triton_workers, "prepare_workers", lambda: begun.append("workers"))
     monkeypatch.setattr(cuda_launch, "prepare_launcher", lambda options: begun.append("launcher"))
+    monkeypatch.setattr(ahead, "prepare_host", lambda options: begun.append("host"))
     left = begin(Ahead(native=True, workers=True), Options(), CompileLog())
     assert begun == ["native", "workers", "launcher"]
     begin(left, Options(), CompileLog())
     assert len(begun) == 3
+    begin(Ahead(workers=True), Options(cuda_graphs=True), CompileLog())
+    assert begun[3:] == ["workers", "launcher", "host"]

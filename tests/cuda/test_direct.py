@@ -56,7 +56,7 @@ class Native:
         self.callbacks = {n: Kernels(self._kernel(n)) for n in calls}
         kernels = {n: Kernel(f"k{n}", ctypes.cast(c, ctypes.c_void_p).value, 4, 0) for n, c in self.callbacks.items()}
         flag = torch.zeros(1, dtype=torch.int64) if self.on.program.unit.checks else None
-        loaded = LoadedUnit(self.on.program, launcher, kernels, flag, lambda n: kernels[n])
+        loaded = LoadedUnit(self.on.program, launcher, lambda: kernels, flag, lambda n: kernels[n])
         self.run = assemble(loaded, lambda device: self.on.stream[0], self.log)
         self.run.host = lambda: host_library(Options(), CompileLog())
 

@@ -14,12 +14,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import burnish
 from burnish.codegen.triton import generate
 from burnish.errors import CompileError
 from burnish.observe.log import CompileLog
+from burnish.options import Options
+from burnish.pipeline import Setting, _wait_for_kernels
+from burnish.runtime import cuda_program
 from burnish.runtime.cache import Cache
+from burnish.runtime.cuda_launch import Kernel, Loading
 from burnish.runtime.cuda_program import kernel_source
 from burnish.runtime.triton_build import KernelBuilder, kernel_key
 from burnish.runtime.triton_compile import BuiltKernel, KernelSource
@@ -241,3 +246,58 @@ def test_another_thread_s_cancelled_compile_takes_no_kernel_from_us(cache: Cache
     go.set()
     second.join(60)
     assert len(errors) == 1 and results == [[made]]
+
+
+# -- beside everything else ---------------------------------------------------------------------------------------
+
+
+def test_kernels_are_built_while_the_caller_goes_on(cache: Cache) -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    def waits(source: KernelSource) -> BuiltKernel:
+        begun.set()
+        assert go.wait(60)
+        return BuiltKernel(source.function, b"\x7fELF", 4, 0)
+
+    source = source_of()
+    finish = KernelBuilder(cache, lambda: Pool(waits)).begin([source, source], CompileLog())
+    assert begun.wait(60) and cache.get("cubin", kernel_key(source)) is None
+    go.set()
+    assert [built.name for built in finish()] == [source.function] * 2
+    assert cache.get("cubin", kernel_key(source)) is not None
+
+
+class Loads:
+    """A launcher whose first kernels cannot be built."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+
+    def begin(self, sources: list[KernelSource], builder: KernelBuilder, log: CompileLog) -> Loading:
+        self.begun += 1
+        return self._finish_first if self.begun == 1 else lambda: [Kernel(s.function, None, 4, 0) for s in sources]
+
+    def _finish_first(self) -> list[Kernel]:
+        raise CompileError("build", "on purpose")
+
+
+def test_the_first_run_waits_for_kernels_and_those_that_failed_are_tried_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(cuda_program, "_capability", lambda device: 90)
+    unit = generate(Schedule({}, [LoopKernel(softmax(8, 16))], []))
+    launcher, log = Loads(), CompileLog()
+    options, device = Options(cache_dir=tmp_path), torch.device("cuda")
+    kernels = cuda_program._Kernels(unit, launcher, device, options, log)  # type: ignore[arg-type]
+    assert launcher.begun == 1 and "build" not in log.seconds
+    with pytest.raises(CompileError, match="on purpose"):
+        kernels()
+    assert kernels() == {0: Kernel(unit.symbol(unit.calls[0].function), None, 4, 0)}
+    assert kernels() is kernels() and launcher.begun == 2 and "build" in log.seconds
+
+
+@pytest.mark.parametrize(("options", "waits"), [(Options(), False), (Options(background=True), True)])
+def test_a_compile_beside_the_calls_ends_with_its_kernels(options: Options, waits: bool) -> None:
+    asked: list[bool] = []
+    _wait_for_kernels(lambda: asked.append(True), Setting("inference", options, CompileLog()))
+    assert bool(asked) == waits
