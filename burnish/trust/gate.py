@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
-from burnish.capture.saved_tensors import own_saved_tensors
+from burnish.capture.saved_tensors import hooks_are_active, own_saved_tensors
 from burnish.trust.inputs import CannotCopy, RandomState, SideInputs, devices_of
+from burnish.trust.process import give_back_freed_memory
 from burnish.trust.record import Engine, GateStats, GraphKind
 from burnish.trust.referee import InFloat64, Opinion, Results, judge, widened
 
@@ -77,11 +78,16 @@ class Verdict:
 class Rig:
     """Runs a graph beside the real call: same inputs, same random numbers, nothing of the caller's changed."""
 
-    def __init__(self, facts: GraphFacts, args: Sequence[Any], *, backward: bool) -> None:
+    def __init__(self, facts: GraphFacts, args: Sequence[Any], *, backward: bool, repeats: bool) -> None:
+        """`repeats`: runs that are compared may be followed by others."""
         self.facts = facts
         self.training = facts.kind == "training"
         self.backward = backward
         self.inputs = SideInputs(args, facts.changed, detached=self.training)
+        # A forward that changes nothing can be the caller's own, if it is right. Not with hooks on what it saves: what
+        # they raise is the caller's, and no failure.
+        can_serve = self.training and not (backward or repeats or self.inputs.copies_anything or hooks_are_active())
+        self._callers = tuple(args) if can_serve else None
         devices = devices_of(args)
         # Only then: the generators are the process's, and putting them back would repeat other threads' numbers.
         self.random = RandomState(devices) if facts.draws else None
@@ -90,11 +96,24 @@ class Rig:
 
     @property
     def results_are_real(self) -> bool:
-        """Whether a run's results can be handed to the caller as those of his call."""
+        """Whether an engine's result can be handed to the caller as that of his call."""
+        return self._callers is not None or self.eagers_is_real
+
+    @property
+    def eagers_is_real(self) -> bool:
         return not self.training and not self.inputs.copies_anything
 
+    def run_engine(self, call: Call) -> tuple[Any, Results]:
+        """As `run`, of what may serve the caller."""
+        if self._callers is None:
+            return self.run(call)
+        self.same_numbers()
+        raw = call(*self._callers)
+        return raw, [x.detach() for x in _tensors(raw)]
+
     def run(self, call: Call, wide: InFloat64 | None = None) -> tuple[Any, Results]:
-        """The raw result; and all its tensors, the gradients of its inputs, and what it changed, to be compared."""
+        """The raw result, if it is real; and all its tensors, the gradients of its inputs, and what it changed, to be
+        compared."""
         args = self.inputs.take()
         if wide is not None:
             args = widened(args)
@@ -103,7 +122,13 @@ class Rig:
             raw = call(*args)
             results = _tensors(raw)
             gradients = self._gradients(results, args) if self.backward else []
-        return raw, [x.detach() for x in (*results, *gradients, *self.inputs.changed(args))]
+        found = [x.detach() for x in (*results, *gradients, *self.inputs.changed(args))]
+        if self.eagers_is_real:
+            return raw, found
+        del raw, results, gradients
+        if self.training:
+            give_back_freed_memory()  # what autograd saved, before the next saves as much
+        return None, found
 
     def _gradients(self, results: Results, args: Sequence[Any]) -> Results:
         roots = [x for x in results if x.requires_grad]
@@ -201,7 +226,7 @@ class Gate:
         except CannotCopy as reason:
             return self._by_rule(engines, str(reason), started)
         try:
-            eager_raw, eager_results, first = self._timed(rig, eager)
+            eager_raw, eager_results, first = self._timed(rig, rig.run, eager)
         except torch.OutOfMemoryError:
             rig.same_numbers()
             return self._by_rule(engines, "no memory for a second run", started)
@@ -211,7 +236,7 @@ class Gate:
         times: dict[str, list[float]] = {"eager": [first]}
         for name, call in engines.items():
             try:
-                raw, results, seconds = self._timed(rig, call)
+                raw, results, seconds = self._timed(rig, rig.run_engine, call)
                 opinion = self._opinion(rig, eager, eager_results, results)
             except torch.OutOfMemoryError:  # beside what eager returned: alone it may well do
                 rig.same_numbers()
@@ -224,7 +249,8 @@ class Gate:
                 raws[name], times[name] = raw, [seconds]
             else:
                 failures[name] = Failure(opinion.wrong)
-        after = RandomState(devices_of(args)) if rig.random is not None and rig.results_are_real else rig.random
+        is_real = rig.eagers_is_real or (rig.results_are_real and bool(raws))
+        after = RandomState(devices_of(args)) if rig.random is not None and is_real else rig.random
         rounds = self._race(rig, {"eager": eager, **{n: engines[n] for n in raws}}, times, started) if raws else 0
         if after is not None:
             after.restore()
@@ -243,19 +269,19 @@ class Gate:
             engines_us=tuple((name, _best_us(times[name])) for name in raws) if rounds else (),
         )
         verdict = Verdict(winner, stats, failures)
-        if rig.results_are_real:
+        if is_real:
             verdict.result, verdict.has_result = raws.get(served, eager_raw) if served else eager_raw, True
         return verdict
 
     def _rig(self, args: Sequence[Any]) -> Rig:
         if self.facts.unjudgeable:
             raise CannotCopy(self.facts.unjudgeable)
-        return Rig(self.facts, args, backward=self.backward)
+        return Rig(self.facts, args, backward=self.backward, repeats=self.race)
 
-    def _timed(self, rig: Rig, call: Call) -> tuple[Any, Results, float]:
+    def _timed(self, rig: Rig, run: Callable[[Call], tuple[Any, Results]], call: Call) -> tuple[Any, Results, float]:
         rig.synchronise()  # what the caller has queued before is nobody's time
         start = self.clock()
-        raw, results = rig.run(call)
+        raw, results = run(call)
         rig.synchronise()
         return raw, results, self.clock() - start
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import os
 import threading
 from collections.abc import Callable
@@ -15,6 +16,13 @@ def give_way(process: int) -> None:
     """Lower the priority of a process, and of those that it will start."""
     with contextlib.suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, process, _NICENESS)
+
+
+def give_back_freed_memory() -> None:
+    """What was freed goes back to the system, where malloc would keep it for later."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
+    if trim is not None:
+        trim(0)
 
 
 def at_exit(end: Callable[[], None]) -> None:

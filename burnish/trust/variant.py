@@ -190,6 +190,8 @@ class Variant:
             winner = verdict.winner
             if self._verdicts is not None and verdict.stats.compiled_error is not None:
                 self._verdicts.keep("forward", verdict.stats)
+            if verdict.has_result:
+                return verdict.result
         try:
             return self._engines[winner](*args)
         except Exception as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from typing import Any
 
@@ -245,6 +246,35 @@ def test_a_forward_alone_does_not_compile_a_backward():
         compiled(X)
     assert burnish.stats(compiled).graphs == {"forward": 1}
     assert only_variant(compiled).state in ("compiled", "eager")
+
+
+class Counted(Fault):
+    """Not one, but counts how often a program is called."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def program(self, variant, call):
+        def counted(*args):
+            self.calls += 1
+            return call(*args)
+
+        return counted
+
+
+@pytest.mark.parametrize(("hooks", "calls"), [(False, 1), (True, 2)])
+def test_the_forward_that_is_compared_is_the_callers_own(hooks, calls):
+    """Unless there are hooks on what it saves: checkpointing raises from them, which is no failure of the program."""
+    counted = Counted()
+    compiled = faulty(counted)
+    twin = copy.deepcopy(compiled.eager)
+    same = torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)
+    with same if hooks else contextlib.nullcontext():
+        compiled(X).square().sum().backward()
+    assert counted.calls == calls and only_variant(compiled).rollbacks == 0
+    twin(X).square().sum().backward()
+    for ours, theirs in zip(compiled.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
 
 
 def test_a_training_graph_is_judged_with_its_backward():
