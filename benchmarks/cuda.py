@@ -1,8 +1,11 @@
 """The numbers on a GPU: every workload with eager, torch.compile's modes and burnish's, each in a process of its own.
 
     PYTHONPATH=. python3 -m benchmarks.cuda [--only bert-b1,...] [--candidates burnish:default,...] [--json FILE]
+    [--turns] [--top]
 
-A process has empty caches, so its first call is a cold compile. p50 is one call with a synchronisation after it, as a
+A process has empty caches, so its first call is a cold compile; with --turns, the candidates of a workload compile at
+the same time (and how long that takes is no figure), and are timed one after the other. A FILE that exists keeps its
+other rows. p50 is one call with a synchronisation after it, as a
 request sees it; stream is the time of a call among many back to back; host is the time until the call returns; gpu is
 the sum of the kernels' times in one call (of a CUDA graph too). The error is against float64, beside eager's own.
 """
@@ -19,17 +22,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.turns import empty_caches, in_turns, wait_for_turn
+
 CANDIDATES = (
     "eager", "inductor:default", "inductor:reduce-overhead", "inductor:max-autotune",
-    "burnish:default", "burnish:reduce-overhead", "burnish:sealed",
+    "burnish:default", "burnish:reduce-overhead", "burnish:max-autotune", "burnish:sealed",
 )  # fmt: skip
+OWN = ("burnish:sealed", "burnish:reduce-overhead")  # candidates that the goals are for
+GOALS = {"bert-b1": 0.35, "bert-b32": 1.5, "resnet50-b1": 0.40, "resnet50-b32": 1.3, "gpt2-train": 20, "mlp": 0.030}
 CHILD_SECONDS = 360  # a search of max-autotune ends by itself well before
 
 
@@ -157,9 +164,11 @@ def measure(workload: str, candidate: str, seconds: float, profile: bool) -> dic
             call()
         if candidate.endswith("sealed"):
             called.burnish.seal()  # type: ignore[attr-defined]
+        together = wait_for_turn()
         torch.cuda.reset_peak_memory_stats()
         found |= timings(call, seconds)
-        found["cold_s"] = first - found["p50_ms"] / 1e3
+        if not together:
+            found["cold_s"] = first - found["p50_ms"] / 1e3
         found["peak_gb"] = torch.cuda.max_memory_allocated() / 1e9
         if profile:
             found |= kernels(call)
@@ -248,9 +257,15 @@ def kernels(call: Callable[[], Any]) -> dict[str, Any]:
 # -- all of them --------------------------------------------------------------------------------------------------
 
 
-def run_child(workload: str, candidate: str, seconds: float, profile: bool) -> dict[str, Any]:
-    more = [str(seconds), *(["--profile"] if profile else [])]
-    return in_fresh_process("benchmarks.cuda", workload, candidate, more, CHILD_SECONDS)
+def run_children(
+    workload: str, candidates: list[str], seconds: float, turns: bool
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    more = [str(seconds), "--profile"]
+    if turns:
+        yield from in_turns("benchmarks.cuda", workload, candidates, more, CHILD_SECONDS)
+        return
+    for candidate in candidates:
+        yield candidate, in_fresh_process("benchmarks.cuda", workload, candidate, more, CHILD_SECONDS)
 
 
 def in_fresh_process(
@@ -260,8 +275,7 @@ def in_fresh_process(
     "warm", what a second process writes that finds the caches of the first."""
     with tempfile.TemporaryDirectory(prefix="burnish-bench-", ignore_cleanup_errors=True) as folder:
         out = Path(folder, "result.json")
-        names = {"BURNISH_CACHE_DIR": "b", "TORCHINDUCTOR_CACHE_DIR": "i", "TRITON_CACHE_DIR": "t"}
-        caches = {name: str(Path(folder, part)) for name, part in names.items()}
+        caches = empty_caches(Path(folder))
         command = [sys.executable, "-m", module, "--child", workload, candidate, str(out), *more]
         found = _in_process(command, out, caches, limit)
         if twice and "failure" not in found:
@@ -288,7 +302,7 @@ def line(workload: str, candidate: str, row: dict[str, Any]) -> str:
     error = f"{row['error']:.1e} ({row['eager_error']:.1e})" if "error" in row else ""
     return (
         f"{workload:13} {candidate:25} {row['p50_ms']:8.3f} {row['stream_ms']:8.3f} {row['host_us']:7.0f} {gpu} "
-        f"{row['cold_s']:6.1f} {row['peak_gb']:6.2f}  {error}"
+        f"{row.get('cold_s', float('nan')):6.1f} {row['peak_gb']:6.2f}  {error}"
     )
 
 
@@ -298,6 +312,7 @@ def main() -> None:
     parser.add_argument("--candidates", default=",".join(CANDIDATES))
     parser.add_argument("--seconds", type=float, default=1.0, help="of timed calls per candidate")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--turns", action="store_true", help="compile side by side, time one after the other")
     parser.add_argument("--top", action="store_true", help="print the kernels that take most time")
     parser.add_argument("--child", nargs=4, metavar=("WORKLOAD", "CANDIDATE", "OUT", "SECONDS"), help=argparse.SUPPRESS)
     parser.add_argument("--profile", action="store_true", help=argparse.SUPPRESS)
@@ -307,30 +322,46 @@ def main() -> None:
         Path(out).write_text(json.dumps(measure(workload, candidate, float(seconds), options.profile)))
         return
     rows: dict[str, dict[str, Any]] = {}
+    if options.json and options.json.exists():
+        rows = json.loads(options.json.read_text())["rows"]
     heads = ("p50 ms", "stream", "host µs", "gpu ms")
     print(
         f"{'workload':13} {'candidate':25} " + " ".join(f"{h:>8}" for h in heads) + "    n cold s     GB  error (eager)"
     )
     for workload in options.only.split(","):
-        for candidate in options.candidates.split(","):
-            row = rows.setdefault(workload, {})[candidate] = run_child(workload, candidate, options.seconds, True)
+        asked = options.candidates.split(",")
+        for candidate, row in run_children(workload, asked, options.seconds, options.turns):
+            rows.setdefault(workload, {})[candidate] = {**row, **when()}
             print(line(workload, candidate, row), flush=True)
             if options.top:
-                for note in row.get("notes", ()):
-                    print(f"    {note[:240]}")
-                for name, count, micros in row.get("top", ()):
-                    print(f"    {micros:9.1f} µs {count:6.1f} x  {name}")
+                print_details(row)
             if options.json:
-                options.json.write_text(json.dumps({**facts(), "rows": rows}, indent=1) + "\n")
+                write(options.json, facts(), rows)
+
+
+def print_details(row: dict[str, Any]) -> None:
+    for note in row.get("notes", ()):
+        print(f"    {note[:240]}")
+    for name, count, micros in row.get("top", ()):
+        print(f"    {micros:9.1f} µs {count:6.1f} x  {name}")
+
+
+def write(path: Path, told: dict[str, Any], rows: dict[str, dict[str, Any]]) -> None:
+    path.write_text(json.dumps({**told, "rows": rows}, indent=1) + "\n")
+
+
+def when() -> dict[str, str]:
+    """Each row has its own, as a file may hold rows of several runs."""
+    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    return {"date": datetime.date.today().isoformat(), "commit": found.stdout.strip()}
 
 
 def facts() -> dict[str, Any]:
     import triton
 
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     return {
-        "date": datetime.date.today().isoformat(), "commit": commit, "gpu": torch.cuda.get_device_name(),
-        "torch": torch.__version__, "triton": triton.__version__, "python": platform.python_version(),
+        "gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__,
+        "python": platform.python_version(),
     }  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Decoding on a GPU: language models with random weights, the step alone and `generate` end to end.
 
     PYTHONPATH=. python3 -m benchmarks.generation --json benchmarks/results/generation-h200.json
-    [--only 1b,...] [--candidates burnish,...] [--layers N] [--new N] [--top]
+    [--only 1b,...] [--candidates burnish,...] [--layers N] [--new N] [--turns] [--top]
 
 Each candidate runs in a process of its own with empty caches. The table of steps: one decode step with a static cache
 that holds as many tokens as the workload says; p50 is a step with a synchronisation after it, stream the time of a step
@@ -14,25 +14,25 @@ the first generation took beyond that (cold). `hf:burnish` is the model's own `g
 `burnish:start` counts from `generation.compile` to the first token, which eager computes, and to the second, for which
 the step is compiled: in a process with empty caches, and in a second one that finds what the first has left (warm).
 
-Models are made on the device in their own type. `--layers 1 --device cpu` is a smoke run on any machine. A FILE that
-exists keeps its other rows.
+Models are made on the device in their own type. With --turns, the candidates of a workload compile at the same time
+(and how long that takes is no figure), and are timed one after the other. `--layers 1 --device cpu` is a smoke run on
+any machine. A FILE that exists keeps its other rows.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.cuda import facts, in_fresh_process, kernels, timings
+from benchmarks.cuda import facts, in_fresh_process, kernels, print_details, timings, when, write
+from benchmarks.turns import in_turns, wait_for_turn
 
 STEPS = ("eager", "inductor:reduce-overhead", "inductor:max-autotune", "burnish")
 SMALL = {"burnish:int8": 8, "burnish:int4": 4}  # bits of the weights
@@ -187,12 +187,13 @@ def _step(model: Any, work: Work, candidate: str, setting: Setting) -> dict[str,
         call, notes = _their_step(model, work, candidate, setting), lambda: []
     _sync(setting)
     cold = time.perf_counter() - begin
-    found = timings(call, setting.seconds, lambda: _sync(setting)) | error
+    told = {} if wait_for_turn() else {"cold_s": cold}
+    found = told | timings(call, setting.seconds, lambda: _sync(setting)) | error
     if setting.device == "cuda":
         found |= kernels(call)
         found["peak_gb"] = torch.cuda.max_memory_allocated() / 1e9
     found |= _traffic(model, work, found["stream_ms"], setting)
-    return {**found, "cold_s": cold, "notes": notes()}
+    return {**found, "notes": notes()}
 
 
 def _quantized(model: Any, bits: int, setting: Setting) -> dict[str, Any]:
@@ -307,19 +308,20 @@ def _whole(model: Any, work: Work, candidate: str, setting: Setting) -> dict[str
             first_s.append(clock.first if clock.first else 0.0)
             return out
 
-    took = []
+    took: list[float] = []
+    together = False
     for _ in range(4):
         begin = time.perf_counter()
         generate()
         _sync(setting)
         took.append(time.perf_counter() - begin)
+        together = together or wait_for_turn()
         if len(took) > 2 and sum(took[1:]) > ENOUGH:
             break
     best = min(took[1:])
-    found |= {"seconds": best, "cold_s": took[0] - best, "tokens_per_s": work.batch * setting.new / best}
+    found |= {"seconds": best, "tokens_per_s": work.batch * setting.new / best}
     found["first_token_ms"] = min(first_s[1:]) * 1e3
-    found["cold_first_token_s"] = first_s[0]
-    return found
+    return found if together else {**found, "cold_s": took[0] - best, "cold_first_token_s": first_s[0]}
 
 
 class _FirstToken:
@@ -340,10 +342,16 @@ class _FirstToken:
 # -- all of them --------------------------------------------------------------------------------------------------
 
 
-def run_child(name: str, candidate: str, setting: Setting) -> dict[str, Any]:
+def run_children(
+    name: str, candidates: list[str], setting: Setting, turns: bool
+) -> Iterator[tuple[str, dict[str, Any]]]:
     more = ["--device", setting.device, "--seconds", str(setting.seconds), "--new", str(setting.new)]
     more += ["--layers", str(setting.layers)] if setting.layers is not None else []
-    return in_fresh_process("benchmarks.generation", name, candidate, more, CHILD_SECONDS, twice=candidate == START)
+    module, sharing = "benchmarks.generation", [c for c in candidates if turns and c != START]
+    yield from in_turns(module, name, sharing, more, CHILD_SECONDS) if sharing else ()
+    for candidate in candidates:
+        if candidate not in sharing:
+            yield candidate, in_fresh_process(module, name, candidate, more, CHILD_SECONDS, twice=candidate == START)
 
 
 def line(name: str, candidate: str, row: dict[str, Any]) -> str:
@@ -354,7 +362,7 @@ def line(name: str, candidate: str, row: dict[str, Any]) -> str:
         gpu = f"{row['gpu_ms']:8.3f} {row['kernels']:5d}" if "gpu_ms" in row else " " * 14
         return (
             f"{head} {row['p50_ms']:8.3f} {row['stream_ms']:8.3f} {row['host_us']:8.0f} {gpu} {row['gb_per_s']:8.0f} "
-            f"{row['of_bandwidth']:4.0%} {row['cold_s']:7.1f}"
+            f"{row['of_bandwidth']:4.0%} {row.get('cold_s', float('nan')):7.1f}"
             + (f"  logits {row['logit_error']:.2%} off" if "logit_error" in row else "")
         )
     if "second_token_s" in row:
@@ -365,10 +373,11 @@ def line(name: str, candidate: str, row: dict[str, Any]) -> str:
             for r in (row, row["warm"])
         )
         return f"{head} cold: {cold}; warm: {warm}"
-    return (
-        f"{head} {row['seconds']:8.3f} s {row['tokens_per_s']:8.1f} tokens/s, first token {row['first_token_ms']:.1f} "
-        f"ms; the first time {row['cold_s']:.1f} s more, its first token after {row['cold_first_token_s']:.1f} s"
-    )
+    told = f"{head} {row['seconds']:8.3f} s {row['tokens_per_s']:8.1f} tokens/s"
+    told += f", first token {row['first_token_ms']:.1f} ms"
+    if "cold_s" not in row:
+        return told
+    return f"{told}; the first time {row['cold_s']:.1f} s more, its first token after {row['cold_first_token_s']:.1f} s"
 
 
 def main() -> None:
@@ -380,6 +389,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="of timed steps per candidate")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--turns", action="store_true", help="compile side by side, time one after the other")
     parser.add_argument("--top", action="store_true", help="print notes, and the kernels that take most time")
     parser.add_argument("--child", nargs=3, metavar=("WORKLOAD", "CANDIDATE", "OUT"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -394,27 +404,16 @@ def main() -> None:
     heads = ("p50 ms", "stream", "host µs", "gpu ms")
     print(f"{'workload':10} {'candidate':25} " + " ".join(f"{h:>8}" for h in heads) + "     n     GB/s    %  cold s")
     for name in options.only.split(","):
-        for candidate in options.candidates.split(","):
-            if candidate in WORK[name].without and options.candidates == ",".join(CANDIDATES):
-                continue
-            row = run_child(name, candidate, setting)
-            rows.setdefault(name, {})[candidate] = {**row, **_when()}
+        asked = options.candidates.split(",")
+        if options.candidates == ",".join(CANDIDATES):
+            asked = [candidate for candidate in asked if candidate not in WORK[name].without]
+        for candidate, row in run_children(name, asked, setting, options.turns):
+            rows.setdefault(name, {})[candidate] = {**row, **when()}
             print(line(name, candidate, row), flush=True)
             if options.top:
-                for note in row.get("notes", ()):
-                    print(f"    {note[:200]}")
-                for kernel, count, micros in row.get("top", ()):
-                    print(f"    {micros:9.1f} µs {count:6.1f} x  {kernel}")
+                print_details(row)
             if options.json:
-                told = facts() if options.device == "cuda" else {}
-                told = {k: v for k, v in told.items() if k not in ("date", "commit")}  # each row has its own
-                told = {"what": "generation", **told}
-                options.json.write_text(json.dumps({**told, "rows": rows}, indent=1) + "\n")
-
-
-def _when() -> dict[str, str]:
-    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    return {"date": datetime.date.today().isoformat(), "commit": found.stdout.strip()}
+                write(options.json, {"what": "generation", **(facts() if options.device == "cuda" else {})}, rows)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ def _steps(rows: Rows) -> list[list[str]]:
             _goal(name, candidate, candidates),
             f"{row['gb_per_s']:.0f}",
             f"{row['of_bandwidth']:.0%}" if "of_bandwidth" in row else "–",
-            f"{row['cold_s']:.1f} s",
+            f"{row['cold_s']:.1f} s" if "cold_s" in row else "–",
             f"{row['logit_error']:.1%}" if "logit_error" in row else "–",
         ]
         for name, candidates in rows.items()
@@ -60,7 +60,7 @@ def _wholes(rows: Rows) -> list[list[str]]:
             f"{row['seconds']:.3f}",
             f"{row['tokens_per_s']:.0f}",
             f"{row['first_token_ms']:.1f} ms" if row["first_token_ms"] else "–",
-            f"{row['cold_s']:.1f} s",
+            f"{row['cold_s']:.1f} s" if "cold_s" in row else "–",
         ]
         for name, candidates in rows.items()
         for candidate, row in candidates.items()

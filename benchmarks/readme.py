@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import compile_table, generation_table, trust_table
+from benchmarks.cuda import GOALS, OWN
 from burnish.measure import duration
 from burnish.workloads import WORKLOADS
 
@@ -88,17 +89,9 @@ def section(result: dict[str, Any]) -> str:
 def _gpu_section(result: dict[str, Any]) -> str:
     rows = [row for candidates in result["rows"].values() for row in candidates.values()]
     facts = [" / ".join(sorted({row[field] for row in rows})) for field in ("date", "commit")]
-    headings = [
-        "workload",
-        "candidate",
-        "p50",
-        "back to back",
-        "host",
-        "kernels",
-        "cold",
-        "peak memory",
-        "error / eager's",
-    ]
+    headings = (
+        "workload|candidate|p50|goal|back to back|kernels' sum|host|kernels|cold|peak memory|error / eager's".split("|")
+    )
     shown = [_gpu_row(name, *item) for name, candidates in result["rows"].items() for item in candidates.items()]
     versions = f"torch {result['torch']}, Triton {result['triton']}"
     return "\n".join(
@@ -107,15 +100,16 @@ def _gpu_section(result: dict[str, Any]) -> str:
 
 
 def _gpu_row(workload: str, candidate: str, row: dict[str, Any]) -> list[str]:
-    times = [f"{row[field]:.3f} ms" for field in ("p50_ms", "stream_ms")]
+    p50, stream, gpu = (f"{row[field]:.3f} ms" if field in row else "–" for field in ("p50_ms", "stream_ms", "gpu_ms"))
+    goal = f"≤ {GOALS[workload]} ms" if candidate in OWN else "–"
     error = f"{row['error'] / row['eager_error']:.2f}" if row.get("eager_error") else "–"
     rest = [
         f"{row['host_us']:.0f} µs",
         str(row.get("kernels", "–")),
-        f"{row['cold_s']:.1f} s",
+        f"{row['cold_s']:.1f} s" if "cold_s" in row else "–",
         f"{row['peak_gb']:.2f} GB",
     ]
-    return [workload, candidate, *times, *rest, error]
+    return [workload, candidate, p50, goal, stream, gpu, *rest, error]
 
 
 def _provenance(rows: dict[str, Any]) -> str:

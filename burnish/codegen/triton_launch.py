@@ -30,6 +30,7 @@ from burnish.schedule.vector_loops import choosing_axes, is_vector_product, matr
 _BUSY = 2 * MULTIPROCESSORS  # programs that keep them occupied
 _ACCESS = 16  # bytes a thread moves in one instruction
 LONGEST_ROW = 16384  # elements of a row that one program holds
+_FEW_HELD = 4  # values of an element, of which a thread can hold those of 32
 _HELD = 49152  # values one program can hold in registers between two reductions
 _ASSUMED = 1 << 30  # elements of a dimension whose size is known only when the kernel is launched
 _LONG_VECTOR = 512  # elements from which a vector product is bound by memory
@@ -248,10 +249,12 @@ def _whole_row_shapes(loop: Loop, rows: int, length: int, columns: bool) -> list
     while block > least and rows < block * _BUSY:
         block //= 2
     warps = _warps(block * length, each if block * length <= 2048 else 2 * each)
-    other = [block, length], _clamp(2 * warps, 1, 16)
-    if rows >= 2 * block * _BUSY and 2 * block * length <= 4096:
-        other = [2 * block, length], warps
-    return [([block, length], warps), other]
+    if rows < 2 * block * _BUSY or 2 * block * length > 4096:
+        return [([block, length], warps), ([block, length], _clamp(2 * warps, 1, 16))]
+    if columns or _held(loop) > _FEW_HELD:
+        return [([block, length], warps), ([2 * block, length], warps)]
+    # Rows in plenty: few threads with several accesses each wait less for one another when they add up.
+    return [([2 * block, length], max(1, warps // 2)), ([block, length], warps)]
 
 
 def vector_shapes(rows: int, length: int, read: int) -> list[tuple[list[int], int]]:
