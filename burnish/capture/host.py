@@ -7,6 +7,7 @@ them agrees. Where that, or building it, fails, Python does what it would have d
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import sys
@@ -26,7 +27,7 @@ _WORD = 8
 _IN_PYTHON_OBJECT = range(16, 64, _WORD)  # behind the count of references and the type
 _IN_TENSOR = range(_WORD, 200, _WORD)
 
-Host = Any  # the module: Addresses, Route, Sealed, Launch and Segment
+Host = Any  # the module: Addresses, Route, Sealed, Launch, Segment, Fresh and Replay
 _found: list[tuple[Host | None, str]] = []  # of this process, once it was looked for; or why there is none
 _guard = threading.Lock()
 
@@ -57,8 +58,9 @@ def _opened(options: Options) -> tuple[Host | None, str]:
     try:
         host = _built(options, CompileLog())  # of no object's: whoever comes first would seem to have built it
         tensor_at, keys_at = _places()
-        host.open(_torch_library(), torch._C.TensorBase, tensor_at, keys_at)
+        host.open(_torch_library("cpu"), torch._C.TensorBase, tensor_at, keys_at)
         _check(host)
+        _let_make_tensors(host)
     except Exception as error:  # whatever it is, Python does the same
         return None, str(error)
     return host, ""
@@ -78,8 +80,8 @@ def _built(options: Options, log: CompileLog) -> Host:
     return start()
 
 
-def _torch_library() -> str:
-    return str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")
+def _torch_library(part: str) -> str:
+    return str(Path(torch.__file__).parent / "lib" / f"libtorch_{part}.so")
 
 
 def _places() -> tuple[int, int]:
@@ -114,3 +116,21 @@ def _check(host: Host) -> None:
     same = host.Addresses(positions, addresses)
     if not same(known) or same([*known[:-1], known[0]]):
         raise LookupError("tensors' addresses are read in a wrong way")
+
+
+def _let_make_tensors(host: Host) -> None:
+    """Without it, `Fresh` raises ImportError, and Python makes a call's results."""
+    with contextlib.suppress(ImportError):
+        host.make_with(_torch_library("cpu"), _torch_library("python"))
+        _check_made(host)
+
+
+def _check_made(host: Host) -> None:
+    """Tensors made in C are what Python would have made."""
+    known = [torch.empty(2, 3), torch.empty(3, 2, dtype=torch.bfloat16).t(), torch.empty((), dtype=torch.int64)]
+    for mode in (False, True):
+        with torch.inference_mode(mode):
+            for made, like in zip(host.Fresh(known)(), known, strict=True):
+                same = made.dtype == like.dtype and made.shape == like.shape and made.stride() == like.stride()
+                if not same or type(made) is not torch.Tensor or made.is_inference() != mode or made.requires_grad:
+                    raise LookupError("tensors are made in a wrong way")

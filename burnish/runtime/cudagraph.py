@@ -20,9 +20,9 @@ Whatever cannot be captured, or no longer fits into memory, runs plainly, and st
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import threading
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,10 +54,10 @@ class GraphPool:
         self.handle: Any = None
         self.capture_stream: Any = None
         self._give_stream_back: Callable[[], Any] = lambda: None
-        self._last: Any = None  # the stream of the latest replay, and what the driver calls it
-        self._last_raw = -1
-        self._captured: OrderedDict[Captured, None] = OrderedDict()  # least recently used first
-        self._lenders: list[Captured] = []
+        self._last: Any = None  # the stream of the latest replay
+        self.turn = (ctypes.c_int64 * 2)(-1, 0)  # what the driver calls that stream, and how many replays there were
+        self._captured: list[Captured] = []
+        self.lenders: list[Captured] = []
 
     def open(self) -> None:
         if self.handle is None:
@@ -82,27 +82,33 @@ class GraphPool:
     def take_turn(self, captured: Captured) -> int:
         """What is launched on the current stream from now on comes after everything replayed before. What the driver
         calls that stream."""
-        self._captured.move_to_end(captured)
+        self._stamp(captured)
         raw = current_raw_stream(self._index)
-        if raw != self._last_raw:
+        if raw != self.turn[0]:
             current = torch.cuda.current_stream(self.device)
             if self._last is not None:
                 current.wait_stream(self._last)
-            self._last, self._last_raw = current, raw
+            self._last, self.turn[0] = current, raw
         return raw
 
+    def _stamp(self, captured: Captured) -> None:
+        self.turn[1] += 1
+        captured.stamp[0] = self.turn[1]
+
     def add(self, captured: Captured) -> None:
-        self._captured[captured] = None
+        self._captured.append(captured)
+        self._stamp(captured)
         if captured.lent:
-            self._lenders.append(captured)
+            self.lenders.append(captured)
         while len(self._captured) > self.limit:
-            self.drop(next(iter(self._captured)))
+            self.drop(min(self._captured, key=lambda each: each.stamp[0]))  # not used for longest
 
     def drop(self, captured: Captured) -> None:
-        if self._captured.pop(captured, self) is self:
+        if captured not in self._captured:
             return
-        if captured in self._lenders:
-            self._lenders.remove(captured)
+        self._captured.remove(captured)
+        if captured in self.lenders:
+            self.lenders.remove(captured)
         if self._last is not None:
             self._last.synchronize()  # it may be running
         captured.release()
@@ -112,18 +118,18 @@ class GraphPool:
     def is_lending(self) -> bool:
         """Whether a forward's saved tensors are in use. Another graph's replay might write over them, unless it is
         their backward's, which was captured while they were alive."""
-        return bool(self._lenders) and any(captured.is_lending() for captured in self._lenders)
+        return bool(self.lenders) and any(captured.is_lending() for captured in self.lenders)
 
     def lent_addresses(self) -> set[int]:
-        return {x.data_ptr() for captured in self._lenders for x in captured.lent}
+        return {x.data_ptr() for captured in self.lenders for x in captured.lent}
 
     def close(self) -> None:
         with self.lock:
             while self._captured:
-                self.drop(next(iter(self._captured)))
+                self.drop(self._captured[0])
             self._give_stream_back()
             self.handle = self.capture_stream = self._last = None
-            self._last_raw = -1
+            self.turn[0] = -1
 
 
 # Streams to capture on, of pools that were closed or are gone. cuBLAS keeps a workspace for each stream, which graphs
@@ -186,6 +192,8 @@ class Captured:
         self.twins = dict(twins)  # arguments that are copied in
         self.settled = False  # whether it has been replayed, and who replays it is decided
         self.launch: DriverLaunch | None = None  # what replays it instead of torch
+        self.quick: Any = None  # what makes whole calls with it, where all is as usual
+        self.stamp = (ctypes.c_int64 * 1)()  # which of the pool's replays was its latest
         self.plan = plan
         self.borrowed = borrowed  # arguments that are saved tensors of a captured forward
         self.by_address = [k for k in _tensors(args, plan) if k not in twins]
@@ -232,7 +240,33 @@ class Captured:
         self.fresh_positions = list(own)
         self.all_fresh = self.fresh_positions == list(range(len(self.results)))
         with torch.cuda.device(device):
-            self.launch = driver_launch(host, self.graph, self.twins, back, list(own.values()))
+            self.launch = driver_launch(host, self.graph, self.twins, back, list(own.values()), device)
+
+    def call_quickly(self, host: Host, pool: GraphPool, flag: torch.Tensor | None) -> Any:
+        """Make calls in C from now on; None where they are not simple enough for that."""
+        if self.launch is None or not self.all_fresh or self.borrowed:
+            return None
+        try:
+            fresh = host.Fresh(list(self.results))
+        except ImportError:  # tensors cannot be made there
+            return None
+        self.quick = host.Replay(
+            self.launch.native,
+            self.fits,
+            fresh,
+            pool.lock.acquire,
+            pool.lock.release,
+            current_raw_stream,
+            pool.device.index or 0,
+            torch.is_inference_mode_enabled,
+            pool.lenders,
+            0 if flag is None else flag.data_ptr(),
+            ctypes.addressof(pool.turn),
+            ctypes.addressof(self.stamp),
+            self.launch.are_small,
+            (pool.turn, self.stamp, flag),
+        )
+        return self.quick
 
     def replay(self, args: list[Any], stream: int) -> tuple[Any, ...]:
         launch = self.launch
@@ -282,8 +316,10 @@ class Captured:
         return tuple(out)
 
     def release(self) -> None:
+        if self.quick is not None:
+            self.quick.end()
         self.graph.reset()
-        self.graph = self.launch = None
+        self.graph = self.launch = self.quick = None
         self.twins = {}
         self.results, self.lent, self.lent_positions, self.views = (), [], [], []
         self._storages, self._counted, self._uses = [], [], []
@@ -365,6 +401,7 @@ class GraphedProgram:
         self._has_sizes = bool(plan.sources)
         self._obstructed = bool(plan.obstacle)
         self._check = run.check
+        self._quick: Callable[[list[Any]], tuple[Any, ...] | None] | None = None
         self._cases: dict[tuple[int, ...], _Case] = {}
         self._host: Host | None = None
         if plan.obstacle:
@@ -373,6 +410,8 @@ class GraphedProgram:
     def __call__(self, args: list[Any]) -> tuple[Any, ...]:
         if self._obstructed or is_capturing():  # the caller's own capture takes us in
             return self.program(args)
+        if self._quick is not None and (results := self._quick(args)) is not None:
+            return results
         self._check()
         pool = self.pool
         with pool.lock:
@@ -396,6 +435,9 @@ class GraphedProgram:
         if self._host is not None and not self.plan.draws and not random.has_moved():
             try:
                 captured.launch_by_driver(self._host, self.pool.device)
+                if not self._has_sizes:
+                    flag = getattr(self._check, "flag", None)
+                    self._quick = captured.call_quickly(self._host, self.pool, flag)
             except (AttributeError, ImportError, RuntimeError, ValueError) as error:  # an older torch, an older driver
                 self.log.noticed(f"CUDA graph replayed by torch: {failure_reason(error)}")
         return results

@@ -3,6 +3,8 @@
 Torch's way costs a Python method, a device guard and for each copy a pass through the dispatcher. Here the C extension
 (`burnish.capture.host`) has the addresses of the graph's own memory at hand and asks a call's tensors only for theirs.
 
+Several copies are one launch of a kernel, where the driver takes it and it is seen to copy.
+
 Results that are copied out want fresh memory, and asking the allocator for it takes as long as a small graph runs: so
 small ones are asked for ahead, after the launch, while the device is at work.
 """
@@ -31,7 +33,7 @@ class Results:
 
     def __init__(self, templates: Sequence[Template]) -> None:
         self._templates = list(templates)
-        self._is_small = sum(_bytes(each) for each in templates) <= _SMALL
+        self.are_small = sum(_bytes(each) for each in templates) <= _SMALL
         self._ready: tuple[int, bool, list[torch.Tensor]] | None = None
 
     def results(self, stream: int) -> list[torch.Tensor]:
@@ -44,7 +46,7 @@ class Results:
 
     def prepare(self, stream: int) -> None:
         """Have results ready for a next call like this one."""
-        if self._is_small:
+        if self.are_small:
             try:
                 self._ready = stream, torch.is_inference_mode_enabled(), self._fresh()
             except torch.OutOfMemoryError:  # this call has its results: let the next one see for itself
@@ -59,11 +61,12 @@ class DriverLaunch(Results):
 
     def __init__(self, native: Any, templates: Sequence[torch.Tensor]) -> None:
         super().__init__([(x.shape, x.stride(), x.dtype, x.device) for x in templates])
+        self.native = native
         self.run: Callable[[list[Any], list[torch.Tensor], int], bool] = native.run
 
 
 def driver_launch(
-    host: Host, graph: Any, into: Copies, back: Copies, out: Sequence[torch.Tensor], driver: str = ""
+    host: Host, graph: Any, into: Copies, back: Copies, out: Sequence[torch.Tensor], device: torch.device
 ) -> DriverLaunch | None:
     """Into the graph's memory before it runs, back to arguments and out to results after it. None where torch's own
     copies serve better. The device must be current."""
@@ -72,7 +75,36 @@ def driver_launch(
     if not all(_extent(x) <= _GAPS * x.numel() for x in (*into.values(), *out)):
         return None
     copies = (_listed(into), _listed(back), _listed(dict(enumerate(out))))
-    return DriverLaunch(host.Launch(driver or DRIVER_LIBRARY, graph.raw_cuda_graph_exec(), *copies), out)
+    kernel = copy_kernel(host, device)
+    return DriverLaunch(host.Launch(DRIVER_LIBRARY, graph.raw_cuda_graph_exec(), *copies, kernel), out)
+
+
+_kernels: dict[tuple[str, torch.device], int] = {}  # by driver and device; 0 for none
+
+
+def copy_kernel(host: Host, device: torch.device) -> int:
+    """The driver's handle of the kernel that makes all copies; 0 where there is none that does it right."""
+    key = DRIVER_LIBRARY, device
+    if key not in _kernels:
+        try:
+            kernel = int(host.load_copies(DRIVER_LIBRARY))
+            _kernels[key] = kernel if _copies(host, kernel, device) else 0
+        except RuntimeError:  # a driver without a compiler for PTX: it makes the copies one by one
+            _kernels[key] = 0
+    return _kernels[key]
+
+
+def _copies(host: Host, kernel: int, device: torch.device) -> bool:
+    """Whether it copies: lengths that 16 does and does not divide, side by side, and nothing beyond them."""
+    lengths = (16 * 4096, 4099, 7)
+    sources = [torch.arange(n, device=device).to(torch.uint8) for n in lengths]
+    targets = [torch.zeros(n + 16, dtype=torch.uint8, device=device) for n in lengths]
+    given = [target[:n] for target, n in zip(targets, lengths, strict=True)]
+    launch = host.Launch(DRIVER_LIBRARY, 0, [], [], _listed(dict(enumerate(sources))), kernel)
+    launch.run([], given, torch.cuda.current_stream(device).cuda_stream)
+    return all(torch.equal(a, b) for a, b in zip(given, sources, strict=True)) and not any(
+        target[n:].any() for target, n in zip(targets, lengths, strict=True)
+    )
 
 
 def _listed(copies: Copies) -> list[tuple[int, torch.Tensor, int]]:

@@ -46,7 +46,12 @@ int cuCtxPopCurrent_v2(void **c) { *c = (void *)current_context; current_context
 int cuDevicePrimaryCtxRetain(void **c, int d) { *c = (void *)(int64_t)(7 + d); return 0; }
 int cuDeviceGet(int *d, int ordinal) { *d = ordinal; return 0; }
 int cuDeviceGetAttribute(int *v, int a, int d) { (void)d; *v = a == 97 ? 232448 : -1; return 0; }
-int cuModuleLoadData(void **m, const void *image) { *m = (void *)image; return 0; }
+extern int64_t no_ptx;
+int cuModuleLoadData(void **m, const void *image)
+{
+    *m = (void *)image;
+    return no_ptx && !strncmp(image, ".version", 8) ? 221 : 0;
+}
 int cuModuleGetFunction(void **f, void *m, const char *name) { (void)m; *f = (void *)(int64_t)name[0]; return 0; }
 int64_t modules_unloaded;
 int cuFuncGetModule(void **m, void *f) { *m = f; return 0; }
@@ -81,5 +86,24 @@ int cuMemcpyDtoDAsync_v2(uint64_t into, uint64_t out_of, size_t bytes, void *str
     int64_t row[4] = {(int64_t)into, (int64_t)out_of, (int64_t)bytes, (int64_t)stream};
     memcpy(log_copies[copy_count++ % 64], row, sizeof row);
     memmove((void *)into, (const void *)out_of, bytes);
+    return 0;
+}
+
+/* The kernel that copies, a function of its own here: what (x, y) blocks are told to copy is. */
+int64_t copy_launches, no_ptx, copy_nothing;
+
+int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned by, unsigned bz,
+                   unsigned shared, void *stream, void **params, void **extra)
+{
+    (void)shared, (void)extra;
+    const uint64_t (*copies)[3] = params[0];
+    if ((int64_t)function != 'b' || z * by * bz != 1 || threads != 256)
+        return 1;
+    copy_launches++;
+    for (unsigned k = 0; k < y && !copy_nothing; k++) {
+        if ((copies[k][0] | copies[k][1]) % 16 || (uint64_t)x * threads < copies[k][2] % 16)
+            return 716;
+        cuMemcpyDtoDAsync_v2(copies[k][0], copies[k][1], copies[k][2], stream);
+    }
     return 0;
 }

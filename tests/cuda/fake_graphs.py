@@ -41,6 +41,7 @@ class FakeGraph:
 class FakeStream:
     def __init__(self, name: str, device: FakeCuda) -> None:
         self.name, self.device = name, device
+        self.cuda_stream = id(self)
 
     def wait_stream(self, other: FakeStream) -> None:
         self.device.waits.append((self.name, other.name))
@@ -73,7 +74,7 @@ class FakeCuda:
         put("memory_snapshot", self.memory_snapshot)
         put("device", lambda device: contextlib.nullcontext())
         put("stream", self.on_stream)
-        monkeypatch.setattr(cudagraph, "current_raw_stream", lambda device: id(self.stream))
+        monkeypatch.setattr(cudagraph, "current_raw_stream", lambda device: self.stream.cuda_stream)
 
     def memory_snapshot(self, pool: tuple[int, int]) -> list[dict[str, Any]]:
         """A hundred bytes for each graph; and what is not the pool's."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib.util
+import re
 import subprocess
 import weakref
 from collections.abc import Callable
@@ -16,7 +18,8 @@ import torch
 from burnish.capture.host import host_library
 from burnish.observe.log import CompileLog
 from burnish.options import Options
-from burnish.runtime import cudagraph, graph_launch
+from burnish.runtime import cuda_program, cudagraph, graph_launch
+from burnish.runtime.build import NATIVE_DIR
 from burnish.runtime.cudagraph import GraphedProgram, GraphPool, close_pools, pool_for
 from burnish.runtime.graph_plan import GraphPlan
 from tests.cuda.fake_graphs import FakeCuda, FakeGraph, FakeRun, FakeStream
@@ -411,7 +414,7 @@ class Driver:
         return [list(rows[k]) for k in range(self.number("copy_count").value)]
 
     def forget(self) -> None:
-        for name in ("graph_launches", "graph_fails", "copy_count"):
+        for name in ("graph_launches", "graph_fails", "copy_count", "copy_launches", "no_ptx", "copy_nothing"):
             self.number(name).value = 0
 
 
@@ -431,9 +434,11 @@ def test_copies_and_launch_are_the_drivers_on_the_current_stream(cuda: FakeCuda,
     w = fresh()
     f(w, fresh()), f(w, fresh())
     assert log_of.number("graph_launches").value == 0  # the first replay is torch's
+    log_of.forget()
     x = fresh()
     first, second = f(w, x)
     assert log_of.number("graph_launches").value == 1
+    assert log_of.number("copy_launches").value == 2  # all copies in, all copies out
     (one, two, three), stream = log_of.copies(), id(cuda.stream)
     assert one[1:] == [x.data_ptr(), 16, stream]
     assert (two[0], three[0]) == (first.data_ptr(), second.data_ptr()) and two[2:] == three[2:] == [16, stream]
@@ -441,38 +446,78 @@ def test_copies_and_launch_are_the_drivers_on_the_current_stream(cuda: FakeCuda,
 
 
 @BY_DRIVER
-def test_results_made_ready_are_for_their_stream_and_mode(cuda: FakeCuda) -> None:
+@pytest.mark.parametrize("problem", ["no_ptx", "copy_nothing", "not aligned"])
+def test_what_the_kernel_cannot_copy_the_driver_does(
+    cuda: FakeCuda, log_of: Driver, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graph_launch, "_kernels", {})
+    if problem != "not aligned":
+        log_of.number(problem).value = 1
     f = Graphed(cuda, double)
+    f(fresh()), f(fresh())
+    log_of.forget()
+    x = fresh(5)[1:]
+    assert x.data_ptr() % 16
+    torch.testing.assert_close(f(x), x * 2)
+    made = log_of.number("copy_launches").value, log_of.number("copy_count").value
+    assert made == ((1, 2) if problem == "not aligned" else (0, 2))
+
+
+def graph_of(f: Graphed) -> Any:
+    """The captured graph of a program of one size."""
+    return next(iter(f.program._cases.values())).captured
+
+
+@pytest.fixture(params=[True, False], ids=["in C", "in Python"])
+def by_driver(driver: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    """Replayed by the driver, with a call's host part in C or not."""
+    fake = FakeCuda(host=host_library(Options(), CompileLog()))
+    fake.install(monkeypatch)
+    monkeypatch.setattr(graph_launch, "DRIVER_LIBRARY", str(driver))
+    if not request.param:
+        monkeypatch.setattr(cudagraph.Captured, "call_quickly", lambda *args: None)
+    return fake
+
+
+def ready(f: Graphed) -> Any:
+    """The result that is made ready for the next call."""
+    graph = graph_of(f)
+    if graph.quick is not None:
+        return graph.quick.ready()[0] if graph.quick.ready() else None
+    return graph.launch._ready[2][0] if graph.launch._ready else None
+
+
+def test_results_made_ready_are_for_their_stream_and_mode(by_driver: FakeCuda) -> None:
+    cuda, f = by_driver, Graphed(by_driver, double)
     for _ in range(3):
         f(fresh())
-    launch = next(iter(f.program._cases.values())).captured.launch
-    ready = launch._ready[2][0]
-    assert f(fresh()).data_ptr() == ready.data_ptr()
-    ready = launch._ready[2][0]
+    made = ready(f)
+    assert f(fresh()).data_ptr() == made.data_ptr()
+    made = ready(f)
     cuda.stream = FakeStream("other", cuda)
-    assert f(fresh()).data_ptr() != ready.data_ptr()
-    ready = launch._ready[2][0]
+    assert f(fresh()).data_ptr() != made.data_ptr()
+    f(fresh())
+    made = ready(f)
     with torch.inference_mode():
         y = f(torch.randn(4))
-    assert y.is_inference() and y is not ready and not f(fresh()).is_inference()
+    assert y.is_inference() and y is not made and not f(fresh()).is_inference()
 
 
-@BY_DRIVER
-def test_large_results_are_not_made_ready(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_results_are_not_made_ready(by_driver: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph_launch, "_SMALL", 15)
-    f = Graphed(cuda, double)
+    f = Graphed(by_driver, double)
     for _ in range(4):
         x = fresh()
         torch.testing.assert_close(f(x), x * 2)
-    assert next(iter(f.program._cases.values())).captured.launch._ready is None
+    assert ready(f) is None
 
 
-@BY_DRIVER
-def test_no_memory_for_the_next_results_loses_no_call(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    f = Graphed(cuda, double)
+def test_no_memory_for_the_next_results_loses_no_call(by_driver: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cudagraph.Captured, "call_quickly", lambda *args: None)
+    f = Graphed(by_driver, double)
     for _ in range(3):
         f(fresh())
-    launch = next(iter(f.program._cases.values())).captured.launch
+    launch = graph_of(f).launch
 
     def no_room() -> Any:
         raise torch.OutOfMemoryError("no room")
@@ -484,14 +529,89 @@ def test_no_memory_for_the_next_results_loses_no_call(cuda: FakeCuda, monkeypatc
         f(x)
 
 
-@BY_DRIVER
-def test_an_error_of_the_driver_is_raised_with_its_words(cuda: FakeCuda, log_of: Driver) -> None:
-    f = Graphed(cuda, double)
+def test_an_error_of_the_driver_is_raised_with_its_words(by_driver: FakeCuda, log_of: Driver) -> None:
+    f = Graphed(by_driver, double)
     for _ in range(3):
         f(fresh())
     log_of.number("graph_fails").value = 1
-    with pytest.raises(RuntimeError, match="CUDA driver error 700"):
+    with pytest.raises(RuntimeError, match="CUDA driver error 700 in the launch of a graph"):
         f(fresh())
+    log_of.forget()
+    x = fresh()
+    torch.testing.assert_close(f(x), x * 2)  # nothing is left locked
+
+
+@BY_DRIVER
+def test_a_usual_call_is_made_in_c(cuda: FakeCuda, log_of: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    f = Graphed(cuda, lambda w, x: (w * x, x + 1), static=frozenset({0}))
+    w = fresh()
+    f(w, fresh()), f(w, fresh())
+    pool, graph, told = f.pool, graph_of(f), f.program._quick
+    assert told is graph.quick is not None
+    monkeypatch.setattr(GraphPool, "take_turn", None)  # from here on Python has no part in it
+    for _ in range(3):
+        x = fresh()
+        args = [w, x]
+        torch.testing.assert_close(f.program(args), (w * x, x + 1))
+        assert not args and graph.stamp[0] == pool.turn[1]
+    assert log_of.number("graph_launches").value == 3
+    for odd in ([w.clone(), x], [w, torch.randn(4, 4)[:, 0]]):
+        given = list(odd)
+        assert told(given) is None and len(given) == 2  # elsewhere, or laid out in another way: nothing is done
+    pool.lenders.append(graph)
+    assert told([w, x]) is None
+    pool.lenders.clear()
+    together(1, lambda number: pool.lock.acquire())  # a thread that does not give its turn back
+    assert told([w, x]) is None
+    assert log_of.number("graph_launches").value == 3
+
+
+@BY_DRIVER
+def test_a_call_in_c_ends_with_its_graph(cuda: FakeCuda) -> None:
+    f = Graphed(cuda, double)
+    for _ in range(4):
+        f(fresh())
+    quick = graph_of(f).quick
+    f.program.release()
+    assert quick.ready() is None and quick([fresh()]) is None
+    for _ in range(4):
+        x = fresh()
+        torch.testing.assert_close(f(x), x * 2)
+    assert graph_of(f).quick is not quick and len(cuda.graphs) == 2
+
+
+@BY_DRIVER
+def test_what_an_earlier_call_has_to_say_comes_first(cuda: FakeCuda) -> None:
+    f = Graphed(cuda, double)
+    flag = torch.zeros(1, dtype=torch.int64)
+    check = f.program._check = cuda_program._range_check(flag)
+    assert check.flag is flag
+    for _ in range(3):
+        f(fresh())
+    assert graph_of(f).quick is not None
+    flag.fill_(1)
+    with pytest.raises(IndexError):
+        f(fresh())
+    x = fresh()
+    torch.testing.assert_close(f(x), x * 2)
+
+
+PTXAS = {"80": "ptxas", "90": "ptxas", "100": "ptxas-blackwell"}
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="the assembler comes with triton")
+@pytest.mark.parametrize("architecture", PTXAS)
+def test_the_kernel_that_copies_is_taken_by_the_assembler(architecture: str, tmp_path: Path) -> None:
+    spec = importlib.util.find_spec("triton")
+    assert spec is not None and spec.origin is not None
+    assembler = Path(spec.origin).parent / "backends" / "nvidia" / "bin" / PTXAS[architecture]
+    text = (NATIVE_DIR / "host" / "copies.h").read_text()
+    inside = text[text.index("copy_kernel[] =") : text.index("_Static_assert")]
+    lines = re.findall(r'"(.*)\\n"', inside)
+    assert lines[-1] == "}" and len(lines) > 40
+    (tmp_path / "copies.ptx").write_text("\n".join(lines) + "\n")
+    command = [assembler, f"-arch=sm_{architecture}", tmp_path / "copies.ptx", "-o", tmp_path / "copies.cubin"]
+    subprocess.run(command, check=True)
 
 
 @BY_DRIVER

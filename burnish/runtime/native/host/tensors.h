@@ -114,18 +114,22 @@ typedef struct {
 } Addresses;
 
 /* Whether each tensor of the list lies where it did. */
+static int addresses_fit(const Addresses *a, PyObject *tensors)
+{
+    Py_ssize_t given = PyList_GET_SIZE(tensors);
+    for (const place *p = a->places, *end = p + Py_SIZE(a); p < end; p++)
+        if (p->position >= given || address_of(PyList_GET_ITEM(tensors, p->position)) != p->address)
+            return 0;
+    return 1;
+}
+
 static PyObject *addresses_call(PyObject *self, PyObject *const *args, size_t count, PyObject *keywords)
 {
-    const Addresses *a = (const Addresses *)self;
     if (PyVectorcall_NARGS(count) != 1 || keywords || !PyList_Check(args[0])) {
         PyErr_SetString(PyExc_TypeError, "one list is wanted");
         return NULL;
     }
-    Py_ssize_t given = PyList_GET_SIZE(args[0]);
-    for (const place *p = a->places, *end = p + Py_SIZE(a); p < end; p++)
-        if (p->position >= given || address_of(PyList_GET_ITEM(args[0], p->position)) != p->address)
-            Py_RETURN_FALSE;
-    Py_RETURN_TRUE;
+    return PyBool_FromLong(addresses_fit((const Addresses *)self, args[0]));
 }
 
 static PyObject *addresses_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
