@@ -18,6 +18,7 @@ from burnish.observe.log import CompileLog
 from burnish.observe.registry import register
 from burnish.observe.sinks import sinks_for
 from burnish.options import Options
+from burnish.runtime.later import later
 from burnish.stats import Stats
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ class Handle:
             return self._forward
 
     def stats(self) -> Stats:
+        later.finish()  # which may have something to say, too
         jobs = [job.stats() for frames in self._deferred() for job in frames.jobs()]
         return dataclasses.replace(self.log.snapshot(), jobs=tuple(jobs))
 

@@ -19,6 +19,7 @@ import torch
 from torch._dynamo import exc as dynamo_errors
 from torch._dynamo.utils import get_compilation_metrics, graph_break_reasons
 
+from burnish.capture.warm.guards import without_marks
 from burnish.errors import CompileError, FallbackWarning, GraphBreakError
 from burnish.observe.log import CompileLog, failure_reason
 from burnish.stats import GraphBreak, Recompile
@@ -93,7 +94,7 @@ class Watch:
 
 
 def _recompile(metric: Any, place: Place) -> Recompile:
-    reason = str(metric.recompile_reason).strip()
+    reason = without_marks(str(metric.recompile_reason)).strip()
     reason = reason.split(": ", 1)[-1] if reason[:1].isdigit() else reason  # "0/0: " is Dynamo's own numbering
     if _is_the_users(metric.co_filename):
         return Recompile(metric.co_filename, metric.co_firstlineno, _plain_name(metric.co_name, place), reason)

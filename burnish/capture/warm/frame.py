@@ -15,6 +15,7 @@ import types
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from torch._dynamo.guards import CheckFunctionManager
 from torch._dynamo.output_graph import get_builtins_dict
 from torch._dynamo.types import ConvertFrameReturn, GuardedCode
 from torch._dynamo.utils import CleanupHook, CleanupManager
-from torch._guards import CompileId, Source
+from torch._guards import CompileId, Guard, Source
 
 from burnish.capture.hooks import Hooks
 from burnish.capture.warm import NotWarm, guards, likeness
@@ -38,6 +39,7 @@ from burnish.runtime import stored_program
 from burnish.runtime.build import source_hash
 from burnish.runtime.cache import CacheKey, open_cache
 from burnish.runtime.data import Codec, NotData
+from burnish.runtime.later import later
 from burnish.trust.gate import GraphFacts
 
 KIND = "frame"
@@ -113,28 +115,33 @@ class _Watched(CheckFunctionManager):
     """Hands on what it is made of: there is no other way to it."""
 
     def __init__(self, code: types.CodeType, output_graph: Any, *arguments: Any, **keywords: Any) -> None:
-        super().__init__(code, output_graph, *arguments, **keywords)
         current = _compiling.get()
-        if current is not None:
-            current.output = _kept(output_graph)
+        if current is None:
+            super().__init__(code, output_graph, *arguments, **keywords)
+            return
+        with guards.marking_comments():
+            super().__init__(code, output_graph, *arguments, **keywords)
+        current.output = _kept(output_graph, self.guard_manager)
 
 
 @dataclass(frozen=True)
 class _Output:
+    manager: Any
+    live: tuple[Guard, ...]  # as Dynamo has them
     guards: guards.GuardList | NotWarm
     builtins: str
     installed: Mapping[str, Any]  # what Dynamo has put into the frame's globals
     traced: tuple[types.CodeType, ...]
 
 
-def _kept(graph: Any) -> _Output:
+def _kept(graph: Any, manager: Any) -> _Output:
     try:
         listed: guards.GuardList | NotWarm = guards.written(graph)
     except NotWarm as why:
         listed = why
     builtins = graph.name_of_builtins_dict_key_in_fglobals or ""
     installed = {name: graph.global_scope.get(name) for name in graph.installed_globals}
-    return _Output(listed, builtins, installed, tuple(graph.tracing_context.traced_code))
+    return _Output(manager, tuple(graph.guards), listed, builtins, installed, tuple(graph.tracing_context.traced_code))
 
 
 @contextlib.contextmanager
@@ -235,6 +242,7 @@ class WarmFrames:
         """Dynamo's answer for a frame, if it is stored and everything that decided it is the same."""
         cache = open_cache(self._options)
         with self._log.stage("restore"):
+            later.finish()  # what this very process may be about to store
             data = cache.get(KIND, key)
             if data is None:
                 self._log.cache(False, cache.miss_reason(KIND, key))
@@ -295,7 +303,7 @@ class WarmFrames:
             store()
 
     def _prepared(self, key: CacheKey, frame: Any, code: types.CodeType, compiling: _Compiling) -> Callable[[], None]:
-        """Everything but the graph, written down now: the frame's values may change. Raises NotWarm."""
+        """Everything but the graph, taken down now: the frame's values may change. Raises NotWarm."""
         output: _Output | None = compiling.output
         if output is None or len(compiling.graphs) != 1:
             raise NotWarm(f"it has {len(compiling.graphs)} graphs")
@@ -309,23 +317,27 @@ class WarmFrames:
         others = {name: value for name, value in output.installed.items() if name not in known}
         used = tuple((name, likeness.place_of(value)) for name, value in sorted(others.items()))
         marks = likeness.Likeness()
-        # Read back, as another process will: what it makes of them is what it can compare.
-        listed = _codec().loads(_renamed(_codec().dumps(output.guards), output.builtins, guards.BUILTINS))
-        names = _with_globals(frame.f_globals, listed, used)
-        manager, made = guards.made(listed, frame.f_code, frame.f_locals, names)
-        likenesses = guards.likenesses(manager, made, frame.f_locals, names, marks)
+        listed, builtins = output.guards, output.builtins
+        live = _likenesses(output, listed, frame, used, marks)
         codes = [each for each in output.traced if each is not frame.f_code]
         traced = likeness.traced(codes, marks)
-        text = zlib.compress(likenesses.text.encode(), 1)
         root, own_code = _root_mark(frame.f_code), code.replace(co_filename="", co_name="")
         parts, options, refuse = compiling.graphs[0], self._options, self._not_stored
 
         def store() -> None:
             try:
                 assert parts.build is not None
-                whole = StoredFrame(own_code, root, graph, listed, used, text, likenesses.marks, traced, parts.build())
-                data = _renamed(_codec().dumps(whole), output.builtins, guards.BUILTINS)
-                open_cache(options).put(KIND, key, data)
+                built = parts.build()
+            except Exception as why:
+                refuse(why)
+                return
+            later.do(partial(write, built))
+
+        def write(built: StoredGraph) -> None:
+            try:
+                text = zlib.compress(live.text.encode(), 1)
+                whole = StoredFrame(own_code, root, graph, listed, used, text, live.marks, traced, built)
+                open_cache(options).put(KIND, key, _renamed(_codec().dumps(whole), builtins, guards.BUILTINS))
             except Exception as why:
                 refuse(why)
 
@@ -334,6 +346,25 @@ class WarmFrames:
     def _not_stored(self, why: Exception) -> None:
         reason = str(why) if isinstance(why, NotWarm) else f"{type(why).__name__}: {why}"
         self._log.noticed(f"frame not stored: {reason.splitlines()[0][:200] if reason else ''}")
+
+
+def _likenesses(
+    output: _Output,
+    listed: guards.GuardList,
+    frame: Any,
+    used: tuple[tuple[str, likeness.Place], ...],
+    marks: likeness.Likeness,
+) -> guards.Likenesses:
+    """Of the guards that another process will make of the list. They print as Dynamo's own do, but for those between
+    sizes, which Dynamo writes in two ways: these are read back and made here as they will be there."""
+    if not listed.shapes:
+        return guards.likenesses(
+            output.manager, output.live, frame.f_locals, frame.f_globals, marks, builtins=output.builtins
+        )
+    read_back = _codec().loads(_renamed(_codec().dumps(listed), output.builtins, guards.BUILTINS))
+    names = _with_globals(frame.f_globals, read_back, used)
+    manager, made = guards.made(read_back, frame.f_code, frame.f_locals, names)
+    return guards.likenesses(manager, made, frame.f_locals, names, marks)
 
 
 def _root_mark(code: types.CodeType) -> str:

@@ -2,18 +2,20 @@
 
 A guard is a place to look (a `Source`) and a kind of check, whose expected value is read from the process it is made
 in. So the stored list, made into guards here, accepts the live values by construction; what shows that they are the
-values it was traced with is that both processes' guards print alike. Addresses are printed as what they stand for: a
-class, a function or a module is compared by its likeness. torch's own way to ship guards leaves those checks out.
+values it was traced with is that they print like the guards that Dynamo made then. Addresses are printed as what they
+stand for: a class, a function or a module is compared by its likeness. Where in the user's code a guard comes from does
+not count, nor in which order they stand. torch's own way to ship guards leaves those checks out.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import functools
 import re
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +36,10 @@ from burnish.capture.warm.likeness import Likeness
 BUILTINS = "__builtins_dict___burnish"  # what stored frames call the builtins, in the globals of the frame
 _TYPE = re.compile(r"(___check_type_id\([^\n]*?), \d+\)")
 _OBJECT = re.compile(r"(___check_obj_id\([^\n]*?), \d+\)[^\n]*")  # what it is, its mark says
+# Around what Dynamo adds to a guard's text, spaces and where it comes from. It shows nowhere.
+_COMMENT = "\u2063"
+_COMMENTS = re.compile(f"{_COMMENT}[^{_COMMENT}]*{_COMMENT}")
+_DEPTH = re.compile(r"((?:\| )*)\+- ")  # of a line in a manager's text
 _ANY_ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}")
 _BY_IDENTITY = {"ID_MATCH", "CLOSURE_MATCH", "FUNCTION_MATCH", "CLASS_MATCH", "MODULE_MATCH", "BUILTIN_MATCH"}
 _UNSUPPORTED = ("DICT_VERSION", "WEAKREF_ALIVE", "NN_MODULE", "DATA_PTR_MATCH", "OPAQUE_OBJ_GUARD_FN_MATCH")
@@ -79,7 +85,7 @@ def written(graph: Any) -> GuardList:
     specs: dict[str, GuardSpec] = {}  # Dynamo has some of them several times
     for guard in sorted(graph.guards, key=Guard.sort_key):  # compared one by one, each key is made many times
         spec = _spec(guard)
-        specs.setdefault(repr(spec), spec)
+        specs.setdefault(f"{_name(spec.source)} {spec.kind} {spec.arguments} {spec.keywords}", spec)
     shapes = [guard.code_list or [] for guard in graph.guards if guard.create_fn_name() == "SHAPE_ENV"]
     sizes = graph.input_source_to_sizes_strides.items()
     return GuardList(
@@ -147,9 +153,10 @@ def made(guards: GuardList, code: types.CodeType, scope: Mapping[str, Any], name
     )
     helper = _ShapeGuardsHelper(list(guards.shapes))
     shapes = ShapeCodeParts(helper, helper, None, True, [])
-    manager = CheckFunctionManager(code, OutputGraphCommon(state), shape_code_parts=shapes).guard_manager
+    with marking_comments():
+        manager = CheckFunctionManager(code, OutputGraphCommon(state), shape_code_parts=shapes).guard_manager
     if not manager.check(dict(scope)):
-        raise NotWarm(f"its guards refuse this call: {manager.check_verbose(dict(scope))}")
+        raise NotWarm(without_marks(f"its guards refuse this call: {manager.check_verbose(dict(scope))}"))
     return manager, fresh
 
 
@@ -175,10 +182,19 @@ def _value(source: Source, scope: Mapping[str, Any], names: Mapping[str, Any]) -
 
 
 def likenesses(
-    manager: Any, guards: Iterable[Guard], scope: Mapping[str, Any], names: Mapping[str, Any], likeness: Likeness
+    manager: Any,
+    guards: Iterable[Guard],
+    scope: Mapping[str, Any],
+    names: Mapping[str, Any],
+    likeness: Likeness,
+    builtins: str = BUILTINS,
 ) -> Likenesses:
-    """Raises NotWarm for guards that cannot be compared."""
-    text = _OBJECT.sub(r"\1, …)", _TYPE.sub(r"\1, …)", str(manager)))
+    """`builtins` is what the builtins are called in them. Raises NotWarm for guards that cannot be compared."""
+
+    def renamed(text: str) -> str:
+        return text.replace(builtins, BUILTINS) if builtins and builtins != BUILTINS else text
+
+    text = _in_order(renamed(_OBJECT.sub(r"\1, …)", _TYPE.sub(r"\1, …)", without_comments(str(manager))))))
     if found := _ANY_ADDRESS.search(text):
         line = next(line for line in text.splitlines() if found[0] in line)
         raise NotWarm(f"a guard is on an address: {line.strip(' |+-')[:200]}")
@@ -190,10 +206,54 @@ def likenesses(
         if not name:
             continue
         if kinds & _BY_IDENTITY:
-            marks[name] = likeness.of(eval(name, places))
+            marks[renamed(name)] = likeness.of(eval(name, places))
         elif "TYPE_MATCH" in kinds or guard.create_fn_name() == "TENSOR_MATCH":
-            marks[f"type({name})"] = likeness.of_class(type(eval(name, places)))
+            marks[renamed(f"type({name})")] = likeness.of_class(type(eval(name, places)))
     return Likenesses(text, tuple(sorted(marks.items())))
+
+
+@contextlib.contextmanager
+def marking_comments() -> Iterator[None]:
+    """While Dynamo makes guards, so that their text can be read without them."""
+    ordinary = dynamo_guards.get_verbose_code_part
+
+    def marked(code_part: str, guard: Guard | None) -> str:
+        return f"{code_part}{_COMMENT}{ordinary(code_part, guard)[len(code_part) :]}{_COMMENT}"
+
+    dynamo_guards.get_verbose_code_part = marked
+    try:
+        yield
+    finally:
+        dynamo_guards.get_verbose_code_part = ordinary
+
+
+def without_comments(text: str) -> str:
+    return _COMMENTS.sub("", text)
+
+
+def without_marks(text: str) -> str:
+    """For people: as Dynamo writes it."""
+    return text.replace(_COMMENT, "")
+
+
+def _in_order(text: str) -> str:
+    """A manager's text with the children of each node sorted: Dynamo sorts by the length of names, and those differ."""
+    root: list[Any] = ["", []]
+    path = [root]
+    for line in text.splitlines():
+        found = _DEPTH.match(line)
+        if found is None:  # the rest of the line before
+            path[-1][0] += f"\n{line}"
+            continue
+        node = [line, []]
+        del path[len(found[1]) // 2 + 1 :]
+        path[-1][1].append(node)
+        path.append(node)
+
+    def written(node: list[Any]) -> str:
+        return "\n".join([node[0], *sorted(map(written, node[1]))])
+
+    return written(root)
 
 
 def difference(stored: Likenesses, live: Likenesses) -> str:
