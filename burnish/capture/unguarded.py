@@ -17,6 +17,8 @@ from typing import Any
 from torch import fx
 from torch._dynamo import bytecode_transformation as bytecode
 
+from burnish.capture.boxed import boxed_form
+
 Sources = tuple[str, ...]
 SOURCES = "_burnish_sources"
 _GRAPH = "__compiled_fn_"
@@ -142,13 +144,29 @@ def _loader(
         given.append(source)
     if kept:
         given.append(_keep(kept, namespace))
-    text = f"def load({', '.join(parameters)}):\n    return graph({', '.join(given)})\n"
+    boxed = boxed_form(graph)
+    if boxed is not None:
+        namespace["boxed"], namespace["recover"] = boxed
+    text = f"def load({', '.join(parameters)}):\n" + _body(", ".join(given), boxed is not None)
     try:
         exec(compile(text, "<burnish sealed>", "exec"), namespace)
     except SyntaxError:
         return None
     load: Callable[..., Any] = namespace.pop("load")  # no cycle: only code, which gc cannot look into, refers to it
     return load
+
+
+def _body(given: str, is_boxed: bool) -> str:
+    if not is_boxed:
+        return f"    return graph({given})\n"
+    # What is given twice is what the graph's own function would have kept.
+    return f"""\
+    box = [{given}]
+    try:
+        return boxed(box)
+    except Exception as error:
+        return recover(error, ({given},))
+"""
 
 
 def _keep(values: list[Any], namespace: dict[str, Any]) -> str:

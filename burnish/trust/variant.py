@@ -14,6 +14,7 @@ from typing import Any, NoReturn, Protocol
 
 import torch
 
+from burnish.capture.boxed import BOXED
 from burnish.capture.saved_tensors import hooks_are_active
 from burnish.trust.faults import Fault
 from burnish.trust.gate import Call, Failure, Gate, GraphFacts, Verdict
@@ -344,11 +345,15 @@ def _entry(variant: Variant) -> tuple[Call, Callable[[Boxed], None]]:
         except Exception as error:
             return recover(error, args)
 
+    def boxed(args: list[Any]) -> Any:
+        return serve(args)
+
     def serve_with(other: Boxed) -> None:
         nonlocal serve
         serve = other
 
     if not variant.policy.sample:
+        setattr(call, BOXED, (boxed, recover))
         return call, serve_with
     next_gap = gaps(variant.policy.sample, variant.number)
     left = next_gap()

@@ -16,6 +16,8 @@ import torch
 
 import burnish
 from burnish.errors import NothingToSeal
+from burnish.trust.faults import Fault, RaisesAtRun
+from tests.against_eager import fallback_warnings
 
 EAGER = "sealed call in eager: not compiled for its inputs"
 
@@ -375,3 +377,17 @@ def test_parameters_are_not_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> 
         assert_same(c(x, scale=0.5), model(x, scale=0.5))
     assert len(made) == 1 and made[0] is not None
     assert "_parameters" not in {i.argval for i in dis.get_instructions(made[0])}
+
+
+@pytest.mark.parametrize("fault", [RaisesAtRun(after=4), None], ids=["raises", "asked for"])
+def test_a_sealed_object_is_rolled_back_like_any_other(fault: Fault | None) -> None:
+    """Its graph is called with one list, and the arguments are there for eager all the same."""
+    model, x = Tiny(), torch.randn(3, 8)
+    c = sealed(model, ((x,), {}), options={"fault": fault})
+    for k in range(8):
+        if fault is None and k == 4:
+            c.burnish.rollback()
+        found, _ = fallback_warnings(lambda: c(x))
+        assert_same(found, model(x))
+    (variant,) = burnish.stats(c).variants
+    assert variant.engine == "eager" and variant.rollbacks == 1

@@ -1,0 +1,16 @@
+"""How a compiled graph may be called with one list: without unpacking two hundred arguments on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+# An attribute of a graph's function: the same function of one list, which it clears, and without the safety net; and
+# that net, which gives the call's result for an exception and the arguments.
+BOXED = "_burnish_boxed"
+Boxed = tuple[Callable[[list[Any]], Any], Callable[[Exception, Sequence[Any]], Any]]
+
+
+def boxed_form(graph: Callable[..., Any]) -> Boxed | None:
+    found: Boxed | None = getattr(graph, BOXED, None)
+    return found
