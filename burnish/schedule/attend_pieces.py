@@ -68,11 +68,12 @@ class _Split:
         ]
 
     def _pieces(self) -> int:
-        """Enough of them to keep the machine busy, and none so short that it is not worth its programs."""
+        """As many as run at once, two programs on each multiprocessor, and none so short that it is not worth its
+        programs: of a few more, most would wait for nearly all the others to end."""
         batch, heads, keys, _ = self.kernel.inputs[1].shape
         programs = product((batch, heads))
         assert isinstance(keys, int)
-        wanted = -(-2 * MULTIPROCESSORS // programs) if isinstance(programs, int) else 1
+        wanted = 2 * MULTIPROCESSORS // programs if isinstance(programs, int) else 1
         wanted = max(1, min(wanted, _MOST_PIECES, -(-keys // KEY_BLOCK)))
         return -(-keys // piece_length(keys, wanted))  # none is empty
 
