@@ -9,12 +9,15 @@ Offsets are flat element offsets into buffers. The symbol `%7` inside an offset 
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, Expr, Sym, coefficient, mentions, substitute, sym, symbols
+
+_KEPT = 1 << 15  # answers: equal blocks of a model ask the same again and again
 
 
 @dataclass(frozen=True)
@@ -94,59 +97,64 @@ def const(value: bool | int | float, dtype: DType) -> Const:
 
 def instr_args(i: Instr) -> tuple[int, ...]:
     """Values an instruction uses, those inside its offset included."""
-    match i:
-        case Load(_, index, _, guard, _):
-            return (*value_refs(index), *(() if guard is None else (guard,)))
-        case Apply(_, args, _):
-            return args
-        case Checked(arg, _, _) | Reduced(_, arg, _, _) | Scanned(_, arg, _):
-            return (arg,)
-        case Store(_, index, value, _, _):
-            return (value, *value_refs(index))
-        case Position(expr, _):
-            return value_refs(expr)
-        case _:
-            return ()
+    if isinstance(i, Apply):
+        return i.args
+    if isinstance(i, Load):
+        return value_refs(i.index) if i.guard is None else (*value_refs(i.index), i.guard)
+    if isinstance(i, Store):
+        return (i.value, *value_refs(i.index))
+    if isinstance(i, Checked | Reduced | Scanned):
+        return (i.arg,)
+    return value_refs(i.expr) if isinstance(i, Position) else ()
 
 
 def instr_index(i: Instr) -> Dim:
-    match i:
-        case Load(_, index, _, _, _) | Store(_, index, _, _, _):
-            return index
-        case Position(expr, _):
-            return expr
-        case _:
-            return 0
+    if isinstance(i, Load | Store):
+        return i.index
+    return i.expr if isinstance(i, Position) else 0
 
 
 def value_refs(index: Dim) -> tuple[int, ...]:
+    return () if isinstance(index, int) else _value_refs(index)
+
+
+@functools.lru_cache(maxsize=_KEPT)
+def _value_refs(index: Expr) -> tuple[int, ...]:
     return tuple(dict.fromkeys(int(s.name[1:]) for s in symbols(index) if s.name.startswith("%")))
 
 
+@functools.lru_cache(maxsize=_KEPT)
 def value_symbol(value: int) -> Expr:
     return sym(f"%{value}")
 
 
 def remap(i: Instr, values: Mapping[int, int], axes: Mapping[str, Dim]) -> Instr:
-    """The instruction with its values renumbered and its axes replaced."""
-    env: dict[str, Dim] = dict(axes)
-    for v in value_refs(instr_index(i)):
-        env[f"%{v}"] = value_symbol(values[v])
+    """The instruction with its values renumbered and its axes replaced; itself, where that changes nothing."""
     match i:
-        case Load(_, index, _, guard, _):
-            return replace(i, index=substitute(index, env), guard=None if guard is None else values[guard])
-        case Apply(_, args, _):
-            return replace(i, args=tuple(values[a] for a in args))
-        case Reduced(_, arg, _, at):
-            return replace(i, arg=values[arg], at=substitute(at, env))
-        case Checked(arg, _, _) | Scanned(_, arg, _):
-            return replace(i, arg=values[arg])
-        case Store(_, index, value, _, _):
-            return replace(i, index=substitute(index, env), value=values[value])
-        case Position(expr, _):
-            return replace(i, expr=substitute(expr, env))
+        case Apply():
+            args = tuple([values[a] for a in i.args])
+            return i if args == i.args else Apply(i.fn, args, i.dtype)
+        case Load():
+            index, guard = _moved(i.index, values, axes), None if i.guard is None else values[i.guard]
+            same = index is i.index and guard == i.guard
+            return i if same else Load(i.buffer, index, i.dtype, guard, i.fill)
+        case Store():
+            return Store(i.buffer, _moved(i.index, values, axes), values[i.value], i.mode, i.dtype)
+        case Reduced():
+            return Reduced(i.kind, values[i.arg], i.dtype, substitute(i.at, axes))
+        case Checked():
+            return Checked(values[i.arg], i.size, i.dtype)
+        case Scanned():
+            return Scanned(i.kind, values[i.arg], i.dtype)
+        case Position():
+            return Position(_moved(i.expr, values, axes), i.dtype)
         case _:
             return i
+
+
+def _moved(index: Dim, values: Mapping[int, int], axes: Mapping[str, Dim]) -> Dim:
+    refs = value_refs(index)
+    return substitute(index, {**axes, **{f"%{v}": value_symbol(values[v]) for v in refs}} if refs else axes)
 
 
 class BodyBuilder:
@@ -188,24 +196,30 @@ class Loop:
     body: tuple[Instr, ...]
     sequential: bool = False  # iterations may write the same element: keep their order
 
-    @property
+    # What everyone asks of it is found out once: a loop never changes.
+
+    @functools.cached_property
     def parallel(self) -> tuple[Axis, ...]:
         return tuple(a for a in self.axes if not a.reduce)
 
-    @property
+    @functools.cached_property
     def reduction(self) -> tuple[Axis, ...]:
         return tuple(a for a in self.axes if a.reduce)
 
-    @property
-    def loads(self) -> list[Load]:
-        return [i for i in self.body if isinstance(i, Load)]
+    @functools.cached_property
+    def loads(self) -> tuple[Load, ...]:
+        return tuple(i for i in self.body if isinstance(i, Load))
 
-    @property
-    def stores(self) -> list[Store]:
-        return [i for i in self.body if isinstance(i, Store)]
+    @functools.cached_property
+    def stores(self) -> tuple[Store, ...]:
+        return tuple(i for i in self.body if isinstance(i, Store))
 
     def element_level(self) -> list[bool]:
         """For each instruction, whether it varies with a reduction axis."""
+        return self._element_level
+
+    @functools.cached_property
+    def _element_level(self) -> list[bool]:
         names = frozenset(a.name for a in self.reduction)
         level: list[bool] = []
         for i in self.body:
@@ -216,6 +230,16 @@ class Loop:
             else:
                 level.append(mentions(instr_index(i), names) or any(level[a] for a in instr_args(i)))
         return level
+
+    @functools.cached_property
+    def value_axes(self) -> tuple[frozenset[str], ...]:
+        """The axes each value depends on, be it through what is looked up."""
+        names = {a.name for a in self.axes}
+        found: list[frozenset[str]] = []
+        for i in self.body:
+            own = frozenset(s.name for s in symbols(instr_index(i)) if s.name in names)
+            found.append(own.union(*(found[a] for a in instr_args(i))))
+        return tuple(found)
 
     def hazard(self) -> str | None:
         """Why points, or passes over a row, may not run in the order a printer likes; None if they may.

@@ -20,6 +20,8 @@ class DType(Enum):
     u8 = "u8"
     bool = "bool"
 
+    __hash__ = object.__hash__  # each is one object; Enum's own is Python, and instructions are looked up all the time
+
     @property
     def is_float(self) -> builtins.bool:
         return self in _FLOATS

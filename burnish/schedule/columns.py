@@ -78,10 +78,12 @@ class _Joiner:
         size = product([a.size for a in rows.axes])
         taken: list[_Sums] = []
         step = _rows_of_a_program(rows, self.programs)
+        if step is None:
+            return None
         for n, kernel in enumerate(self.kernels):
-            if step is None or not isinstance(kernel, LoopKernel) or not _sums_columns(kernel.loop):
+            if not isinstance(kernel, LoopKernel) or not self._shares(at, n, size) or not _sums_columns(kernel.loop):
                 continue
-            if not self._shares(at, n, size) or not _can_move(self.kernels, n, at):
+            if not _can_move(self.kernels, n, at):
                 continue
             found = _ride_along(rows, taken, kernel.loop)
             if found is None or sum(len(s.values) for s in found[1]) > _MOST_SUMS:
@@ -90,7 +92,7 @@ class _Joiner:
                 break
             rows, taken = found
             self.kernels[n] = None
-        return _Finish(rows, step, taken, self.buffers).loops() if taken and step else None
+        return _Finish(rows, step, taken, self.buffers).loops() if taken else None
 
     def _shares(self, at: int, n: int, size: Dim) -> bool:
         rows, sums = self.kernels[at], self.kernels[n]

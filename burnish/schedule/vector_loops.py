@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from burnish.ir.body import Load, Loop, Scanned, instr_args, instr_index, value_refs
-from burnish.ir.expr import coefficient, mentions, symbols
+from burnish.ir.body import Load, Loop, Scanned, value_refs
+from burnish.ir.expr import coefficient, mentions
 
 
 def is_vector_product(loop: Loop) -> bool:
@@ -38,7 +38,7 @@ def choosing_axes(loop: Loop) -> frozenset[str]:
     """The axes along which a vector product looks up its matrix: all rows of one program have the same."""
     if not is_vector_product(loop):
         return frozenset()
-    points = _points(loop)
+    points = loop.value_axes
     chosen = [points[v] for i in matrix_loads(loop) for v in value_refs(i.index)]
     return frozenset().union(*chosen)
 
@@ -49,17 +49,7 @@ def _is_whole(points: frozenset[str], loop: Loop) -> bool:
 
 def _row_loads(loop: Loop) -> list[tuple[Load, frozenset[str]]]:
     """Loads along the row, each with the axes its place depends on, be it through what is looked up."""
-    reduced, points = {a.name for a in loop.reduction}, _points(loop)
+    reduced, points = {a.name for a in loop.reduction}, loop.value_axes
     return [
         (i, points[n]) for n, i in enumerate(loop.body) if isinstance(i, Load) and mentions(i.index, reduced)
     ]  # fmt: skip
-
-
-def _points(loop: Loop) -> list[frozenset[str]]:
-    """The axes each value depends on."""
-    names = {a.name for a in loop.axes}
-    points: list[frozenset[str]] = []
-    for i in loop.body:
-        own = {s.name for s in symbols(instr_index(i)) if s.name in names}
-        points.append(frozenset(own).union(*(points[a] for a in instr_args(i))))
-    return points
