@@ -6,7 +6,8 @@ Pure: it imports no Triton and touches no device. The module's text must stand i
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from collections.abc import Hashable
+from dataclasses import dataclass, field, replace
 
 from burnish.codegen.triton_attend import attend_forms, print_attend
 from burnish.codegen.triton_contract import group_forms, print_contract, print_group
@@ -16,6 +17,7 @@ from burnish.codegen.triton_group import print_loops
 from burnish.codegen.triton_launch import Launch
 from burnish.codegen.triton_loop import AHEAD, NotPrintable, TritonKernel, forms_of, print_loop
 from burnish.ir.expr import Dim
+from burnish.schedule.alike import Printable, nameless
 from burnish.schedule.form import Form
 from burnish.schedule.kernels import (
     AttendKernel,
@@ -27,7 +29,6 @@ from burnish.schedule.kernels import (
     Kernel,
     LoopGroup,
     LoopKernel,
-    Product,
     Schedule,
 )
 
@@ -84,12 +85,23 @@ class _Unit:
     functions: dict[tuple[str, tuple[str, ...]], str] = field(default_factory=dict)  # text with @, types -> name
     calls: dict[int, TritonCall] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
+    _known: dict[Hashable, tuple[tuple[str, ...], TritonCall]] = field(default_factory=dict)  # with its buffers' names
+
+    def call_of(self, kernel: Printable, steady: frozenset[str], form: Form | None) -> TritonCall:
+        """Kernels that differ in their buffers' names alone are printed once."""
+        asked = nameless(kernel)
+        key = asked.form, tuple(name in steady for name in asked.names), form
+        if key not in self._known:
+            self._known[key] = asked.names, self._call(_printed(kernel, steady, form))
+        names, call = self._known[key]
+        ours = dict(zip(names, asked.names, strict=True))
+        return replace(call, buffers=tuple(ours[name] for name in call.buffers))
 
     def name(self, kernel: TritonKernel) -> str:
         """One text is several kernels where what its pointers point to differs: a store does not name its type."""
         return self.functions.setdefault((kernel.text, kernel.types), f"k{len(self.functions)}")
 
-    def call(self, kernel: TritonKernel) -> TritonCall:
+    def _call(self, kernel: TritonKernel) -> TritonCall:
         sig = kernel.signature
         return TritonCall(
             self.name(kernel),
@@ -119,7 +131,7 @@ def generate(
         if isinstance(kernel, ExternKernel):
             continue
         try:
-            unit.calls[n] = unit.call(_printed(kernel, steady, schedule.forms.get(n)))
+            unit.calls[n] = unit.call_of(kernel, steady, schedule.forms.get(n))
         except NotPrintable as reason:
             unit.refused[n] = str(reason)
     functions = {name: text for (text, _), name in unit.functions.items()}
@@ -135,7 +147,7 @@ def steady_buffers(schedule: Schedule) -> frozenset[str]:
 
 
 def _printed(
-    kernel: LoopKernel | LoopGroup | Product | ContractGroup | AttendKernel | AttendPieces,
+    kernel: Printable,
     steady: frozenset[str],
     form: Form | None,
 ) -> TritonKernel:
