@@ -90,6 +90,7 @@ def make_backend(options: Options, log: CompileLog) -> Backend:
             compile_seconds=time.perf_counter() - start,
             has_backward=lambda: capture.has_backward,
             verdicts=capture.verdicts(graph, facts) if "burnish" in engines else None,
+            ready=capture.ready,
         )
         capture.variant = weakref.ref(variant)
         note_graph(capture.parts(graph, variant.facts, sources))
@@ -110,6 +111,7 @@ def new_variant(
     compile_seconds: float,
     has_backward: Callable[[], bool],
     verdicts: Verdicts | None = None,
+    ready: Callable[[], object] = lambda: None,
 ) -> Variant:
     """A captured graph on its way into service, as the object's next one."""
     name = log.captured()
@@ -125,6 +127,7 @@ def new_variant(
         listener=Diary(log, name),
         timed=(lambda engine, call: log.histogram(name, engine).timed(call)) if options.latency else None,
         verdicts=verdicts,
+        ready=ready,
     )
     if variant.gate is not None:
         log.noticed(f"warm start: {variant.gate.note}: neither compared nor raced before use")
@@ -158,6 +161,7 @@ class _Capture:
         self.log = log
         self.direct: Program | None = None  # set when nothing of AOTAutograd is needed at run time
         self.variant: Callable[[], Variant | None] = lambda: None  # set when there is one
+        self.ready: Callable[[], object] = lambda: None  # waits for what a first call would have to wait for
         self.has_backward = False  # AOTAutograd compiles it when it is first wanted
         self._metadata: Any = None
         self._kind: GraphKind = "inference"
@@ -253,6 +257,8 @@ class _Capture:
             if kind != "backward":
                 raise _Abandoned from error
             return _boxed(_traced_graph(graph))  # its forward may be running already, and saved tensors for it
+        if kind != "backward":
+            self.ready = getattr(program, "ready", self.ready)
         self.log.compiled(kind)
         return self._watched(program, graph) if kind == "backward" else _marked(program)
 

@@ -76,9 +76,11 @@ class Variant:
         listener: Listener | None = None,
         timed: Callable[[Engine, Boxed], Boxed] | None = None,
         verdicts: Verdicts | None = None,
+        ready: Callable[[], object] = lambda: None,
     ) -> None:
         """`direct` is what engine "burnish" does, called with one list. `timed` adds what measures latency. `verdicts`
-        are those of earlier processes, and what is found now is told to it."""
+        are those of earlier processes, and what is found now is told to it. `ready` waits for what of engine
+        "burnish" is still being built."""
         self.number = number
         self.facts = facts
         self.eager = eager
@@ -106,6 +108,7 @@ class Variant:
         self._listener = listener
         self._timed = timed
         self._verdicts = verdicts
+        self._ready = ready
         self._lock = threading.Lock()  # held for changes of state, never while a graph runs
         self._trying = threading.Lock()  # held by the one call that is the trial; nobody waits for it
         self.call, self._serve_with = _entry(self)
@@ -210,7 +213,7 @@ class Variant:
             modules_us=self.modules_us,
         )
         try:
-            return gate.judge(self.eager, self._engines, args)
+            return gate.judge(self.eager, self._engines, args, self._ready)
         except Exception as error:
             raise EagersOwn(error) from None
 

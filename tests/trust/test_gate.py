@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import burnish
+from burnish.errors import CompileError
 from burnish.trust import gate, referee
 from burnish.trust.faults import Fault, NotANumber, RaisesAtRun, RaisesInCompile, Slower, WrongBy
 from burnish.trust.gate import Gate, GraphFacts
@@ -153,6 +154,28 @@ def test_the_gate_takes_a_tenth_of_the_compile_at_most(eager, ours, compile_seco
     verdict = gate.judge(clock.call(eager), {"burnish": clock.call(ours)}, (X,))
     assert verdict.winner == "burnish" and verdict.stats.rounds >= 2
     assert verdict.stats.seconds == pytest.approx(clock.now) and verdict.stats.share_of_compile <= 0.10
+
+
+def test_what_is_still_being_built_is_waited_for_after_eager_and_is_the_compiles_time():
+    clock, order = Clock(), []
+
+    def ready():
+        order.append(clock.now)
+        clock.now += 3.0
+
+    gate = Gate(GraphFacts("inference"), compare=True, race=True, compile_seconds=1.0, clock=clock)
+    verdict = gate.judge(clock.call(0.01), {"burnish": clock.call(0.001)}, (X,), ready)
+    assert order == [pytest.approx(0.01)]
+    assert verdict.stats.seconds == pytest.approx(clock.now - 3.0) and verdict.stats.compile_seconds == 4.0
+
+
+def test_what_cannot_be_built_after_all_does_not_serve():
+    def ready():
+        raise CompileError("build", "on purpose")
+
+    gate = Gate(GraphFacts("inference"), compare=True, race=True, compile_seconds=1.0)
+    verdict = gate.judge(torch.neg, {"burnish": lambda x: pytest.fail("it is not there")}, (X,), ready)
+    assert verdict.winner == "eager" and "on purpose" in verdict.failures["burnish"].reason
 
 
 @pytest.mark.parametrize(("ours", "winner", "runs"), [(0.9, "burnish", 2), (2.0, "eager", 4)])
