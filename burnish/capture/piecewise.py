@@ -14,8 +14,11 @@ from typing import Any, TypeVar
 import torch
 from torch import fx
 
+from burnish.trust.process import give_back_freed_memory
+
 _LARGE = 32 << 20  # bytes of a result from which on pieces are worth it
 _PIECE = 8 << 20
+_GIVEN_BACK = 16 << 20  # bytes freed after which the system gets them back
 
 T = TypeVar("T")
 aten = torch.ops.aten
@@ -67,11 +70,15 @@ class PiecewiseGraph:
     def run(self, args: Sequence[Any], handed: Handed) -> None:
         values: dict[fx.Node, Any] = dict(zip(self._inputs, args, strict=True))
         self._hand_over(None, values, handed)
+        freed = 0
         for node in self._steps:
             values[node] = self._value(node, values)
             self._hand_over(node, values, handed)
             for dead in self._dead_after.get(node, ()):
-                values.pop(dead, None)
+                freed += _host_bytes(values.pop(dead, None))
+            if freed > _GIVEN_BACK:  # malloc would not put the next one, of the same size and aligned, into the gap
+                give_back_freed_memory()
+                freed = 0
 
     def _value(self, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
         if node.op == "get_attr":
@@ -144,6 +151,10 @@ def _bytes(node: fx.Node) -> int:
     if not isinstance(value, torch.Tensor) or not all(type(size) is int for size in value.shape):
         return 0
     return value.numel() * value.itemsize
+
+
+def _host_bytes(value: Any) -> int:
+    return value.nbytes if isinstance(value, torch.Tensor) and value.device.type == "cpu" else 0
 
 
 def _shape(node: Any) -> tuple[Any, ...] | None:

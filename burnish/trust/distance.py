@@ -21,8 +21,8 @@ _TIMES_EAGER = 1.5
 _WORST_TIMES_EAGER = 3.0
 _WORST_FLOORS = 8.0  # the worst element may be this many floors away
 _TINY = torch.finfo(torch.float32).tiny
-# Elements looked at together: what a core's cache holds; on a GPU, what takes longer than asking for it.
-_PIECE, _DEVICE_PIECE = 1 << 18, 1 << 24
+# Elements looked at together: few enough for a cache, and so many that it takes longer than asking for it.
+_PIECE, _DEVICE_PIECE = 1 << 20, 1 << 24
 _ROW = 1 << 10  # one sum of millions of squares in float32 would be off by percents: rows first
 
 
