@@ -65,6 +65,7 @@ class WarmGraph:
         self._parts = Parts()
         self._complete: Callable[[], StoredGraph] | None = None
         self._verdicts: Verdicts | None = None
+        self._eager: GraphText | None = None
         self.written: tuple[int, ...] = ()  # inputs that an inference program changes, where nothing else needs care
 
     def verdicts(self, graph: fx.GraphModule, facts: GraphFacts, options: Options, log: CompileLog) -> Verdicts | None:
@@ -72,10 +73,16 @@ class WarmGraph:
         if not programs or not stored_program.is_wanted(options, log):
             return None
         try:
-            self._verdicts = verdicts_on(programs, graph_text(graph), facts, self._device, options, log)
+            self._verdicts = verdicts_on(programs, self._text_of(graph), facts, self._device, options, log)
         except NotWarm:  # no two processes write it alike
             return None
         return self._verdicts
+
+    def _text_of(self, graph: fx.GraphModule) -> GraphText:
+        """Of the Dynamo graph, of which there is one."""
+        if self._eager is None:
+            self._eager = graph_text(graph)
+        return self._eager
 
     def backward_verdicts(self) -> Verdicts | None:
         program = self._programs.get("backward")
@@ -137,7 +144,7 @@ class WarmGraph:
             raise NotWarm("AOTAutograd's wrapper is needed, for results or changed inputs that share memory")
         if facts.unjudgeable or next(graph.parameters(), None) is not None or next(graph.buffers(), None) is not None:
             raise NotWarm(facts.unjudgeable or "its graph holds parameters")
-        eager = graph_text(graph)
+        eager = self._text_of(graph)
 
         def build() -> StoredGraph:
             programs = tuple(self._programs.values())

@@ -195,20 +195,21 @@ def likenesses(
         return text.replace(builtins, BUILTINS) if builtins and builtins != BUILTINS else text
 
     text = _in_order(renamed(_OBJECT.sub(r"\1, …)", _TYPE.sub(r"\1, …)", without_comments(str(manager))))))
-    if found := _ANY_ADDRESS.search(text):
+    if "0x" in text and (found := _ANY_ADDRESS.search(text)):  # a search that takes long
         line = next(line for line in text.splitlines() if found[0] in line)
         raise NotWarm(f"a guard is on an address: {line.strip(' |+-')[:200]}")
     marks: dict[str, str] = {}
     places = {**dynamo_guards._get_closure_vars(), "L": scope, "G": names}
+    known: Any = {}  # places looked at: those of one module have most of the way in common
     for guard in guards:
         kinds = {guard.create_fn_name(), *(guard.guard_types or ())}
-        name = _name(guard.originating_source)
+        source, name = guard.originating_source, _name(guard.originating_source)
         if not name:
             continue
         if kinds & _BY_IDENTITY:
-            marks[renamed(name)] = likeness.of(eval(name, places))
+            marks[renamed(name)] = likeness.of(source.get_value(places, {}, known))
         elif "TYPE_MATCH" in kinds or guard.create_fn_name() == "TENSOR_MATCH":
-            marks[renamed(f"type({name})")] = likeness.of_class(type(eval(name, places)))
+            marks[renamed(f"type({name})")] = likeness.of_class(type(source.get_value(places, {}, known)))
     return Likenesses(text, tuple(sorted(marks.items())))
 
 
