@@ -5,7 +5,9 @@ alone.
 
 Every number is the median in microseconds over calls that alternate with those of the other rows, each after the device
 has come to rest: `host` until the call returns, `wall` until the device is done, too. `beyond` is host time beyond the
-launch by the driver.
+launch by the driver. `Dynamo alone` is torch.compile with a backend whose graphs compute nothing: guards, loading what
+the graph wants and building what the model returns. The program runs after each of its calls, untimed, so that caches
+are as cold as for the others. What an open call takes beyond that, launch included, is printed, too.
 
 Below are the parts of a sealed call, from the outside in; each is called by itself, and what a part has inside it is
 taken off. On a CPU there is no graph, and the program stands for it.
@@ -52,7 +54,8 @@ def _models(device: str) -> dict[str, tuple[torch.nn.Module, dict[str, torch.Ten
 # -- measuring ------------------------------------------------------------------------------------------------------
 
 
-def _alternating(calls: dict[str, Call], wait: Call) -> dict[str, dict[str, float]]:
+def _alternating(calls: dict[str, Call], wait: Call, after: dict[str, Call]) -> dict[str, dict[str, float]]:
+    """`after` is done after calls of that name, untimed."""
     taken: dict[str, dict[str, list[int]]] = {name: {"host": [], "wall": []} for name in calls}
     clock = time.perf_counter_ns
     for _ in range(_ROUNDS):
@@ -64,6 +67,8 @@ def _alternating(calls: dict[str, Call], wait: Call) -> dict[str, dict[str, floa
                 wait()
                 taken[name]["wall"].append(clock() - begin)
                 taken[name]["host"].append(returned - begin)
+                if name in after:
+                    after[name](), wait()
     return {name: {k: _us(statistics.median(v)) for k, v in each.items()} for name, each in taken.items()}
 
 
@@ -169,6 +174,13 @@ def _shares(row: dict[str, dict[str, float]]) -> dict[str, float]:
     return _rounded({**outside, "loading, building results": route - at["program"], **inside})
 
 
+def _nothing(graph: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+    """A backend: the graph's results are made once, and never computed."""
+    outputs = [node.meta["example_value"] for node in graph.graph.output_node().args[0]]
+    made = tuple(torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in outputs)
+    return lambda *inputs: made
+
+
 def _rounded(us: dict[str, float]) -> dict[str, float]:
     return {name: round(each, 2) for name, each in us.items()}
 
@@ -177,13 +189,15 @@ def measure(name: str, model: torch.nn.Module, inputs: dict[str, torch.Tensor], 
     wait: Call = torch.cuda.synchronize if device == "cuda" else lambda: None
     settings: dict[str, Any] = {"mode": "reduce-overhead", "gate": False, "verify": "off"}
     opened, sealed = (burnish.compile(model, name=f"{name} {k}", **settings) for k in ("open", "sealed"))
+    dynamo = torch.compile(model, backend=_nothing)
     calls: dict[str, Call] = {
         "eager": lambda: model(**inputs),
+        "Dynamo alone": lambda: dynamo(**inputs),
         "open": lambda: opened(**inputs),
         "sealed": lambda: sealed(**inputs),
     }
     with torch.no_grad():
-        for compiled in (opened, sealed):
+        for compiled in (dynamo, opened, sealed):
             for _ in range(4):
                 compiled(**inputs)
         route = _route(sealed, calls["sealed"])
@@ -196,10 +210,12 @@ def measure(name: str, model: torch.nn.Module, inputs: dict[str, torch.Tensor], 
             calls |= _parts_of_graph(*graphed, _seen(type(graphed[0]), calls["sealed"]))
         elif (direct := _direct(sealed)) is not None:
             calls |= _parts_of_launches(direct, _seen(type(direct), calls["sealed"]))
-        row = _alternating(calls, wait)
+        row = _alternating(calls, wait, {"Dynamo alone": calls.get("program", calls["sealed"])})
     alone = min((row[k]["host"] for k in ("replay", "replay by torch") if k in row), default=None)
     beyond = {} if alone is None else {k: round(row[k]["host"] - alone, 2) for k in ("open", "sealed")}
     notices = dict(burnish.stats(sealed).notices)
+    if device == "cuda":  # on a CPU the call computes, too
+        beyond["open, Dynamo"] = round(row["open"]["host"] - row["Dynamo alone"]["host"], 2)
     return {"model": name, "calls": row, "beyond": beyond, "sealed by part": _shares(row), "notices": notices}
 
 
@@ -212,6 +228,8 @@ def _print(row: dict[str, Any]) -> None:
     for name, each in row["calls"].items():
         beyond = row["beyond"].get(name, "")
         print(f"  {name:28}{each['host']:9.2f}{each['wall']:9.2f}{beyond:>9}")
+    if "open, Dynamo" in row["beyond"]:
+        print(f"  an open call beyond Dynamo's own: {row['beyond']['open, Dynamo']:.2f}")
     print("  a sealed call by part:")
     for name, us in row["sealed by part"].items():
         print(f"    {name:26}{us:9.2f}")

@@ -2,7 +2,7 @@
 
 It reads tensors without asking Python, for which it must know where in a Python tensor the C++ one lies and where in
 that its dispatch keys are. Both are looked for here in tensors whose answers are known, and used only if every one of
-them agrees. Where that, or building it, fails, Python does what it would have done.
+them agrees; so is where they note their memory. Where that, or building it, fails, Python does what it would have done.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from burnish.runtime.cache import open_cache
 _WORD = 8
 _IN_PYTHON_OBJECT = range(16, 64, _WORD)  # behind the count of references and the type
 _IN_TENSOR = range(_WORD, 200, _WORD)
+_IN_STORAGE = range(_WORD, 64, _WORD)
 
 Host = Any  # the module: Addresses, Route, Sealed, Launch, Segment, Fresh and Replay
 _found: list[tuple[Host | None, str]] = []  # of this process, once it was looked for; or why there is none
@@ -57,8 +58,7 @@ def prepare_host(options: Options) -> None:
 def _opened(options: Options) -> tuple[Host | None, str]:
     try:
         host = _built(options, CompileLog())  # of no object's: whoever comes first would seem to have built it
-        tensor_at, keys_at = _places()
-        host.open(_torch_library("cpu"), torch._C.TensorBase, tensor_at, keys_at)
+        host.open(_torch_library("cpu"), torch._C.TensorBase, *_places(), *_places_of_memory())
         _check(host)
         _let_make_tensors(host)
     except Exception as error:  # whatever it is, Python does the same
@@ -95,6 +95,26 @@ def _places() -> tuple[int, int]:
     return tensor_at[0], keys_at[0]
 
 
+def _places_of_memory() -> tuple[int, int, int]:
+    """Where in the C++ tensor its storage is and where in that it begins, and where in the C++ storage its memory is;
+    -1 for each where one is not known: then torch is asked."""
+    foreign = torch.frombuffer(bytearray(64), dtype=torch.uint8)  # whose owner is not its memory
+    known = [foreign, *(torch.empty(70_000)[first:] for first in (0, 1234, 56_789)), *_examples()]
+    memory = [x.untyped_storage() for x in known]
+    storages = [each._cdata for each in memory]
+    storage_at = _found_at(_IN_TENSOR, [x._cdata for x in known], storages)
+    offset_at = _found_at(_IN_TENSOR, [x._cdata for x in known], [int(x.storage_offset()) for x in known])
+    data_at = _found_at(_IN_STORAGE, storages, [each.data_ptr() for each in memory])
+    places = (storage_at, offset_at, data_at)
+    return (-1, -1, -1) if -1 in places else places
+
+
+def _found_at(places: range, objects: list[int], expected: list[int]) -> int:
+    """The one place at which each object, given by its address, has what is expected; -1 where there is none."""
+    fits = [k for k in places if all(_word(at + k) == each for at, each in zip(objects, expected, strict=True))]
+    return fits[0] if len(fits) == 1 else -1
+
+
 def _examples() -> list[torch.Tensor]:
     """Tensors of many kinds: no word but the right one agrees with all of them."""
     with torch.inference_mode():
@@ -114,8 +134,9 @@ def _check(host: Host) -> None:
     addresses = [x.data_ptr() for x in known]
     positions = list(range(len(known)))
     same = host.Addresses(positions, addresses)
-    if not same(known) or same([*known[:-1], known[0]]):
-        raise LookupError("tensors' addresses are read in a wrong way")
+    for _ in range(2):  # the second time it remembers what it saw
+        if not same(known) or same([*known[:-1], known[0]]):
+            raise LookupError("tensors' addresses are read in a wrong way")
 
 
 def _let_make_tensors(host: Host) -> None:

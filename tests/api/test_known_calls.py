@@ -250,3 +250,49 @@ def test_a_torch_that_is_laid_out_in_another_way(monkeypatch: pytest.MonkeyPatch
     log = CompileLog()
     assert seal.host_library(Options(), log) is None
     assert "laid out in an unknown way" in next(iter(log.snapshot().notices))
+
+
+# -- tensors seen from C ------------------------------------------------------------------------------------------
+
+
+def _moves(parameter: torch.nn.Parameter, whole: torch.Tensor) -> dict[str, Callable[[], object]]:
+    return {
+        "another's memory": lambda: setattr(parameter, "data", torch.randn(4)),
+        "the same storage, further on": lambda: setattr(parameter, "data", whole[8:12]),
+        "another storage": lambda: parameter.detach_().set_(torch.randn(4)),
+        "grown elsewhere": lambda: parameter.data.untyped_storage().resize_(1 << 16),
+    }
+
+
+@pytest.mark.parametrize("how", _moves(torch.nn.Parameter(torch.empty(0)), torch.empty(0)))
+def test_what_moved_is_noticed_however_often_it_was_seen_to_stay(native: Host, how: str) -> None:
+    whole = torch.randn(64)
+    parameter = torch.nn.Parameter(whole[4:8])
+    others = [torch.nn.Parameter(torch.randn(3)), torch.randn(5)]
+    tensors = [*others, parameter]
+    stay = native.Addresses([0, 1, 2], [x.data_ptr() for x in tensors])
+    for _ in range(3):
+        assert stay(tensors)
+        parameter.data.mul_(2)  # in place
+    assert stay([*others, parameter.detach()])  # another object over the same memory
+    assert not stay([*others, whole]) and not stay(others) and not stay([*others, None])
+    assert not stay([*others, torch.eye(4).to_sparse()])
+    before = parameter.data_ptr()
+    _moves(parameter, whole)[how]()
+    assert stay(tensors) == (parameter.data_ptr() == before)
+    assert how == "grown elsewhere" or not stay(tensors)
+
+
+def test_the_places_of_memory_are_known() -> None:
+    assert -1 not in host._places_of_memory()
+
+
+def test_where_they_are_not_torch_is_asked(native: Host) -> None:
+    places = host._places()
+    native.open(host._torch_library("cpu"), torch._C.TensorBase, *places, -1, -1, -1)
+    try:
+        x = torch.randn(4)
+        stay = native.Addresses([0], [x.data_ptr()])
+        assert stay([x]) and stay([x]) and not stay([torch.randn(4)])
+    finally:
+        native.open(host._torch_library("cpu"), torch._C.TensorBase, *places, *host._places_of_memory())

@@ -1,8 +1,9 @@
 /* Tensors seen from C: where they lie and how they are laid out.
  *
  * Nothing of torch is included or linked. `open` is given the library that holds torch's stable C functions, where in a
- * Python tensor the C++ one lies, and where in that its dispatch keys are: burnish/capture/host.py finds both places
- * out by looking at tensors whose answers it knows, and does without these files where it cannot. */
+ * Python tensor the C++ one lies, and where in that its dispatch keys are: burnish/capture/host.py finds these places
+ * out by looking at tensors whose answers it knows, and does without these files where it cannot. Where a tensor's memory
+ * is noted it finds out, too; that is used to see quickly that nothing moved, and may stay unknown. */
 #pragma once
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -24,6 +25,7 @@ static struct {
 } torch;
 
 static Py_ssize_t tensor_at = -1, keys_at = -1;
+static Py_ssize_t storage_at = -1, offset_at = -1, data_at = -1; /* of a tensor the first two, of its storage the last */
 static PyTypeObject *tensor_base;
 static PyObject *requires_grad;
 
@@ -35,8 +37,8 @@ static PyObject *host_open(PyObject *module, PyObject *args)
     };
     const char *library;
     PyObject *base;
-    Py_ssize_t tensor, keys;
-    if (!PyArg_ParseTuple(args, "sO!nn", &library, &PyType_Type, &base, &tensor, &keys))
+    Py_ssize_t tensor, keys, storage, offset, data;
+    if (!PyArg_ParseTuple(args, "sO!nnnnn", &library, &PyType_Type, &base, &tensor, &keys, &storage, &offset, &data))
         return NULL;
     void *handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
     void **calls = (void **)&torch;
@@ -49,6 +51,9 @@ static PyObject *host_open(PyObject *module, PyObject *args)
     Py_XSETREF(tensor_base, (PyTypeObject *)base);
     tensor_at = tensor;
     keys_at = keys;
+    storage_at = storage;
+    offset_at = offset;
+    data_at = data;
     Py_RETURN_NONE;
 }
 
@@ -105,6 +110,9 @@ static int take_layout(PyObject *x, layout *l)
 typedef struct {
     Py_ssize_t position;
     uint64_t address;
+    PyTypeObject *type; /* of a tensor that was there, whose storage begins at `data`; NULL while none was seen */
+    uint64_t data;
+    int64_t offset; /* in elements */
 } place;
 
 typedef struct {
@@ -113,13 +121,55 @@ typedef struct {
     place places[];
 } Addresses;
 
+/* What a tensor notes of its memory; 0 if it has none. */
+static int memory_of(PyObject *x, uint64_t *data, int64_t *offset)
+{
+    const char *t = *(char **)tensor_of(x), *storage = *(char **)(t + storage_at);
+    if (!storage)
+        return 0;
+    *data = *(const uint64_t *)(storage + data_at);
+    *offset = *(const int64_t *)(t + offset_at);
+    return 1;
+}
+
+/* Three words instead of a call into torch: two hundred parameters are asked for in every call. */
+static int is_where_it_was(const place *p, PyObject *x)
+{
+    uint64_t data;
+    int64_t offset;
+    return Py_TYPE(x) == p->type && memory_of(x, &data, &offset) && data == p->data && offset == p->offset;
+}
+
+/* Remember what the tensor, which lies at the place, notes, if that says where it lies. */
+static void remember(place *p, PyObject *x)
+{
+    uint64_t data;
+    int64_t offset;
+    if (storage_at < 0 || !memory_of(x, &data, &offset) || (offset ? data >= p->address : data != p->address))
+        return;
+    if (offset && (p->address - data) % (uint64_t)offset)
+        return;
+    Py_INCREF(Py_TYPE(x));
+    Py_XSETREF(p->type, Py_TYPE(x));
+    p->data = data;
+    p->offset = offset;
+}
+
 /* Whether each tensor of the list lies where it did. */
-static int addresses_fit(const Addresses *a, PyObject *tensors)
+static int addresses_fit(Addresses *a, PyObject *tensors)
 {
     Py_ssize_t given = PyList_GET_SIZE(tensors);
-    for (const place *p = a->places, *end = p + Py_SIZE(a); p < end; p++)
-        if (p->position >= given || address_of(PyList_GET_ITEM(tensors, p->position)) != p->address)
+    for (place *p = a->places, *end = p + Py_SIZE(a); p < end; p++) {
+        if (p->position >= given)
             return 0;
+        PyObject *x = PyList_GET_ITEM(tensors, p->position);
+        if (is_where_it_was(p, x))
+            continue;
+        if (address_of(x) != p->address)
+            return 0;
+        if (p->address)
+            remember(p, x);
+    }
     return 1;
 }
 
@@ -129,7 +179,7 @@ static PyObject *addresses_call(PyObject *self, PyObject *const *args, size_t co
         PyErr_SetString(PyExc_TypeError, "one list is wanted");
         return NULL;
     }
-    return PyBool_FromLong(addresses_fit((const Addresses *)self, args[0]));
+    return PyBool_FromLong(addresses_fit((Addresses *)self, args[0]));
 }
 
 static PyObject *addresses_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
@@ -150,11 +200,19 @@ static PyObject *addresses_new(PyTypeObject *type, PyObject *args, PyObject *key
             Py_DECREF(self);
             return NULL;
         }
-        self->places[k] = (place){position, PyLong_AsUnsignedLongLong(PyList_GET_ITEM(addresses, position))};
+        self->places[k] = (place){position, PyLong_AsUnsignedLongLong(PyList_GET_ITEM(addresses, position)), NULL, 0, 0};
     }
     if (PyErr_Occurred())
         Py_CLEAR(self);
     return (PyObject *)self;
+}
+
+static void addresses_dealloc(PyObject *self)
+{
+    Addresses *a = (Addresses *)self;
+    for (place *p = a->places, *end = p + Py_SIZE(a); p < end; p++)
+        Py_XDECREF(p->type);
+    Py_TYPE(self)->tp_free(self);
 }
 
 static PyTypeObject AddressesType = {
@@ -167,5 +225,6 @@ static PyTypeObject AddressesType = {
     .tp_new = addresses_new,
     .tp_call = PyVectorcall_Call,
     .tp_vectorcall_offset = offsetof(Addresses, call),
+    .tp_dealloc = addresses_dealloc,
 };
 
