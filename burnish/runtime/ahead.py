@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import NamedTuple
 
 import torch
@@ -20,13 +21,22 @@ class Ahead(NamedTuple):
 
 
 def wanted_by(target: object) -> Ahead:
-    if not isinstance(target, torch.nn.Module):
-        return Ahead()
     native = workers = False
-    for weight in target.parameters():
-        native = native or (weight.device.type == "cpu" and weight.numel() >= _LARGE)
-        workers = workers or weight.device.type == "cuda"
+    for model in _models_of(target):
+        for weight in model.parameters():
+            native = native or (weight.device.type == "cpu" and weight.numel() >= _LARGE)
+            workers = workers or weight.device.type == "cuda"
     return Ahead(native, workers)
+
+
+def _models_of(target: object) -> list[torch.nn.Module]:
+    """The target, or what it is a method of or has in its closure."""
+    cells = getattr(target, "__closure__", None) or ()
+    held: list[object] = [target, getattr(target, "__self__", None)]
+    for cell in cells:
+        with contextlib.suppress(ValueError):  # one that is not filled yet
+            held.append(cell.cell_contents)
+    return [each for each in held if isinstance(each, torch.nn.Module)]
 
 
 def begin(ahead: Ahead, options: Options, log: CompileLog) -> Ahead:

@@ -21,6 +21,17 @@ def test_a_model_on_a_gpu_wants_workers_and_a_large_one_on_a_cpu_the_library() -
     assert wanted_by(large) == Ahead(workers=True)
 
 
+def test_so_does_a_function_with_a_model_in_its_closure_or_a_method_of_one() -> None:
+    model = torch.nn.Linear(512, 512)
+
+    def step() -> torch.Tensor:
+        return model(later)
+
+    assert wanted_by(step) == wanted_by(model.forward) == Ahead(native=True)
+    later = torch.ones(512)
+    assert step().shape == (512,)
+
+
 class _On(torch.nn.Parameter):
     """A parameter that says it is on a device that this machine may not have."""
 
