@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import burnish
+from burnish.runtime import graph_launch
 from tests.gpu.on_device import DEVICE, calls_agree, captured, compiled, graphed, notices, randn
 from tests.gpu.test_graphs import Small
 from tests.semantics.test_threads import together
@@ -16,10 +17,14 @@ from tests.semantics.test_threads import together
 pytestmark = pytest.mark.gpu
 
 
+def graphs(target: Any) -> list[Any]:
+    cases = [c for p in target.burnish.log._programs for c in getattr(p, "_cases", {}).values()]
+    return [case.captured for case in cases if case.captured is not None]
+
+
 def launches(target: Any) -> list[Any]:
     """What replays each captured graph: None for torch."""
-    cases = [c for p in target.burnish.log._programs for c in getattr(p, "_cases", {}).values()]
-    return [case.captured.launch for case in cases if case.captured is not None]
+    return [graph.launch for graph in graphs(target)]
 
 
 def sealed(fn: Any, *shape: int) -> Any:
@@ -46,6 +51,31 @@ def test_sealed_calls_are_replayed_by_the_driver() -> None:
         with torch.inference_mode():
             torch.testing.assert_close(c(x), small(x))
     assert captured(c) == 1 and burnish.stats(c).compiles == 1  # wherever the allocator puts arguments
+
+
+def test_calls_are_made_in_c_and_copies_by_a_kernel() -> None:
+    small = Small().to(DEVICE).eval()
+    with torch.no_grad():
+        c = sealed(small, 8, 64)
+        calls_agree(c, small, lambda: (randn(8, 64),), 6)
+    assert all(graph.quick is not None and graph.quick.ready() is not None for graph in graphs(c))
+    assert graph_launch._kernels and all(graph_launch._kernels.values())
+
+
+def test_copies_of_any_length_from_any_place() -> None:
+    def fn(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return a + 1, b * 2, c - 3, torch.tanh(a.float()).sum()
+
+    def make(start: int) -> tuple[torch.Tensor, ...]:
+        """Lengths that 16 does not divide, one of many blocks, and places that are not aligned."""
+        kinds = ((7, torch.int8), (4099, torch.bfloat16), (200_003, torch.float32))
+        return tuple((randn(n + start) * 50).to(dtype)[start:] for n, dtype in kinds)
+
+    c = graphed(fn)
+    with torch.no_grad():
+        for start in (0, 1, 0, 3):
+            calls_agree(c, fn, lambda start=start: make(start), 4)
+    assert captured(c) == 1 and all(graph.quick is not None for graph in graphs(c))
 
 
 def test_a_sealed_object_sees_parameters_change_in_place() -> None:
