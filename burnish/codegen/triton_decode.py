@@ -20,7 +20,7 @@ from burnish.schedule.kernels import KEY_BLOCK, AttendPieces, Operand
 _INT32 = 2**31 - 1
 _LEAST = 16  # rows and columns of a product on tensor cores
 _MOST_ROWS = 128
-_STAGES = 3  # blocks of keys and values of which one is worked on and the others are under way
+_STAGES = 4  # blocks of keys and values of which one is worked on and the others are under way
 _MOST_LOOKED_AT = 1 << 15  # elements of a mask that a program holds
 
 

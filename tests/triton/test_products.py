@@ -270,12 +270,14 @@ def test_few_rows_are_multiplied_in_strips(interpreter: Interpreter, m: int, wid
     compare(interpreter, schedule)
 
 
-def test_a_strip_is_under_way_before_the_wait_and_never_split(compiler: Compiler) -> None:
+def test_a_strip_is_on_its_way_in_several_steps_and_never_split(compiler: Compiler) -> None:
     schedule, *_ = on_cuda(lambda x, w, r: r + F.linear(x, w), bf16(8, 2048), bf16(512, 2048), bf16(8, 512))
     assert kinds(schedule) == [ContractKernel]
     assembly = compiler.compile(generate(schedule, overlapped=True), 0, 90)
-    order = [assembly.index(word) for word in ("prefetch", "griddepcontrol.wait", "cp.async", "mma.sync")]
+    order = [assembly.index(word) for word in ("griddepcontrol.wait", "cp.async", "cp.async.wait_group", "mma.sync")]
     assert order == sorted(order)
+    steps = assembly[: order[2]].count("cp.async.commit_group")
+    assert steps >= 2 * 4  # of both operands, before the first is waited for
 
 
 def exact(*shape: int) -> torch.Tensor:
@@ -293,7 +295,7 @@ def test_gate_and_up_meet_in_one_kernel(interpreter: Interpreter, compiler: Comp
     assert kinds(schedule) == [ContractKernel]
     check(interpreter, found)
     assembly = compiler.compile(generate(schedule, overlapped=True), 0, 90)
-    assert assembly.index("prefetch") < assembly.index("griddepcontrol.wait")
+    assert assembly.index("griddepcontrol.wait") < assembly.index("mma.sync")
 
 
 def test_a_product_that_others_need_is_kept_when_it_is_joined(interpreter: Interpreter) -> None:
