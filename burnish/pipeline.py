@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch.fx import GraphModule
@@ -19,11 +20,12 @@ from burnish.passes import run_passes
 from burnish.passes.rewrite import Fuel
 from burnish.record import GraphRecord
 from burnish.runtime import stored_program
+from burnish.runtime.beside import Coming, Wait
 from burnish.runtime.build import CSource, build_shared, load_native
 from burnish.runtime.cache import CacheKey, open_cache
 from burnish.runtime.data import NotData
 from burnish.runtime.product_choice import choose_libraries
-from burnish.runtime.program import Program, Run, build_program, load_program
+from burnish.runtime.program import Program, Run, build_program, load_coming, load_program
 from burnish.schedule.attend_pieces import split_attention
 from burnish.schedule.columns import join_columns
 from burnish.schedule.factors import factor_sums
@@ -57,12 +59,14 @@ def compile_graph(
     static_inputs: frozenset[int] = frozenset(),
     returned: int | None = None,
     keep: Callable[[bytes], None] = lambda data: None,
+    later: Callable[[Wait], None] | None = None,
 ) -> Callable[[list[Any]], Sequence[Any]]:
     """Compile one functional ATen graph into a boxed callable. Raises on any failure; the caller serves eager then.
 
     `returned` is how many of a forward's results are the caller's; the others are saved for its backward. `keep` is
-    given the program as data, for `load_stored`, where it can be had."""
-    setting = Setting(kind, options, log, static_inputs, returned)
+    given the program as data, for `load_stored`, where it can be had. Where there is a `later`, the program's kernels
+    may still be on their way: it is given what waits for them, and raises what building them raised."""
+    setting = Setting(kind, options, log, static_inputs, returned, later if log.recorder is None else None)
     key = None
     if stored_program.is_wanted(options, log):
         with _stage("lookup", log):
@@ -141,6 +145,7 @@ class Setting:
     log: CompileLog
     static: frozenset[int] = frozenset()
     returned: int | None = None
+    later: Callable[[Wait], None] | None = None  # takes what is to be waited for; without it, everything is
 
 
 def load_stored(data: bytes, device: str, setting: Setting) -> Run:
@@ -201,13 +206,28 @@ def _loaded(setting: Setting, program: Program) -> Run:
 def _load_for_cpu(setting: Setting, program: Program) -> Run:
     unit, options, log = program.unit, setting.options, setting.log
     assert isinstance(unit, CUnit)
-    with _stage("build", log):
-        source = CSource(unit.text, f"{log.name or 'a graph'} ({setting.kind})")
-        library = _build(source, unit, options, log) if unit.segments else None
-    with _stage("load", log):
-        run = load_program(program, library)
+    source = CSource(unit.text, f"{log.name or 'a graph'} ({setting.kind})")
+    if setting.later is not None and unit.segments:
+        coming = Coming(lambda: _build(source, unit, options, log))
+        with _stage("load", log):
+            run, arrive = load_coming(program, coming)
+        setting.later(partial(_wait_for_library, arrive, unit, log))
+    else:
+        with _stage("build", log):
+            library = _build(source, unit, options, log) if unit.segments else None
+        with _stage("load", log):
+            run = load_program(program, library)
     log.kernels(unit.kernels)
     return run
+
+
+def _wait_for_library(arrive: Wait, unit: CUnit, log: CompileLog) -> None:
+    try:
+        with _stage("build", log):
+            arrive()
+    except CompileError:
+        log.kernels(-unit.kernels)
+        raise
 
 
 def _load_for_cuda(setting: Setting, program: Program) -> Run:

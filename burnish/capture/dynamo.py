@@ -35,6 +35,7 @@ from burnish.observe.log import CompileLog, failure_reason
 from burnish.observe.registry import register
 from burnish.observe.sinks import sinks_for
 from burnish.options import Options
+from burnish.runtime.beside import Wait, can_wait, wait_last
 from burnish.stats import Stats
 from burnish.trust.backward import WatchedBackward
 from burnish.trust.diary import Diary
@@ -232,7 +233,7 @@ class _Capture:
         static = frozenset() if kind == "backward" else _static_inputs()
         returned = _returned() if kind == "forward" else None
         self._note(kind, graph)
-        metadata = self._metadata
+        metadata, waits = self._metadata, list[Wait]()
         try:
             from burnish.pipeline import compile_graph
 
@@ -249,6 +250,7 @@ class _Capture:
                     static_inputs=static,
                     returned=returned,
                     keep=lambda data: self._warm.keep(kind, data, graph, static, metadata),
+                    later=waits.append if can_wait() and kind != "backward" else None,
                 )
         except CONTROL_FLOW:
             raise
@@ -260,7 +262,18 @@ class _Capture:
         if kind != "backward":
             self.ready = getattr(program, "ready", self.ready)
         self.log.compiled(kind)
+        for wait in waits:
+            wait_last(partial(self._wait_for_kernels, kind, wait))
         return self._watched(program, graph) if kind == "backward" else _marked(program)
+
+    def _wait_for_kernels(self, kind: Kind, wait: Wait) -> None:
+        try:
+            wait()
+        except Exception as error:
+            serve_eager(self.log, "pipeline", error)
+            self.log.not_built(kind)
+            if (variant := self.variant()) is not None:
+                variant.abandon()
 
     def _note(self, kind: Kind, graph: fx.GraphModule) -> None:
         self._draws = self._draws or any(draws_random_numbers(node) for node in graph.graph.nodes)

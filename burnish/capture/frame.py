@@ -46,6 +46,7 @@ from burnish.errors import CompileError
 from burnish.observe.log import CompileLog
 from burnish.options import Options
 from burnish.runtime.ahead import Ahead, begin, wanted_by
+from burnish.runtime.beside import collecting
 from burnish.trust.background import worker_for
 from burnish.trust.garbage import patience
 
@@ -323,7 +324,7 @@ class FrameCompiler:
                 return restored
             watch = Watch()
             try:
-                with self._warm.storing(key, frame) as store:
+                with self._building_beside() as wait, self._warm.storing(key, frame) as store:
                     with (
                         self._log.stage("dynamo"),
                         guards_apart(self._log),
@@ -333,6 +334,7 @@ class FrameCompiler:
                         result = self._inner(frame, cache_entry, frame_state)
                     with self._log.stage("store"):
                         store(result)
+                    wait()
             except GRAPH_BREAKS:
                 raise  # fullgraph=True, and the caller's to translate
             except dynamo_errors.ResumePrologueTracingError:
@@ -347,6 +349,10 @@ class FrameCompiler:
         if result.frame_exec_strategy.cur_action == FrameAction.RUN_ONLY:
             serve_eager(self._log, "recompile limit", _limit_reached(frame.f_code.co_name))
         return result
+
+    def _building_beside(self) -> contextlib.AbstractContextManager[Callable[[], None]]:
+        """Compiled by another thread, a frame is done when all of it is."""
+        return collecting() if self.deferred is None else contextlib.nullcontext(lambda: None)
 
     def entries(self, code: types.CodeType) -> list[Any]:
         return [entry for entry in native._debug_get_cache_entry_list(code) if entry.backend is self._backend]

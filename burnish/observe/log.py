@@ -244,6 +244,12 @@ class CompileLog:
         with self._lock:
             self.graphs[kind] += 1
 
+    def not_built(self, kind: str) -> None:
+        """A graph was counted as compiled, and then its kernels could not be built, which has been counted, too."""
+        with self._lock:
+            self.graphs -= Counter({kind: 1})
+        self._open_stages.__dict__.pop("failed", None)  # it is no news about the graph that comes next
+
     def graph_break(self, entry: GraphBreak) -> None:
         if self.recorder is not None:
             self.recorder.graph_break(entry)

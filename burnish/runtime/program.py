@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -158,12 +159,29 @@ Run = Callable[[list[Any]], tuple[Any, ...]]
 
 
 def load_program(program: Program, library: ctypes.CDLL | None) -> Run:
-    natives: dict[str, Any] = {}
-    for k in range(len(program.unit.segments)):
-        assert library is not None
-        natives[f"native_{k}"] = getattr(library, f"bn_run_{k}")
-        natives[f"native_{k}"].restype = None
-    return load_rendered(program, Renderer(program), natives)
+    return load_rendered(program, Renderer(program), {} if library is None else _natives(program, library))
+
+
+def load_coming(program: Program, library: Callable[[], ctypes.CDLL]) -> tuple[Run, Callable[[], None]]:
+    """A program whose library may still be on its way, and what waits for that: until then a call does."""
+
+    def arrive() -> None:
+        run.__globals__.update(_natives(program, library()))
+
+    def first(name: str, *table: Any) -> None:
+        arrive()
+        run.__globals__[name](*table)
+
+    names = [f"native_{k}" for k in range(len(program.unit.segments))]
+    run = load_rendered(program, Renderer(program), {name: partial(first, name) for name in names})
+    return run, arrive
+
+
+def _natives(program: Program, library: ctypes.CDLL) -> dict[str, Any]:
+    found = {f"native_{k}": getattr(library, f"bn_run_{k}") for k in range(len(program.unit.segments))}
+    for native in found.values():
+        native.restype = None
+    return found
 
 
 def load_rendered(program: Program, renderer: Renderer, natives: Mapping[str, Any]) -> Run:

@@ -309,6 +309,13 @@ class Variant:
             self._listener.rolled_back(self, failure)
         self.on_verdict()
 
+    def abandon(self) -> None:
+        """What was compiled cannot be had, after all: as if there had been nothing."""
+        with self._lock:
+            self._engines.clear()
+            self._direct = None
+            self._begin()
+
     def retry(self) -> None:
         """On trial again, whatever serves now."""
         with self._lock:
