@@ -26,6 +26,7 @@ from unittest import mock
 import torch
 
 import burnish
+from burnish.runtime import graph_launch
 from burnish.runtime.cuda_launch import DRIVER_LIBRARY
 
 _ROUNDS = 10
@@ -146,16 +147,18 @@ def _parts_of_graph(program: Any, captured: Any, args: list[Any]) -> dict[str, C
     parts: dict[str, Call] = {
         "program": lambda: program(list(args)),
         "addresses": lambda: captured.fits(args),
-        "turn": lambda: program.pool.take_turn(captured),
         "replay by torch": lambda: captured.graph.replay(),
     }
+    if captured.quick is None:  # otherwise C takes its turn
+        parts["turn"] = lambda: program.pool.take_turn(captured)
     launch = captured.launch
     if launch is not None:
         results = launch.results(stream)
         alone = program._host.Launch(DRIVER_LIBRARY, captured.graph.raw_cuda_graph_exec(), [], [], [])
         parts["replay"] = lambda: alone.run([], [], stream)
         parts["copies and replay"] = lambda: launch.run(args, results, stream)
-        parts["new results"] = lambda: launch._fresh()
+        fresh = program._host.Fresh(list(captured.results)) if captured.quick is not None else launch._fresh
+        parts["new results"] = lambda: fresh()
     return parts
 
 
@@ -214,6 +217,11 @@ def measure(name: str, model: torch.nn.Module, inputs: dict[str, torch.Tensor], 
     alone = min((row[k]["host"] for k in ("replay", "replay by torch") if k in row), default=None)
     beyond = {} if alone is None else {k: round(row[k]["host"] - alone, 2) for k in ("open", "sealed")}
     notices = dict(burnish.stats(sealed).notices)
+    if graphed is not None:
+        captured = graphed[1]
+        notices["calls made in C"] = int(captured.quick is not None)
+        notices["copies in"], notices["copies out"] = len(captured.twins), sum(len(g) for g, _ in captured.copies_out)
+        notices["kernel that copies"] = int(any(graph_launch._kernels.values()))
     if device == "cuda":  # on a CPU the call computes, too
         beyond["open, Dynamo"] = round(row["open"]["host"] - row["Dynamo alone"]["host"], 2)
     return {"model": name, "calls": row, "beyond": beyond, "sealed by part": _shares(row), "notices": notices}
