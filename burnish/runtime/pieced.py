@@ -23,8 +23,11 @@ class PiecedProgram:
     def __init__(self, parts: Sequence[CudaRun | GraphedProgram], pool: GraphPool) -> None:
         self.parts = tuple(parts)
         self.pool = pool
+        self._is_ready = False
 
     def __call__(self, args: list[Any]) -> tuple[Any, ...]:
+        if not self._is_ready:  # all of it: once a piece has run, a call cannot be repeated in eager
+            self.ready()
         given = tuple(args)
         args.clear()
         handed_on: tuple[Any, ...] = ()
@@ -36,6 +39,7 @@ class PiecedProgram:
     def ready(self) -> None:
         for part in self.parts:
             part.ready()
+        self._is_ready = True
 
     def release(self) -> None:
         for part in self.parts:

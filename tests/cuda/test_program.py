@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from burnish.capture import addresses
 from burnish.capture.host import host_library
+from burnish.errors import CompileError
 from burnish.observe.log import CompileLog
 from burnish.options import Options
 from burnish.runtime.cudagraph import GraphPool
@@ -180,3 +181,22 @@ def test_a_program_in_pieces() -> None:
         ours, theirs, x = cache.clone(), cache.clone(), torch.randn(6, 8)
         torch.testing.assert_close(program([ours, x]), f(theirs, x))
         torch.testing.assert_close(ours, theirs)
+
+
+def test_no_piece_runs_before_the_kernels_of_all_are_there() -> None:
+    def f(cache: torch.Tensor) -> torch.Tensor:
+        cache.add_(1)
+        return torch.sort(cache).values * 2
+
+    def not_there() -> None:
+        raise CompileError("build", "on purpose")
+
+    cache = torch.zeros(4, 8)
+    parts = pieces_on_cpu(f, cache.clone())
+    parts[-1].ready = not_there
+    program = PiecedProgram(parts, GraphPool(torch.device("cpu"), 4))
+    with pytest.raises(CompileError, match="on purpose"):
+        program([cache])
+    assert torch.equal(cache, torch.zeros(4, 8))
+    parts[-1].ready = lambda: None
+    assert torch.equal(program([cache])[0], torch.full((4, 8), 2.0))
