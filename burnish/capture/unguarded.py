@@ -18,11 +18,13 @@ from torch import fx
 from torch._dynamo import bytecode_transformation as bytecode
 
 from burnish.capture.boxed import boxed_form
+from burnish.capture.host import host_if_built
 
 Sources = tuple[str, ...]
 SOURCES = "_burnish_sources"
 _GRAPH = "__compiled_fn_"
 _RESUME = "__resume_at_"
+_SET_ATTRIBUTE = "object_setattr_ignore_descriptor"  # of torch._dynamo.utils
 _IN_MODULE = re.compile(r"\._(parameters|buffers)\['[^']+'\]$")
 
 
@@ -194,7 +196,7 @@ def _with_loader(code: types.CodeType, load: Callable[..., Any], parameters: lis
         call = [bytecode.create_instruction("LOAD_CONST", argval=load)]
         call += [bytecode.create_instruction("LOAD_FAST", argval=name) for name in parameters]
         call += bytecode.create_call_function(len(parameters), True)
-        instructions[:] = [*before, *call, *after]
+        instructions[:] = [*before, *call, *_quicker(after)]
         done = True
 
     try:
@@ -204,6 +206,23 @@ def _with_loader(code: types.CodeType, load: Callable[..., Any], parameters: lis
         return None
     made = made[0] if isinstance(made, tuple) else made
     return made if done else None
+
+
+def _quicker(instructions: list[Any]) -> list[Any]:
+    """With the function of Dynamo's that fills the attributes of results, one by one, in C."""
+    host = host_if_built()
+    if host is None:
+        return instructions
+    out = []
+    for i in instructions:
+        if i.opname == "LOAD_ATTR" and i.argval == _SET_ATTRIBUTE and i.target is None:
+            out += [
+                bytecode.create_instruction("POP_TOP"),
+                bytecode.create_instruction("LOAD_CONST", argval=host.set_in_dict),
+            ]
+        else:
+            out.append(i)
+    return out
 
 
 def _call_of_graph(instructions: list[Any]) -> tuple[int, int] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dis
 import gc
@@ -15,7 +16,10 @@ import pytest
 import torch
 
 import burnish
+from burnish.capture.host import Host, host_library
 from burnish.errors import NothingToSeal
+from burnish.observe.log import CompileLog
+from burnish.options import Options
 from burnish.trust.faults import Fault, RaisesAtRun
 from tests.against_eager import fallback_warnings
 
@@ -50,6 +54,13 @@ def eager_calls(compiled: Any) -> int:
 def assert_same(found: Any, expected: Any) -> None:
     torch.testing.assert_close(found, expected)
     assert type(found) is type(expected)
+
+
+@pytest.fixture
+def host() -> Host:
+    found = host_library(Options(), CompileLog())
+    assert found is not None
+    return found
 
 
 @pytest.fixture(autouse=True)
@@ -391,3 +402,47 @@ def test_a_sealed_object_is_rolled_back_like_any_other(fault: Fault | None) -> N
         assert_same(found, model(x))
     (variant,) = burnish.stats(c).variants
     assert variant.engine == "eager" and variant.rollbacks == 1
+
+
+class Output(OrderedDict[str, torch.Tensor]):
+    """As model libraries have them: a dict with the same as attributes."""
+
+    def __init__(self, **items: torch.Tensor) -> None:
+        super().__init__(**items)
+        for name, item in items.items():
+            self.__dict__[name] = item
+        self.kind = "output"
+
+
+def test_attributes_of_results_are_set_in_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    from burnish.capture import unguarded
+
+    made: list[Any] = []
+    replace = unguarded._with_loader
+    monkeypatch.setattr(unguarded, "_with_loader", lambda *args: made.append(replace(*args)) or made[-1])
+    c = sealed(lambda x: Output(twice=x * 2, more=x + 1), ((torch.randn(4),), {}))
+    for _ in range(3):
+        x = torch.randn(4)
+        found = c(x)
+        assert type(found) is Output and list(found) == ["twice", "more"] and found.kind == "output"
+        assert found.twice is found["twice"] and found.more is found["more"]
+        torch.testing.assert_close((found.twice, found.more), (x * 2, x + 1))
+    names = {i.argval for i in dis.get_instructions(made[0])}
+    assert "object_setattr_ignore_descriptor" not in names and eager_calls(c) == 0
+
+
+def test_an_attribute_set_in_c(host: Host) -> None:
+    class Odd:
+        name = property(lambda self: "the class's")
+
+    odd, here = Odd(), threading.local()
+    host.set_in_dict(odd, "name", 3)
+    assert odd.__dict__ == {"name": 3} and odd.name == "the class's"
+    if hasattr(torch._dynamo.utils, "object_setattr_ignore_descriptor"):
+        with contextlib.suppress(AttributeError):  # in older versions of torch
+            torch._dynamo.utils.object_setattr_ignore_descriptor(here, "name", 3)
+            del here.name
+            host.set_in_dict(here, "name", 4)
+            assert here.name == 4
+    with pytest.raises(AttributeError):
+        host.set_in_dict(object(), "name", 3)

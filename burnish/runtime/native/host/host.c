@@ -5,9 +5,31 @@
 #include "host/sealed.h"
 #include "host/tensors.h"
 
+/* set_in_dict(object, name, value): what torch._dynamo.utils.object_setattr_ignore_descriptor does, by which Dynamo's code
+ * fills every attribute of an object that it builds. */
+static PyObject *set_in_dict(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    if (count != 3)
+        return PyErr_Format(PyExc_TypeError, "an object, a name and a value are wanted");
+    PyObject *dict = PyObject_GenericGetDict(args[0], NULL);
+    if (dict) {
+        int failed = PyObject_SetItem(dict, args[1], args[2]);
+        Py_DECREF(dict);
+        return failed ? NULL : Py_NewRef(Py_None);
+    }
+    PyErr_Clear(); /* an object that keeps its attributes elsewhere */
+    PyObject *utils = PyImport_ImportModule("torch._dynamo.utils");
+    PyObject *own = utils ? PyObject_GetAttrString(utils, "object_setattr_ignore_descriptor") : NULL;
+    PyObject *done = own ? PyObject_Vectorcall(own, args, 3, NULL) : NULL;
+    Py_XDECREF(utils);
+    Py_XDECREF(own);
+    return done;
+}
+
 static PyMethodDef functions[] = {
     {"open", host_open, METH_VARARGS, "open(torch's library, base of tensors, where a tensor is, where its keys are)"},
     {"make_with", host_make_with, METH_VARARGS, "make_with(torch's library, its library for Python)"},
+    {"set_in_dict", (PyCFunction)(void (*)(void))set_in_dict, METH_FASTCALL, "set_in_dict(object, name, value)"},
     {"load_copies", load_copies, METH_VARARGS, "load_copies(driver): the kernel that copies, in the current context"},
     {NULL, NULL, 0, NULL},
 };
