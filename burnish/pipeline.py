@@ -12,6 +12,7 @@ from torch.fx import GraphModule
 
 from burnish.capture.aten import Captured, import_graph
 from burnish.codegen.c import CUnit, generate
+from burnish.codegen.c_parts import in_parts
 from burnish.errors import CompileError
 from burnish.ir.graph import Graph
 from burnish.observe.log import CompileLog, failure_reason
@@ -21,7 +22,7 @@ from burnish.passes.rewrite import Fuel
 from burnish.record import GraphRecord
 from burnish.runtime import stored_program
 from burnish.runtime.beside import Coming, Wait
-from burnish.runtime.build import CSource, build_shared, load_native
+from burnish.runtime.build import COMPILERS, CSource, build_shared, load_native
 from burnish.runtime.cache import CacheKey, open_cache
 from burnish.runtime.data import NotData
 from burnish.runtime.product_choice import choose_libraries
@@ -296,4 +297,4 @@ def _build(source: CSource, unit: CUnit, options: Options, log: CompileLog) -> A
     cache = open_cache(options)
     if unit.uses_library:
         load_native(unit.uses_double, options, cache, log)
-    return build_shared(source, options=options, cache=cache, log=log)
+    return build_shared(source, options=options, cache=cache, log=log, parts=in_parts(source.text, COMPILERS))

@@ -50,6 +50,7 @@ _FLAGS = ("-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-
 GENERATED_FLAGS = (*_FLAGS, "-ffp-contract=off")
 _NATIVE_FLAGS = (*_FLAGS, "-ffp-contract=fast")
 
+COMPILERS = 2  # at work for one library
 _KIND = "library"
 _OPENMP_SYMBOL = re.compile(r"undefined symbol: (GOMP_|omp_|__kmpc_)")
 
@@ -116,13 +117,15 @@ def build_shared(
     log: CompileLog,
     link: Sequence[Path] = (),
     include: Sequence[Path] = (),
+    parts: Sequence[str] = (),
 ) -> ctypes.CDLL:
     """The library made of `source`, loaded. It may call functions of the libraries in `link`, and include headers
-    from the directories in `include`."""
+    from the directories in `include`. `parts` are the source as several, which are compiled side by side."""
     for path in link:  # loaded for all to see, not linked against: a file in the cache may be evicted
         ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     flags = (*GENERATED_FLAGS, *(f"-I{path}" for path in include))
-    return _obtain(_Job(source.name, (source,), flags, exported=False), options, cache, log).handle
+    sources = tuple(CSource(text, f"{source.name} {n}") for n, text in enumerate(parts, 1)) or (source,)
+    return _obtain(_Job(source.name, sources, flags, exported=False), options, cache, log).handle
 
 
 def native_library(options: Options, cache: Cache, log: CompileLog) -> tuple[ctypes.CDLL, Path]:
@@ -270,7 +273,7 @@ def _compile(job: _Job, compiler: Compiler, flags: Sequence[str], directory: Pat
         compile_object(compiler, [*flags, f"-I{NATIVE_DIR}"], text, text.with_suffix(".o"), deadline)
         return text.with_suffix(".o")
 
-    with ThreadPoolExecutor(max_workers=2) as pool:
+    with ThreadPoolExecutor(max_workers=COMPILERS) as pool:
         return list(pool.map(compile_one, job.sources))
 
 
