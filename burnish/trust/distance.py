@@ -21,9 +21,9 @@ _TIMES_EAGER = 1.5
 _WORST_TIMES_EAGER = 3.0
 _WORST_FLOORS = 8.0  # the worst element may be this many floors away
 _TINY = torch.finfo(torch.float32).tiny
-# Elements looked at together: few enough for a cache, and so many that it takes longer than asking for it.
-_PIECE, _DEVICE_PIECE = 1 << 20, 1 << 24
-_ROW = 1 << 10  # one sum of millions of squares in float32 would be off by percents: rows first
+# Elements looked at together. On a CPU: so few that each operation stays in one thread and in its cache, and need not
+# wait for the other threads, which takes long on a busy machine. On a GPU: so many that asking takes less.
+_PIECE, _DEVICE_PIECE = 1 << 15, 1 << 24
 
 
 @dataclass(frozen=True)
@@ -122,15 +122,14 @@ class _Sums:
     def add(self, candidate: torch.Tensor, truth: torch.Tensor, like: torch.Tensor, roughly: bool = False) -> None:
         """`roughly`: the worst element may be given as too far away, where it is near enough even so."""
         self.count += truth.numel()
+        wide = torch.promote_types(torch.promote_types(candidate.dtype, truth.dtype), torch.float32)
         for ours, exact, theirs in _pieces(candidate.detach(), truth.detach(), like.detach()):
             if self._is_rounded:
-                self._add_numbers(ours, exact, theirs, roughly)
+                self._add_numbers(ours.to(wide), exact.to(wide), theirs, roughly)
             else:
                 self._lost += int((ours != exact).sum())
 
     def _add_numbers(self, candidate: torch.Tensor, truth: torch.Tensor, like: torch.Tensor, roughly: bool) -> None:
-        wide = torch.promote_types(torch.promote_types(candidate.dtype, truth.dtype), torch.float32)
-        candidate, truth = candidate.to(wide), truth.to(wide)
         apart = candidate - truth
         squares = _square_sum(apart)
         if not math.isfinite(squares):
@@ -149,7 +148,7 @@ class _Sums:
     def _worst_of(self, apart: torch.Tensor, truth: torch.Tensor, roughly: bool) -> float:
         if apart.is_complex():
             apart = apart.abs()
-        if roughly and (most := float(apart.abs().max()) / self._size) <= _WORST_FLOORS * self._floor:
+        if roughly and (most := _most(apart) / self._size) <= _WORST_FLOORS * self._floor:
             return most
         return float(apart.abs_().div_(truth.abs().add_(self._size)).max())
 
@@ -174,12 +173,15 @@ def _size(values: torch.Tensor) -> float:
     return math.sqrt(total / count) if count else 0.0
 
 
+def _most(values: torch.Tensor) -> float:
+    low, high = torch.aminmax(values)
+    return max(-float(low), float(high))
+
+
 def _square_sum(values: torch.Tensor) -> float:
-    """May be infinite for finite values, if they are very large."""
-    if values.is_contiguous() and values.numel() % _ROW == 0:
-        values = values.view(-1, _ROW)
-    rows = torch.linalg.vector_norm(values, dim=-1) if values.dim() > 1 else values
-    norm = float(torch.linalg.vector_norm(rows))
+    """Of a piece: one sum of many millions of squares in float32 would be off by percents. May be infinite for finite
+    values, if they are very large."""
+    norm = float(torch.linalg.vector_norm(values))
     return norm * norm
 
 

@@ -8,23 +8,23 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from burnish.capture.saved_tensors import hooks_are_active, own_saved_tensors
-from burnish.trust.inputs import CannotCopy, RandomState, SideInputs, devices_of
+from burnish.trust.distance import Nearness
+from burnish.trust.inputs import CannotCopy, RandomState, devices_of
 from burnish.trust.process import give_back_freed_memory
-from burnish.trust.record import Engine, GateStats, GraphKind
-from burnish.trust.referee import InFloat64, Opinion, Results, judge, widened
+from burnish.trust.record import Engine, GateStats
+from burnish.trust.referee import Opinion, Results, first_look, judge
+from burnish.trust.rig import Call, Clock, GraphFacts, Rig
 
-Call = Callable[..., Any]
-Clock = Callable[[], float]
+__all__ = ["Call", "Failure", "Gate", "GraphFacts", "Verdict"]
 
 _SHARE_OF_COMPILE = 0.10
 _CLEAR = 0.15  # ratios this far from 1 need no further rounds
+_OBVIOUS = 2.0  # times as fast as the other: nor a second one
 _LOSES_ABOVE = 1.02
 _LOSES_UNPROVEN_ABOVE = 1.25  # with too few rounds to be sure
 _FEW_ROUNDS = 3
@@ -33,20 +33,6 @@ _LONG_CALLS = 0.05  # seconds for one call of everybody; below, first calls are 
 _SMALL_CHANGE = 5e-3  # seconds that a race of tiny graphs may take in any case: less than any compile's tenth
 _BLOCK_SECONDS = 2e-4  # so many calls are timed together that the clock and cold caches do not matter
 _LONGEST_BLOCK = 64
-
-
-@dataclass(frozen=True)
-class GraphFacts:
-    """What the capture layer knows of a graph, in terms of its inputs' positions."""
-
-    kind: GraphKind
-    signature: str = ""
-    changed: frozenset[int] = frozenset()  # inputs that a call writes
-    static: frozenset[int] = frozenset()  # parameters and buffers
-    draws: bool = False  # from a random generator
-    coarsest: torch.dtype = torch.float32  # the least exact type it computes in
-    modules: int = 0  # module calls that eager makes, and the captured graph does not
-    unjudgeable: str = ""  # why the graph cannot be run a second time beside the real call
 
 
 @dataclass(frozen=True)
@@ -75,121 +61,16 @@ class Verdict:
     has_result: bool = False
 
 
-class Rig:
-    """Runs a graph beside the real call: same inputs, same random numbers, nothing of the caller's changed."""
+@dataclass
+class _Trial:
+    """What comparing found. `raws` has the results of those that are right."""
 
-    def __init__(self, facts: GraphFacts, args: Sequence[Any], *, backward: bool, repeats: bool) -> None:
-        """`repeats`: runs that are compared may be followed by others."""
-        self.facts = facts
-        self.training = facts.kind == "training"
-        self.backward = backward
-        self.inputs = SideInputs(args, facts.changed, detached=self.training)
-        # A forward that changes nothing can be the caller's own, if it is right. Not with hooks on what it saves: what
-        # they raise is the caller's, and no failure.
-        can_serve = self.training and not (backward or repeats or self.inputs.copies_anything or hooks_are_active())
-        self._callers = tuple(args) if can_serve else None
-        devices = devices_of(args)
-        # Only then: the generators are the process's, and putting them back would repeat other threads' numbers.
-        self.random = RandomState(devices) if facts.draws else None
-        self._cuda = [d for d in devices if d.type == "cuda"]
-        self._cotangents: list[torch.Tensor] = []
-
-    @property
-    def results_are_real(self) -> bool:
-        """Whether an engine's result can be handed to the caller as that of his call."""
-        return self._callers is not None or self.eagers_is_real
-
-    @property
-    def eagers_is_real(self) -> bool:
-        return not self.training and not self.inputs.copies_anything
-
-    def run_engine(self, call: Call) -> tuple[Any, Results]:
-        """As `run`, of what may serve the caller."""
-        if self._callers is None:
-            return self.run(call)
-        self.same_numbers()
-        raw = call(*self._callers)
-        return raw, [x.detach() for x in _tensors(raw)]
-
-    def run(self, call: Call, wide: InFloat64 | None = None) -> tuple[Any, Results]:
-        """The raw result, if it is real; and all its tensors, the gradients of its inputs, and what it changed, to be
-        compared."""
-        args = self.inputs.take()
-        if wide is not None:
-            args = widened(args)
-        self.same_numbers()
-        with self._isolated(), wide or nullcontext():
-            raw = call(*args)
-            results = _tensors(raw)
-            gradients = self._gradients(results, args) if self.backward else []
-        found = [x.detach() for x in (*results, *gradients, *self.inputs.changed(args))]
-        if self.eagers_is_real:
-            return raw, found
-        del raw, results, gradients
-        if self.training:
-            give_back_freed_memory()  # what autograd saved, before the next saves as much
-        return None, found
-
-    def _gradients(self, results: Results, args: Sequence[Any]) -> Results:
-        roots = [x for x in results if x.requires_grad]
-        leaves = [x for x in args if isinstance(x, torch.Tensor) and x.requires_grad]
-        if not roots or not leaves:
-            return []
-        if not self._cotangents:
-            self._cotangents = [_random_like(x, seed) for seed, x in enumerate(roots)]
-        weights = [w.to(x.dtype) for w, x in zip(self._cotangents, roots, strict=True)]
-        found = torch.autograd.grad(roots, leaves, weights, allow_unused=True)
-        nothing = (leaf.new_zeros(()).expand(leaf.shape) for leaf in leaves)
-        return [zero if x is None else x for x, zero in zip(found, nothing, strict=True)]
-
-    def seconds(self, call: Call, calls: int, clock: Clock) -> float:
-        """One call's time, the mean of a few in a row."""
-        if self.inputs.copies_anything:
-            return min(self._one(call, clock) for _ in range(calls))
-        args = self.inputs.take()
-        with self._isolated():
-            self.synchronise()
-            start = clock()
-            for _ in range(calls):
-                self._step(call, args)
-            self.synchronise()
-            return (clock() - start) / calls
-
-    def _one(self, call: Call, clock: Clock) -> float:
-        self.same_numbers()
-        args = self.inputs.take()
-        with self._isolated():
-            self.synchronise()
-            start = clock()
-            self._step(call, args)
-            self.synchronise()
-            return clock() - start
-
-    def same_numbers(self) -> None:
-        if self.random is not None:
-            self.random.restore()
-
-    def _isolated(self) -> AbstractContextManager[Any]:
-        return own_saved_tensors() if self.training else nullcontext()
-
-    def _step(self, call: Call, args: Sequence[Any]) -> None:
-        raw = call(*args)
-        if self.backward:
-            self._gradients(_tensors(raw), args)
-
-    def synchronise(self) -> None:
-        for device in self._cuda:
-            torch.cuda.synchronize(device)
-
-
-def _tensors(raw: Any) -> Results:
-    return [x for x in (raw if isinstance(raw, (tuple, list)) else (raw,)) if isinstance(x, torch.Tensor)]
-
-
-def _random_like(tensor: torch.Tensor, seed: int) -> torch.Tensor:
-    generator = torch.Generator(tensor.device).manual_seed(seed)
-    dtype = tensor.dtype if tensor.is_complex() else torch.float32
-    return torch.randn(tensor.shape, dtype=dtype, device=tensor.device, generator=generator)
+    eager_raw: Any = None
+    raws: dict[Engine, Any] = field(default_factory=dict)
+    opinions: dict[Engine, Opinion] = field(default_factory=dict)
+    failures: dict[Engine, Failure] = field(default_factory=dict)
+    times: dict[str, list[float]] = field(default_factory=dict)
+    waited: float = 0.0  # for the compile
 
 
 class Gate:
@@ -233,30 +114,12 @@ class Gate:
         except CannotCopy as reason:
             return self._by_rule(engines, str(reason), started)
         try:
-            eager_raw, eager_results, first = self._timed(rig, rig.run, eager)
-        except torch.OutOfMemoryError:
+            trial = self._one_by_one(rig, eager, engines) or self._side_by_side(rig, eager, engines, ready)
+        except torch.OutOfMemoryError:  # beside what the other returned: alone an engine may well do
             rig.same_numbers()
             return self._by_rule(engines, "no memory for a second run", started)
-        failures: dict[Engine, Failure] = {}
-        opinions: dict[Engine, Opinion] = {}
-        raws: dict[Engine, Any] = {}
-        times: dict[str, list[float]] = {"eager": [first]}
-        for name, call in engines.items():
-            try:
-                started += self._waited(ready) if name == "burnish" else 0.0
-                raw, results, seconds = self._timed(rig, rig.run_engine, call)
-                opinion = self._opinion(rig, eager, eager_results, results)
-            except torch.OutOfMemoryError:  # beside what eager returned: alone it may well do
-                rig.same_numbers()
-                return self._by_rule(engines, "no memory for a second run", started)
-            except Exception as error:
-                failures[name] = Failure.of(error)
-                continue
-            opinions[name] = opinion
-            if opinion.is_right:
-                raws[name], times[name] = raw, [seconds]
-            else:
-                failures[name] = Failure(opinion.wrong)
+        started += trial.waited
+        raws, times, opinions = trial.raws, trial.times, trial.opinions
         is_real = rig.eagers_is_real or (rig.results_are_real and bool(raws))
         after = RandomState(devices_of(args)) if rig.random is not None and is_real else rig.random
         rounds = self._race(rig, {"eager": eager, **{n: engines[n] for n in raws}}, times, started) if raws else 0
@@ -276,10 +139,63 @@ class Gate:
             compile_seconds=self.compile_seconds,
             engines_us=tuple((name, _best_us(times[name])) for name in raws) if rounds else (),
         )
-        verdict = Verdict(winner, stats, failures)
+        verdict = Verdict(winner, stats, trial.failures)
         if is_real:
-            verdict.result, verdict.has_result = raws.get(served, eager_raw) if served else eager_raw, True
+            verdict.result, verdict.has_result = raws[served] if served else trial.eager_raw, True
         return verdict
+
+    def _side_by_side(
+        self, rig: Rig, eager: Call, engines: Mapping[Engine, Call], ready: Callable[[], object]
+    ) -> _Trial:
+        trial = _Trial()
+        trial.eager_raw, expected, first = self._timed(rig, rig.run, eager)
+        trial.times["eager"] = [first]
+        for name, call in engines.items():
+            try:
+                trial.waited += self._waited(ready) if name == "burnish" else 0.0
+                raw, results, seconds = self._timed(rig, rig.run_engine, call)
+                opinion = self._opinion(rig, eager, expected, results)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:
+                trial.failures[name] = Failure.of(error)
+                continue
+            trial.opinions[name] = opinion
+            if opinion.is_right:
+                trial.raws[name], trial.times[name] = raw, [seconds]
+            else:
+                trial.failures[name] = Failure(opinion.wrong)
+        return trial
+
+    def _one_by_one(self, rig: Rig, eager: Call, engines: Mapping[Engine, Call]) -> _Trial | None:
+        """A training step's gradients, of which eager's are never there all at once; None where that cannot be done,
+        or leaves a doubt."""
+        if not self.compare or self._has_referee or not rig.can_hand_over or len(engines) > 1:
+            return None
+        (name, call), spent = next(iter(engines.items())), 0.0
+
+        def see(index: int, theirs: torch.Tensor) -> None:
+            nonlocal spent
+            start = self.clock()
+            near.see(index, theirs)
+            spent += self.clock() - start
+
+        try:
+            start = self.clock()
+            near = Nearness(rig.run_holding(call))
+            ours = self.clock() - start
+            give_back_freed_memory()
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:
+            return None
+        start = self.clock()
+        rig.hand_over(eager, see)
+        theirs = self.clock() - start - spent
+        opinion = first_look(near)
+        if opinion is None:
+            return None
+        return _Trial(None, {name: None}, {name: opinion}, {}, {"eager": [theirs], name: [ours]})
 
     def _waited(self, ready: Callable[[], object]) -> float:
         start = self.clock()
@@ -303,8 +219,12 @@ class Gate:
     def _opinion(self, rig: Rig, eager: Call, eagers: Results, ours: Results) -> Opinion:
         if not self.compare:
             return Opinion("", 0.0)
-        exact = (lambda wide: rig.run(eager, wide)[1]) if self.referee and not self.facts.draws else None
+        exact = (lambda wide: rig.run(eager, wide)[1]) if self._has_referee else None
         return judge(ours, eagers, exact=exact, eager_again=lambda: rig.run(eager)[1], coarsest=self.facts.coarsest)
+
+    @property
+    def _has_referee(self) -> bool:
+        return self.referee and not self.facts.draws
 
     def _by_rule(self, engines: Mapping[Engine, Call], reason: str, started: float) -> Verdict:
         """What cannot be run twice is trusted unseen: the first engine serves, watched for exceptions only."""
@@ -348,9 +268,10 @@ class Gate:
         return any(self._ratio(times, name) <= 1.0 for name in times if name != "eager")
 
     def _is_clear(self, times: Mapping[str, list[float]]) -> bool:
-        return len(times["eager"]) >= 2 and all(
-            abs(self._ratio(times, name) - 1.0) > _CLEAR for name in times if name != "eager"
-        )
+        ratios = [self._ratio(times, name) for name in times if name != "eager"]
+        if all(not 1.0 / _OBVIOUS < ratio < _OBVIOUS for ratio in ratios):
+            return True
+        return len(times["eager"]) >= 2 and all(abs(ratio - 1.0) > _CLEAR for ratio in ratios)
 
     def _ratio(self, times: Mapping[str, list[float]], name: str) -> float:
         """The engine's time over eager's with all that each call costs. Minima: noise only ever adds."""

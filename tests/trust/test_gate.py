@@ -16,6 +16,7 @@ from burnish.trust import gate, referee
 from burnish.trust.faults import Fault, NotANumber, RaisesAtRun, RaisesInCompile, Slower, WrongBy
 from burnish.trust.gate import Gate, GraphFacts
 from burnish.trust.record import VariantStats
+from burnish.trust.rig import Rig
 from tests.against_eager import fallback_warnings
 
 X = torch.linspace(-1, 2, 24).reshape(4, 6)
@@ -178,6 +179,15 @@ def test_what_cannot_be_built_after_all_does_not_serve():
     assert verdict.winner == "eager" and "on purpose" in verdict.failures["burnish"].reason
 
 
+@pytest.mark.parametrize(("eager", "ours", "winner"), [(0.01, 0.004, "burnish"), (0.01, 0.025, "eager")])
+def test_a_race_is_over_where_one_is_twice_as_fast(eager, ours, winner):
+    clock = Clock()
+    gate = Gate(GraphFacts("inference"), compare=True, race=True, compile_seconds=5.0, clock=clock)
+    verdict = gate.judge(clock.call(eager), {"burnish": clock.call(ours)}, (X,))
+    assert verdict.winner == winner and verdict.stats.rounds == 2
+    assert clock.now == pytest.approx(3 * (eager + ours))  # compared, warmed up, timed
+
+
 @pytest.mark.parametrize(("ours", "winner", "runs"), [(0.9, "burnish", 2), (2.0, "eager", 4)])
 def test_calls_longer_than_the_budget_are_run_once_or_to_be_sure_of_a_loser_twice(ours, winner, runs):
     clock = Clock()
@@ -308,8 +318,8 @@ def test_a_training_graph_is_judged_with_its_backward():
     assert variant.state in ("compiled", "eager") and variant.kind == "training" and variant.gate.ratio > 0
 
 
-@pytest.mark.parametrize(("dtype", "asks_again"), [(torch.float32, False), (torch.bfloat16, True)])
-def test_float64_is_asked_about_a_training_step_once_where_eager_can_tell(dtype, asks_again, monkeypatch):
+@pytest.mark.parametrize(("dtype", "asked"), [(torch.float32, [True]), (torch.bfloat16, [True, True])])
+def test_float64_is_asked_about_a_training_step_once_where_eager_can_tell(dtype, asked, monkeypatch):
     may_ask = []
 
     def judge(*results, exact, **rest):
@@ -320,10 +330,34 @@ def test_float64_is_asked_about_a_training_step_once_where_eager_can_tell(dtype,
     compiled = burnish.compile(model().to(dtype), gate=True)
     for _ in range(2):
         compiled(X.to(dtype)).sum().backward()
-    assert may_ask == [True, asks_again]
+    assert may_ask == asked and only_variant(compiled).gate.compiled_error is not None
 
 
-@pytest.mark.parametrize("broken", ["wrong", "raises"])
+@pytest.mark.parametrize("wrong", [False, True])
+def test_the_second_step_is_compared_without_a_second_set_of_gradients(wrong, monkeypatch):
+    """One gradient that is wrong in the second step only is enough."""
+    held, backward = [], Rig.run_holding
+
+    def run_holding(self, call):
+        found = backward(self, call)
+        held.append(len(found))
+        if wrong:
+            found[-1] = found[-1] * 1.01
+        return found
+
+    monkeypatch.setattr(Rig, "run_holding", run_holding)
+    sides = []
+    ordinary = Gate._side_by_side
+    monkeypatch.setattr(Gate, "_side_by_side", lambda self, *a: (sides.append(self.backward), ordinary(self, *a))[1])
+    compiled = burnish.compile(model(), gate=True)
+    for _ in range(2):
+        compiled(X).sum().backward()
+    assert held == [1 + len(list(compiled.parameters()))]
+    # What leaves a doubt is looked at in the other way, too: here it is right after all.
+    assert sides == ([False, True] if wrong else [False]) and only_variant(compiled).rollbacks == 0
+
+
+@pytest.mark.parametrize("broken", ["wrong", "raises", "wrong later"])
 def test_a_wrong_backward_is_done_over(broken, monkeypatch):
     from burnish import pipeline
 
@@ -332,20 +366,28 @@ def test_a_wrong_backward_is_done_over(broken, monkeypatch):
         if kind != "backward":
             return run
 
+        calls = []
+
         def wrong(args):
+            calls.append(1)
             if broken == "raises":
                 raise RuntimeError("a backward on purpose")
+            if broken == "wrong later" and len(calls) == 1:
+                return run(args)
             return [x * 1.01 if isinstance(x, torch.Tensor) else x for x in run(args)]
 
         return wrong
 
     compile_graph = pipeline.compile_graph
     monkeypatch.setattr(pipeline, "compile_graph", spoiled)
-    compiled = burnish.compile(model())
+    compiled = burnish.compile(model(), gate=True)
     twin = copy.deepcopy(compiled.eager)
-    _, messages = fallback_warnings(lambda: compiled(X).square().sum().backward())
-    twin(X).square().sum().backward()
+    messages = []
+    for _ in range(2 if broken == "wrong later" else 1):
+        messages += fallback_warnings(lambda: compiled(X).square().sum().backward())[1]
+        twin(X).square().sum().backward()
     for ours, theirs in zip(compiled.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad)
     assert len(messages) == 1 and only_variant(compiled).state == "rolled back"
-    assert ("a backward on purpose" if broken == "raises" else "in the backward") in only_variant(compiled).reason
+    reasons = {"raises": "a backward on purpose", "wrong": "in the backward", "wrong later": "off by"}
+    assert reasons[broken] in only_variant(compiled).reason
