@@ -227,6 +227,9 @@ class _Fuser:
         self.kernels: dict[int, Kernel] = dict(enumerate(schedule.kernels))
         self.members: dict[int, tuple[int, ...]] = {k: (k,) for k in self.kernels}
         self.position = {k: k for k in self.kernels}
+        self.line: list[int | None] = list(self.kernels)  # in an order that keeps all dependences, with gaps
+        self.place = {k: k for k in self.kernels}  # of each in it
+        self.touched = {k: {*kernel.reads, *kernel.writes} for k, kernel in self.kernels.items()}
         self.earlier = dependences(schedule.kernels)
         self.before: dict[int, set[int]] = defaultdict(set)
         self.after: dict[int, set[int]] = defaultdict(set)
@@ -278,12 +281,14 @@ class _Fuser:
         merged = _join_kernels(first, second, why)
         if merged is None:
             return self._refuse(p, k, why[-1])
-        if p in self.after[k] or self._path(p, k) or self._path(k, p):
+        following = None if p in self.after[k] else self._following(p, k)
+        if following is None:
             return self._refuse(p, k, "another kernel has to run between them")
         if not self._worthwhile(first, second, merged):
             return self._refuse(p, k, f"a loop of fewer than {_FEW_ROWS} rows would leave threads idle")
         if not self.fuel.spend(f"fuse: {_named(self.members[p])} + {_named(self.members[k])}"):
             return self._refuse(p, k, "the fuel is out")
+        self._reorder(p, k, following)
         self._replace(p, k, merged)
         self.members[k] = (*self.members.pop(p), *self.members[k])
         return True
@@ -316,18 +321,34 @@ class _Fuser:
         )
         return both_reduce or row_work
 
-    def _path(self, source: int, target: int) -> bool:
-        """Whether `target` needs something between: a way from source to it that is not the direct edge."""
-        stack = [n for n in self.after[source] if n != target]
-        seen: set[int] = set()
+    def _following(self, p: int, k: int) -> set[int] | None:
+        """What stands between the two and must come after the first of them: after both, if they become one. None if
+        the other needs some of it. (`line` is an order that keeps all dependences: what stands elsewhere matters not.)
+        """
+        first, last = sorted((p, k), key=self.place.__getitem__)
+        end = self.place[last]
+        found: set[int] = set()
+        stack = [n for n in self.after[first] if self.place[n] < end]
         while stack:
             n = stack.pop()
-            if n == target:
-                return True
-            if n not in seen:
-                seen.add(n)
-                stack.extend(self.after[n])
-        return False
+            if n in found:
+                continue
+            found.add(n)
+            if last in self.after[n]:
+                return None
+            stack.extend(m for m in self.after[n] if self.place[m] < end)
+        return found
+
+    def _reorder(self, p: int, k: int, following: set[int]) -> None:
+        """The line with p and k in one place, in k's name: ahead of what follows them, behind the rest between them."""
+        first, last = sorted((self.place[p], self.place[k]))
+        between = [n for n in self.line[first + 1 : last] if n is not None]
+        moved = [*(n for n in between if n not in following), k, *(n for n in between if n in following)]
+        start = last + 1 - len(moved)
+        self.line[first:start] = [None] * (start - first)
+        for at, n in enumerate(moved, start):
+            self.line[at], self.place[n] = n, at
+        del self.place[p]
 
     def _replace(self, p: int, k: int, merged: LoopKernel | Product) -> None:
         for n in self.before[p]:
@@ -343,16 +364,16 @@ class _Fuser:
         self.before[k].discard(p)
         self.after[k].discard(p)
         del self.kernels[p]
-        for table in (self.readers, self.writers):
-            for members in table.values():
+        for name in self.touched[p]:
+            for members in (self.readers[name], self.writers[name]):
                 if p in members:
                     members.discard(p)
                     members.add(k)
+        self.touched[k] |= self.touched.pop(p)
         kept = self._without_dead_stores(k, merged)
         self.kernels[k] = kept
-        for name in list(self.readers):
-            if k in self.readers[name] and name not in kept.reads:
-                self.readers[name].discard(k)
+        for name in self.touched[k] - kept.reads:
+            self.readers[name].discard(k)
 
     def _without_dead_stores(self, k: int, merged: LoopKernel | Product) -> LoopKernel | Product:
         def needed(s: Store) -> bool:
