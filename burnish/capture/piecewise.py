@@ -8,7 +8,8 @@ taking pieces of what it is made of.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import torch
@@ -22,13 +23,15 @@ _GIVEN_BACK = 16 << 20  # bytes freed after which the system gets them back
 
 T = TypeVar("T")
 aten = torch.ops.aten
-# Called for each result by its number: the value, or a piece of it, along which dimension and from where.
-Handed = Callable[[int, Any, int, int | None], None]
+# A result's number and its value, or a piece of that: along which dimension, and from where.
+Part = tuple[int, Any, int, int | None]
+# Called with each part, and with the same one of the run beside.
+Handed = Callable[[int, Any, int, int | None, Any], None]
 Operands = dict[int, int]  # which arguments are cut, and along which of their dimensions
 
 
 class PiecewiseGraph:
-    """`run(args, handed)` hands over every result of `graph`, and returns nothing."""
+    """`run` hands over every result of `graph`, and returns nothing."""
 
     def __init__(self, graph: fx.GraphModule) -> None:
         """Raises NotImplementedError for what is no plain list of operations."""
@@ -67,13 +70,23 @@ class PiecewiseGraph:
                 readers.setdefault(read, set()).update(sources)
         return readers
 
-    def run(self, args: Sequence[Any], handed: Handed) -> None:
+    def run(self, args: Sequence[Any], handed: Handed, beside: AbstractContextManager[Any] | None = None) -> None:
+        """With `beside`, everything is computed once more within it, and the two are handed over together."""
+        again = self._parts(args) if beside is not None else None
+        for part in self._parts(args):
+            other = None
+            if beside is not None and again is not None:
+                with beside:
+                    other = next(again)[1]
+            handed(*part, other)
+
+    def _parts(self, args: Sequence[Any]) -> Iterator[Part]:
         values: dict[fx.Node, Any] = dict(zip(self._inputs, args, strict=True))
-        self._hand_over(None, values, handed)
+        yield from self._known_after(None, values)
         freed = 0
         for node in self._steps:
             values[node] = self._value(node, values)
-            self._hand_over(node, values, handed)
+            yield from self._known_after(node, values)
             for dead in self._dead_after.get(node, ()):
                 freed += _host_bytes(values.pop(dead, None))
             if freed > _GIVEN_BACK:  # malloc would not put the next one, of the same size and aligned, into the gap
@@ -87,17 +100,18 @@ class PiecewiseGraph:
         target: Any = node.target
         return target(*fx.map_arg(node.args, whole), **fx.map_arg(node.kwargs, whole))
 
-    def _hand_over(self, node: fx.Node | None, values: dict[fx.Node, Any], handed: Handed) -> None:
+    def _known_after(self, node: fx.Node | None, values: dict[fx.Node, Any]) -> Iterator[Part]:
         for index in self._handed_after.get(node, ()):
             result = self._results[index]
             dim = self._cut.get(result) if isinstance(result, fx.Node) else None
             if dim is None:
-                handed(index, values[result] if isinstance(result, fx.Node) else result, 0, None)
+                yield index, values[result] if isinstance(result, fx.Node) else result, 0, None
                 continue
             length = result.meta["val"].shape[dim]
             step = max(1, length * _PIECE // _bytes(result))
             for start in range(0, length, step):
-                handed(index, self._piece(result, dim, slice(start, min(start + step, length)), values), dim, start)
+                where = slice(start, min(start + step, length))
+                yield index, self._piece(result, dim, where, values), dim, start
 
     def _piece(self, node: Any, dim: int, where: slice, values: dict[fx.Node, Any]) -> Any:
         if node not in self._cut:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -14,12 +15,14 @@ import torch
 from burnish.trust.distance import Nearness
 from burnish.trust.gate import Call, Failure
 from burnish.trust.record import GateStats
-from burnish.trust.referee import Opinion, Results, first_look, judge
+from burnish.trust.referee import Opinion, Results, first_look, judge, rounding_beside
 from burnish.trust.remembered import Verdicts
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
-# Runs eager's form of it, and hands each result over once: whole, or in pieces along a dimension, from a place on.
-Piecewise = Callable[[Sequence[Any], Callable[[int, Any, int, int | None], None]], None]
+# Runs eager's form of it, and hands each result over once: whole, or in pieces along a dimension, from a place on; and
+# together with it that of a run beside, within a context.
+Handed = Callable[[int, Any, int, int | None, Any], None]
+Piecewise = Callable[[Sequence[Any], Handed, AbstractContextManager[Any] | None], None]
 
 
 class WatchedBackward:
@@ -113,7 +116,7 @@ class WatchedBackward:
             return None
         near = Nearness(result)
         try:
-            piecewise(held, near.see)
+            piecewise(held, near.see, rounding_beside(self._coarsest))
         except Exception:
             return None
         return first_look(near)

@@ -71,10 +71,12 @@ class Nearness:
     def __init__(self, ours: Sequence[Any]) -> None:
         self._ours = ours
         self._sums: dict[int, _Sums] = {}
+        self._spread: dict[int, _Sums] = {}
         self.unlike = ""  # what needs no numbers to be wrong
 
-    def see(self, index: int, theirs: Any, dim: int = 0, start: int | None = None) -> None:
-        """Eager's result, or with `start` what it has from there on along `dim`."""
+    def see(self, index: int, theirs: Any, dim: int = 0, start: int | None = None, again: Any = None) -> None:
+        """Eager's result, or with `start` what it has from there on along `dim`; and the same `again`, of a run that
+        tells how far eager's may be off."""
         ours = self._ours[index]
         if not isinstance(ours, torch.Tensor) and not isinstance(theirs, torch.Tensor):
             return
@@ -86,11 +88,18 @@ class Nearness:
             self.unlike = self.unlike or f"result {index} is {list(ours.shape)}, eager's is {list(theirs.shape)}"
             return
         if index not in self._sums:
-            self._sums[index] = _Sums(ours.dtype, _size(ours) if _is_rounded(ours.dtype) else 0.0)
+            size = _size(ours) if _is_rounded(ours.dtype) else 0.0
+            self._sums[index], self._spread[index] = _Sums(ours.dtype, size), _Sums(ours.dtype, size)
         self._sums[index].add(part, theirs, theirs, roughly=True)
+        if isinstance(again, torch.Tensor):
+            self._spread[index].add(again, theirs, theirs)
 
     def distances(self) -> list[Distance]:
         return [so_far.distance() for so_far in self._sums.values()]
+
+    def spreads(self) -> list[Distance]:
+        """How far eager's results are from those that were seen again."""
+        return [so_far.distance() for so_far in self._spread.values()]
 
     @property
     def is_complete(self) -> bool:

@@ -100,7 +100,9 @@ def first_look(near: Nearness) -> Opinion | None:
     """What `judge` would say without a referee, of results that were never there together; None if it would want to
     look at them again."""
     found = near.distances()
-    is_right = near.is_complete and all(d.within(_ROOM) for d in found)
+    is_right = near.is_complete and all(
+        d.within(_ROOM) or d.is_as_good_as(spread) for d, spread in zip(found, near.spreads(), strict=True)
+    )
     return Opinion("", _largest(found)) if is_right else None
 
 
@@ -144,6 +146,12 @@ def _unlike(ours: Results, eagers: Results, types: bool = True) -> str:
 
 def _largest(distances: Sequence[Distance]) -> float:
     return max((math.inf if d.lost else d.rms for d in distances), default=0.0)
+
+
+def rounding_beside(coarsest: torch.dtype) -> RandomRounding | None:
+    """What a run beside eager's is made in where rounding is sure to show: results may be of a finer type than that in
+    which they were computed."""
+    return RandomRounding(_unit_roundoff(coarsest), 1) if coarsest in _HALF else None
 
 
 def _unit_roundoff(coarsest: torch.dtype) -> float:
