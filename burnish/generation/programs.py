@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -53,8 +54,7 @@ class Programs:
         self._always_masked = False
         self._met: set[tuple[object, ...]] = set()  # kinds of chunks
         self._made: dict[tuple[object, ...], Program] = {}
-        self._sealed: set[tuple[object, ...]] = set()
-        self._settled: set[tuple[object, ...]] = set()  # called since they were sealed
+        self._calls: Counter[tuple[object, ...]] = Counter()  # sealed after the first, settled after the second
 
     def prompt(self, plan: Sequence[Chunk], padded: bool) -> int:
         """Run the chunks of a prompt from slot `length` on, and leave the logits behind its last token. How many of
@@ -87,11 +87,8 @@ class Programs:
         if key not in self._made:
             step = decode_step(self.model, self.state, self.words, how, padded)
             self._made[key] = self._compiled(step, f"decode {how or 'logits'}", padded)
-        is_sealed = key in self._sealed
-        with contextlib.nullcontext() if key in self._settled else self._for_few_tokens():
+        with self._for_few_tokens() if self._calls[key] < 2 else contextlib.nullcontext():
             self._run(key)
-        if is_sealed:
-            self._settled.add(key)
 
     def _for_few_tokens(self) -> contextlib.AbstractContextManager[Any]:
         """transformers' own choice of implementations (of experts) for decoding, while a step is traced, and once more
@@ -105,14 +102,16 @@ class Programs:
     def _run(self, key: tuple[object, ...]) -> None:
         program = self._made[key]
         program()
-        if key in self._sealed:
+        self._calls[key] += 1
+        if self._calls[key] > 1:
             return
         if not self._always_masked and not key[-1] and burnish.stats(program).graph_breaks:
             # A model that makes a mask where it gets none may ask the host for its length. With ours it need not.
             self._always_masked = True
             close_all([burnish.api.handle_of(self._made.pop(key))])
+            del self._calls[key]
             return
-        self._sealed.add(key)  # every call is like the first: nothing is left to check or to compile
+        # Every call is like the first: nothing is left to check or to compile.
         with contextlib.suppress(NothingToSeal):  # eager serves it, and the reason is in its statistics
             burnish.seal(program)
 
@@ -123,8 +122,7 @@ class Programs:
         close_all([burnish.api.handle_of(program) for program in self._made.values()])
         self._made.clear()
         self._met.clear()
-        self._sealed.clear()
-        self._settled.clear()
+        self._calls.clear()
 
 
 def prefill_step(model: Any, state: State, words: Words, size: int, visible: int, padded: bool) -> Program:
