@@ -12,7 +12,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import burnish
+from burnish.errors import CompileError, FallbackWarning
 from burnish.explain import explain
+from burnish.runtime.triton_build import KernelBuilder
 from burnish.trust.faults import Fault, NotANumber, RaisesAtRun, Slower, WrongBy
 from burnish.trust.gate import Gate, GraphFacts
 from burnish.trust.sampling import comparer
@@ -203,3 +205,22 @@ def test_verify_runs_and_is_content() -> None:
 def test_explain_tells_of_kernels() -> None:
     result = explain(model(), (randn(32, 48),))
     assert "GB/s" in str(result)
+
+
+# -- kernels that are still being built when a call comes ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [{}, {"gate": False, "verify": "off"}])
+def test_kernels_that_cannot_be_built_leave_eager_to_serve(settings, monkeypatch):
+    def fails(builder: Any, source: Any, pool: Any, log: Any) -> None:
+        raise CompileError("build", "on purpose")
+
+    monkeypatch.setattr(KernelBuilder, "_build_one", fails)
+    net = nn.Sequential(nn.LayerNorm(77), nn.GELU(), nn.Softmax(-1)).eval().to(DEVICE)  # sizes of no other test's
+    c = burnish.compile(net, options=settings)
+    x = randn(5, 77)
+    with torch.no_grad(), pytest.warns(FallbackWarning, match="on purpose"):
+        assert torch.equal(c(x), net(x))
+    with torch.no_grad():
+        assert torch.equal(c(x), net(x))
+    assert variant(c).state == "rolled back" and burnish.stats(c).compiles == 1
