@@ -27,6 +27,7 @@ from burnish.capture.diagnosis import CONTROL_FLOW, serve_eager
 from burnish.capture.facts import coarsest_type, draws_random_numbers, graph_facts
 from burnish.capture.partition import partition
 from burnish.capture.piecewise import PiecewiseGraph
+from burnish.capture.quiet import without_printed_graphs
 from burnish.capture.sharing import put_back, share_blocks
 from burnish.capture.unguarded import input_sources
 from burnish.capture.warm.capture import WarmGraph
@@ -193,7 +194,7 @@ class _Capture:
 
     def _through_aot(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         # By this switch AOTAutograd, too, decides whether a draw that nobody reads may go; eager makes it.
-        with inductor_config.patch(fallback_random=True):
+        with inductor_config.patch(fallback_random=True), without_printed_graphs():
             whole: Callable[..., Any] = aot_module_simplified(
                 graph,
                 example_inputs,
@@ -311,7 +312,14 @@ def _mutates(node: fx.Node) -> bool:
 
 def _partition(joint: fx.GraphModule, joint_inputs: Sequence[Any], **arguments: Any) -> tuple[fx.GraphModule, ...]:
     put_back(joint)
-    return partition(joint, joint_inputs, **arguments)
+    forward, backward = partition(joint, joint_inputs, **arguments)
+    # AOTAutograd has a copy compiled and needs the other no more. Each graph module has a class of its own.
+    type(backward).__deepcopy__ = _itself  # type: ignore[method-assign, assignment]
+    return forward, backward
+
+
+def _itself(graph: fx.GraphModule, memo: Any) -> fx.GraphModule:
+    return graph
 
 
 def _decompositions() -> dict[Any, Callable[..., Any]]:

@@ -1,4 +1,4 @@
-"""What Dynamo does for its log alone, left out where nobody reads that log."""
+"""What Dynamo and AOTAutograd do for their logs alone, left out where nobody reads those."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch._dynamo import output_graph, symbolic_convert
+from torch._functorch._aot_autograd import graph_compile
+from torch._logging._internal import trace_log
 
 
 @contextlib.contextmanager
@@ -25,3 +27,24 @@ def without_headlines() -> Iterator[None]:
         yield
     finally:
         symbolic_convert.get_funcname = named
+
+
+@contextlib.contextmanager
+def without_printed_graphs() -> Iterator[None]:
+    """AOTAutograd prints the graphs of a training step for its log, whoever reads that: a fiftieth of a cold compile.
+    Entered with Dynamo's compile lock held."""
+    logs = [getattr(graph_compile, name, None) for name in ("aot_joint_log", "aot_graphs_log")]
+    printers = {name: getattr(graph_compile, name, None) for name in ("_log_joint_graph", "_log_fw_bw_graphs")}
+    is_read = any(log is None or log.isEnabledFor(logging.INFO) for log in logs) or bool(trace_log.handlers)
+    if is_read or None in printers.values():
+        yield
+        return
+    unread: dict[str, Any] = {
+        "_log_joint_graph": lambda *arguments: None,
+        "_log_fw_bw_graphs": lambda *arguments: (None, None),
+    }
+    vars(graph_compile).update(unread)
+    try:
+        yield
+    finally:
+        vars(graph_compile).update(printers)
