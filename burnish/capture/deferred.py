@@ -40,6 +40,7 @@ from burnish.options import Options
 from burnish.trust.background import Job, Pace, after_fork_in_child, submit, worker_for
 from burnish.trust.budget import Cancelled, Deadline, OverBudget
 from burnish.trust.jobs import JobStats
+from burnish.trust.process import NICE
 from burnish.trust.rehearsal import collecting, rehearse
 
 Compile = Callable[[Any, Any, Any], ConvertFrameReturn]
@@ -144,7 +145,7 @@ class DeferredFrames:
         deadline = Deadline(
             self._budget,
             on_check=self.pace.check if self._background else None,
-            low_priority=self._background,
+            niceness=NICE if self._background else 0,
             starts_later=self._background,  # a budget is for compiling, not for waiting in a queue
         )
         job = Job(_plain_name(key[0]), inputs_in_words(values), work, deadline, self.pace)

@@ -39,7 +39,8 @@ from burnish.runtime.compiler import (
     link_shared,
 )
 from burnish.runtime.scratch import own_directory
-from burnish.trust.budget import Cancelled, current_deadline
+from burnish.trust.budget import UNLIMITED, Cancelled, Deadline, current_deadline
+from burnish.trust.process import HELPFUL
 
 NATIVE_DIR = Path(__file__).parent / "native"
 
@@ -160,8 +161,10 @@ def _native_part(name: str, *, double: bool, options: Options, cache: Cache, log
 
 
 def prepare_native(options: Options, log: CompileLog) -> None:
-    """Build the C runtime in the background. A failure is silent here: whoever needs the library meets it again."""
+    """Build the C runtime in the background. A failure is silent here: whoever needs the library meets it again. The
+    thread that traces meanwhile, and takes longer, has a processor for itself, if there are two."""
     deadline = current_deadline()
+    deadline = Deadline(niceness=HELPFUL) if deadline is UNLIMITED else deadline
 
     def build() -> None:
         begin = time.perf_counter()

@@ -185,8 +185,8 @@ def run(
         raise CommandFailed(command, None, f"cannot be run: {error.strerror}") from None
     try:
         with _known(process), deadline.ending(lambda: _end(process)):
-            if deadline.low_priority:
-                give_way(process.pid)
+            if deadline.niceness:
+                give_way(process.pid, deadline.niceness)
             printed = process.communicate(timeout=limit)[0].decode(errors="replace")
     except subprocess.TimeoutExpired:
         deadline.check()

@@ -30,12 +30,12 @@ class Deadline:
         *,
         clock: Callable[[], float] = time.monotonic,
         on_check: Callable[[], None] | None = None,
-        low_priority: bool = False,
+        niceness: int = 0,
         starts_later: bool = False,
     ) -> None:
         """`starts_later`: the time counts from `start`, which is when its turn has come."""
         self.seconds = seconds
-        self.low_priority = low_priority  # whether processes it starts should give way to others
+        self.niceness = niceness  # by how much processes it starts give way to others
         self.stage = "waiting for other compiles"
         self._clock = clock
         self._starts_later = starts_later
@@ -57,7 +57,7 @@ class Deadline:
             self.seconds,
             clock=self._clock,
             on_check=self._on_check,
-            low_priority=self.low_priority,
+            niceness=self.niceness,
             starts_later=self._starts_later,
         )
         again._end = self._end

@@ -9,13 +9,14 @@ import os
 import threading
 from collections.abc import Callable
 
-_NICENESS = 10
+NICE = 10  # out of everybody's way
+HELPFUL = 3  # out of the way of the thread that will wait for it: two such processes weigh as much as that one
 
 
-def give_way(process: int) -> None:
+def give_way(process: int, niceness: int = NICE) -> None:
     """Lower the priority of a process, and of those that it will start."""
     with contextlib.suppress(OSError, AttributeError):
-        os.setpriority(os.PRIO_PROCESS, process, _NICENESS)
+        os.setpriority(os.PRIO_PROCESS, process, niceness)
 
 
 def give_back_freed_memory() -> None:
