@@ -6,6 +6,7 @@ own buffers and sizes with names given last, so two kernels that differ only in 
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from burnish.codegen.c_loop import CFunction, LoopPrinter
@@ -14,6 +15,7 @@ from burnish.codegen.signature import Signature
 from burnish.ir.body import Instr, Load, Store, instr_args
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, product, render
+from burnish.schedule.alike import Printable, nameless
 from burnish.schedule.axes import normalise
 from burnish.schedule.kernels import (
     AttendKernel,
@@ -58,12 +60,22 @@ class _Unit:
     checks: bool = False
     uses_library: bool = False
     uses_double: bool = False
+    _known: dict[Hashable, tuple[tuple[str, ...], CFunction]] = field(default_factory=dict)  # with its buffers' names
 
     def slot(self, name: str) -> int:
         return self.slots.setdefault(name, len(self.slots))
 
     def name(self, text: str) -> str:
         return self.functions.setdefault(text, f"k{len(self.functions)}")
+
+    def function(self, kernel: Printable, buffers: dict[str, Buffer]) -> tuple[CFunction, list[str]]:
+        """It, and the buffers to call it with. Kernels that differ in their buffers' names alone are printed once."""
+        asked = nameless(kernel)
+        if asked.form not in self._known:
+            self._known[asked.form] = asked.names, print_kernel(kernel, buffers)
+        names, function = self._known[asked.form]
+        ours = dict(zip(names, asked.names, strict=True))
+        return function, [ours[name] for name in function.signature.buffers]
 
 
 def generate(schedule: Schedule, timed: bool = False) -> CUnit:
@@ -112,15 +124,15 @@ def _clock(kernels: int) -> list[str]:
     ]
 
 
-def _call(unit: _Unit, schedule: Schedule, kernel: Kernel) -> str:
-    function = print_kernel(kernel, schedule.buffers)
+def _call(unit: _Unit, schedule: Schedule, kernel: Printable) -> str:
+    function, buffers = unit.function(kernel, schedule.buffers)
     name = unit.name(function.text)
     sig = function.signature
     unit.checks |= sig.checks
     called = kernel if isinstance(kernel, ContractKernel) and not is_small(kernel) else None
     unit.uses_library |= isinstance(kernel, AttendKernel) or called is not None
     unit.uses_double |= called is not None and called.dtype is DType.f64
-    args = [f"(void *)t[{unit.slot(b)}]" for b in sig.buffers] + [f"t[{unit.slot(s)}]" for s in sig.sizes]
+    args = [f"(void *)t[{unit.slot(b)}]" for b in buffers] + [f"t[{unit.slot(s)}]" for s in sig.sizes]
     args += [f"&t[{ERROR_SLOT}]"] if sig.checks else []
     return f"{name}({', '.join(args)});"
 
