@@ -423,7 +423,10 @@ class Renderer:
         if r.alias_of is not None:
             base = self.arguments[r.alias_of]
             return f"{base}.as_strided({self._dims(o.shape)}, {self._dims(o.strides)}, {render(o.offset)})"
-        return self._tensor(o)
+        whole = self.schedule.buffers[o.buffer]
+        # Of a window, a tensor of its own: autograd lets nobody change a view that came with other results in place.
+        is_window = (o.offset, o.shape, o.strides) != (0, whole.shape, whole.strides)
+        return f"{self._tensor(o)}.detach()" if is_window else self._tensor(o)
 
     def _last_uses(self) -> dict[int, list[str]]:
         """Results of ATen calls that can be freed after a step."""

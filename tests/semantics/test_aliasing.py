@@ -169,3 +169,25 @@ def test_views_of_parameters(grad):
         agree(lambda i: compiled(i)[0], lambda i: model(i)[0], ids)
         assert shares(compiled(ids)[1], model.table.weight)
     served_by_us(compiled)
+
+
+@pytest.mark.parametrize("gate", [False, True])
+def test_a_result_of_training_changed_in_place_by_the_caller(gate):
+    """A linear layer's result is a window of a product's, and came with another."""
+    layer = torch.nn.Linear(8, 8, bias=False)
+    x = torch.randn(2, 8, 3)
+
+    def fn(x):
+        y = layer(x.transpose(1, 2))
+        return y, y.exp()
+
+    def step(call):
+        layer.zero_grad()
+        y, e = call(x)
+        y[y > 0] = 0.5
+        (y.square().sum() + e.sum()).backward()
+        return layer.weight.grad.clone()
+
+    compiled = burnish.compile(fn, gate=gate)
+    for _ in range(2):
+        torch.testing.assert_close(step(compiled), step(fn))
