@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 
 from burnish.capture.aten import Captured
@@ -322,13 +322,13 @@ class _Lowerer:
 
     def _plan_in_place(self) -> None:
         """A cache update that ends as the input's new value writes the input itself, if nothing else reads the old."""
+        reads = Counter(x.id for n in self.graph.nodes for x in n.inputs)
+        results = [out for k, out in enumerate(self.graph.outputs) if k not in self.captured.aliases]
+        kept = {x.id for x in (*results, *(v for _, v in self.graph.mutations)) if isinstance(x, Node)}
         for target, value in self.graph.mutations:
             if not isinstance(value.op, Scatter) or value.inputs[0] is not target:
                 continue
-            results = [out for k, out in enumerate(self.graph.outputs) if k not in self.captured.aliases]
-            values = [v for _, v in self.graph.mutations]
-            read = any(target in (n.inputs[1:] if n is value else n.inputs) for n in self.graph.nodes)
-            if not read and target not in (*results, *values) and value.id not in self.output_roles:
+            if reads[target.id] == 1 and target.id not in kept and value.id not in self.output_roles:
                 self.in_place[value.id] = target
 
     def _store_node(self, node: Node) -> None:
