@@ -2,6 +2,7 @@
 
 library                                          the vendor's
 fused                                            the vendor's, with what follows a convolution in its call
+roomy                                            ours, of few channels that get more room first
 ours pieces=4                                    our product, its sum in four pieces
 tile YBLOCK=64 XBLOCK=32 KBLOCK=128 STAGES=4 warps=4
 """
