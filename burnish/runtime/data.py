@@ -11,6 +11,7 @@ import dataclasses
 import enum
 import json
 import math
+import sys
 import types
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 
 from burnish.ir.expr import Expr
 
+_NAME = 64  # characters
 _TENSOR_BYTES = 1 << 16  # constants are tables and masks; nobody keeps weights in a graph
 _CODE = ("co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_nlocals", "co_stacksize", "co_flags", "co_code",
          "co_consts", "co_names", "co_varnames", "co_filename", "co_name", "co_qualname", "co_firstlineno",
@@ -136,7 +138,8 @@ class Codec:
         if type(text) is not list:
             if type(text) is dict:
                 raise NotData("an object of JSON")
-            return text
+            # Names are what Python compares by identity first, which guards do a thousand times in a call.
+            return sys.intern(text) if type(text) is str and len(text) <= _NAME else text
         tag, *items = text
         if tag in _TORCH_KINDS:
             return _named(torch, items[0], _TORCH_KINDS[tag])
