@@ -77,7 +77,9 @@ class Rig:
         if wide is not None:
             args = widened(args)
         self.same_numbers()
-        with self._isolated(), wide or nullcontext():
+        # In float64 a forward's numbers do not depend on what autograd saves, which is several times the model's size.
+        saves = torch.is_grad_enabled() and (wide is None or self.backward)
+        with self._isolated(), torch.set_grad_enabled(saves), wide or nullcontext():
             raw = call(*args)
             results = _tensors(raw)
             gradients = self._gradients(results, args) if self.backward else []

@@ -333,6 +333,19 @@ def test_float64_is_asked_about_a_training_step_once_where_eager_can_tell(dtype,
     assert may_ask == asked and only_variant(compiled).gate.compiled_error is not None
 
 
+def test_float64_saves_nothing_for_a_backward_that_does_not_run():
+    weight, saves = torch.ones(3, requires_grad=True), []
+
+    def eager(w, x):
+        saves.append((w.dtype, (w * x).requires_grad))
+        return (w * x).sum()
+
+    judging = Gate(GraphFacts("training"), compare=True, race=False, compile_seconds=1.0)
+    verdict = judging.judge(eager, {"burnish": lambda w, x: (w * x).sum() * (1 + 3e-5)}, (weight, torch.ones(3)))
+    assert saves[:2] == [(torch.float32, True), (torch.float64, False)]
+    assert verdict.winner == "eager"
+
+
 @pytest.mark.parametrize("wrong", [False, True])
 def test_the_second_step_is_compared_without_a_second_set_of_gradients(wrong, monkeypatch):
     """One gradient that is wrong in the second step only is enough."""
