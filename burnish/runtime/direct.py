@@ -88,7 +88,7 @@ class DirectLaunch(Results):
     """The launches over one workspace: `run` takes the arguments and the results."""
 
     def __init__(self, host: Host, launcher: NativeLauncher, workspace: CudaWorkspace, plan: DirectPlan) -> None:
-        super().__init__(plan.templates)
+        super().__init__(plan.templates, host)
         (baked,) = workspace.segments
         table = ctypes.addressof(workspace.table)
         arguments, results = list(plan.arguments), list(plan.results)

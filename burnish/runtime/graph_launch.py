@@ -11,6 +11,7 @@ small ones are asked for ahead, after the launch, while the device is at work.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -31,12 +32,16 @@ Copies = Mapping[int, torch.Tensor]  # position among the arguments -> the graph
 class Results:
     """Memory for the results of a call, made ahead for the next one where it is little. One call at a time."""
 
-    def __init__(self, templates: Sequence[Template]) -> None:
+    def __init__(self, templates: Sequence[Template], host: Host) -> None:
         self._templates = list(templates)
         self.are_small = sum(_bytes(each) for each in templates) <= _SMALL
-        self._ready: tuple[int, bool, list[torch.Tensor]] | None = None
+        self._ready: tuple[int, bool, Sequence[torch.Tensor]] | None = None
+        self._make: Callable[[], Sequence[torch.Tensor] | None] = lambda: None
+        if self.are_small:
+            with contextlib.suppress(ImportError):  # where C cannot make tensors
+                self._make = host.Fresh(self._fresh())
 
-    def results(self, stream: int) -> list[torch.Tensor]:
+    def results(self, stream: int) -> Sequence[torch.Tensor]:
         """Memory for the results on this, the current stream. An allocator's memory belongs to a stream, and a tensor
         to the inference mode it was made in."""
         ready, self._ready = self._ready, None
@@ -52,17 +57,20 @@ class Results:
             except torch.OutOfMemoryError:  # this call has its results: let the next one see for itself
                 self._ready = None
 
-    def _fresh(self) -> list[torch.Tensor]:
+    def _fresh(self) -> Sequence[torch.Tensor]:
+        made = self._make()
+        if made is not None:
+            return made
         return [torch.empty_strided(size, stride, dtype=t, device=d) for size, stride, t, d in self._templates]
 
 
 class DriverLaunch(Results):
     """`run` is the graph with its copies; `results` are fresh ones for it."""
 
-    def __init__(self, native: Any, templates: Sequence[torch.Tensor]) -> None:
-        super().__init__([(x.shape, x.stride(), x.dtype, x.device) for x in templates])
+    def __init__(self, native: Any, templates: Sequence[torch.Tensor], host: Host) -> None:
+        super().__init__([(x.shape, x.stride(), x.dtype, x.device) for x in templates], host)
         self.native = native
-        self.run: Callable[[list[Any], list[torch.Tensor], int], bool] = native.run
+        self.run: Callable[[list[Any], Sequence[torch.Tensor], int], bool] = native.run
 
 
 def driver_launch(
@@ -76,7 +84,7 @@ def driver_launch(
         return None
     copies = (_listed(into), _listed(back), _listed(dict(enumerate(out))))
     kernel = copy_kernel(host, device)
-    return DriverLaunch(host.Launch(DRIVER_LIBRARY, graph.raw_cuda_graph_exec(), *copies, kernel), out)
+    return DriverLaunch(host.Launch(DRIVER_LIBRARY, graph.raw_cuda_graph_exec(), *copies, kernel), out, host)
 
 
 _kernels: dict[tuple[str, torch.device], int] = {}  # by driver and device; 0 for none

@@ -88,7 +88,7 @@ static result launch_found(const Launch *l, void *stream)
 static PyObject *launch_run(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
     const Launch *l = (const Launch *)self;
-    if (count != 3 || !PyList_Check(args[0]) || !PyList_Check(args[1]))
+    if (count != 3 || !is_row(args[0]) || !is_row(args[1]))
         return PyErr_Format(PyExc_TypeError, "two lists and a stream are wanted");
     void *stream = PyLong_AsVoidPtr(args[2]);
     if (PyErr_Occurred())

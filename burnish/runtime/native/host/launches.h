@@ -23,7 +23,8 @@ enum { NOT_LAUNCHED = -1 };
 static int put_addresses(const put *p, Py_ssize_t count, PyObject *tensors, uint64_t alignment)
 {
     for (const put *end = p + count; p < end; p++) {
-        uint64_t address = p->position < PyList_GET_SIZE(tensors) ? address_of(PyList_GET_ITEM(tensors, p->position)) : 0;
+        int given = p->position < PySequence_Fast_GET_SIZE(tensors);
+        uint64_t address = given ? address_of(PySequence_Fast_GET_ITEM(tensors, p->position)) : 0;
         if (!address || address % alignment)
             return 0;
         *p->slot = (int64_t)address;
@@ -36,7 +37,7 @@ static int put_addresses(const put *p, Py_ssize_t count, PyObject *tensors, uint
 static PyObject *segment_run(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
     const Segment *s = (const Segment *)self;
-    if (count != 2 || !PyList_Check(args[0]) || !PyList_Check(args[1]))
+    if (count != 2 || !is_row(args[0]) || !is_row(args[1]))
         return PyErr_Format(PyExc_TypeError, "two lists are wanted");
     int code = NOT_LAUNCHED;
     if (put_addresses(s->puts, s->in, args[0], s->alignment)

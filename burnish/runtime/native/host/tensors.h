@@ -57,6 +57,12 @@ static PyObject *host_open(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* A list or a tuple, whose items are there without asking. */
+static int is_row(PyObject *x)
+{
+    return PyList_Check(x) || PyTuple_Check(x);
+}
+
 static void *tensor_of(PyObject *x)
 {
     return (char *)x + tensor_at;
