@@ -125,7 +125,9 @@ def build_shared(
     for path in link:  # loaded for all to see, not linked against: a file in the cache may be evicted
         ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     flags = (*GENERATED_FLAGS, *(f"-I{path}" for path in include))
-    sources = tuple(CSource(text, f"{source.name} {n}") for n, text in enumerate(parts, 1)) or (source,)
+    sources = tuple(CSource(text, f"{n} {source.name}") for n, text in enumerate(parts, 1)) or (
+        source,
+    )  # names are cut
     return _obtain(_Job(source.name, sources, flags, exported=False), options, cache, log).handle
 
 

@@ -14,6 +14,10 @@ from burnish.codegen.c_parts import in_parts
 from burnish.runtime import build
 
 
+NAME = "a name that is longer than what of it goes into the names of files " * 2
+OPTIONS = {"gate": False, "warm_start": False}
+
+
 def layers() -> nn.Module:
     torch.manual_seed(0)
     parts = (nn.Linear(96, 200), nn.LayerNorm(200), nn.GELU(), nn.Linear(200, 70), nn.Softmax(-1))
@@ -27,15 +31,15 @@ def test_programs_in_parts_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> 
     compile_all = build._compile
 
     def watched(job, *args):  # type: ignore[no-untyped-def]
-        if job.name.startswith("Sequential"):
+        if job.name.startswith(NAME):
             texts.append([source.text for source in job.sources])
         return compile_all(job, *args)
 
     monkeypatch.setattr(build, "_compile", watched)
     with torch.no_grad():
-        whole = burnish.compile(model, options={"gate": False, "warm_start": False})(x)
+        whole = burnish.compile(model, name=NAME, options=OPTIONS)(x)
         monkeypatch.setattr(c_parts, "_WORTH", 1)
-        parts = burnish.compile(model, options={"gate": False, "warm_start": False})(x)
+        parts = burnish.compile(model, name=NAME, options=OPTIONS)(x)
     assert [len(each) for each in texts] == [1, 2]
     assert torch.equal(whole, parts)
     kernels = [re.findall(r"^[^;\n]*\bvoid (k\d+)\([^;\n]*\)$", text, re.MULTILINE) for text in texts[1]]
