@@ -13,7 +13,6 @@ from burnish.codegen import c_parts
 from burnish.codegen.c_parts import in_parts
 from burnish.runtime import build
 
-
 NAME = "a name that is longer than what of it goes into the names of files " * 2
 OPTIONS = {"gate": False, "warm_start": False}
 
