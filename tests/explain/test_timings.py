@@ -63,6 +63,7 @@ def test_the_front_end_is_in_the_numbers() -> None:
     assert {"dynamo", "guards", "aot", "import", "build"} <= stats.seconds.keys()
     spans = {span.name: span for span in reversed(stats.timeline) if span.lane == 0}  # the first of each name
     outer = spans["dynamo"]
-    for inner in ("aot", "build", "guards"):
+    for inner in ("aot", "guards"):
         assert outer.begin <= spans[inner].begin <= spans[inner].end <= outer.end and spans[inner].depth > 0
-    assert spans["build"].end <= spans["guards"].begin
+    assert spans["aot"].end <= spans["guards"].begin
+    assert outer.end <= spans["build"].begin, "what is left of the C compiler's time is waited for last"
