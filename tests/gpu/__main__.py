@@ -32,7 +32,7 @@ class Summary:
             self.seconds[report.nodeid] = report.duration
         if report.failed:
             lines = [line for line in report.longreprtext.splitlines() if line.startswith("E ")]
-            self.failed[report.nodeid] = "\n".join(lines[:8])
+            self.failed[report.nodeid] = "\n".join(lines if len(lines) <= 24 else [*lines[:4], "...", *lines[-20:]])
 
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed:
