@@ -15,7 +15,7 @@ import torch
 from burnish.trust.distance import Nearness
 from burnish.trust.gate import Call, Failure
 from burnish.trust.record import GateStats
-from burnish.trust.referee import Opinion, Results, first_look, judge, rounding_beside
+from burnish.trust.referee import ROOM, InFloat64, Opinion, Results, first_look, judge, rounding_beside, widened
 from burnish.trust.remembered import Verdicts
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
@@ -98,9 +98,13 @@ class WatchedBackward:
                 expected = self._eager(*held)
             except Exception:  # no memory, or an op that does not take what tracing said it would: nothing was learnt
                 return result
-            again = lambda: _tensors(self._eager(*held))  # noqa: E731
             opinion = judge(
-                _tensors(result), _tensors(expected), exact=None, eager_again=again, coarsest=self._coarsest
+                _tensors(result),
+                _tensors(expected),
+                exact=lambda wide: self._in_float64(held, wide),
+                eager_again=lambda: _tensors(self._eager(*held)),
+                coarsest=self._coarsest,
+                room=ROOM,
             )
         if opinion.is_right:
             if self._verdicts is not None:
@@ -108,6 +112,11 @@ class WatchedBackward:
             return result
         self._fail(Failure(f"in the backward, {opinion.wrong}"))
         return expected
+
+    def _in_float64(self, held: tuple[Any, ...], wide: InFloat64) -> Results:
+        args = widened(held)
+        with wide:
+            return _tensors(self._eager(*args))
 
     def _look(self, result: Sequence[Any], held: tuple[Any, ...]) -> Opinion | None:
         """At eager's results one by one; None if they have to be there together."""

@@ -17,7 +17,7 @@ from burnish.trust.distance import Nearness
 from burnish.trust.inputs import CannotCopy, RandomState, devices_of
 from burnish.trust.process import give_back_freed_memory
 from burnish.trust.record import Engine, GateStats
-from burnish.trust.referee import Opinion, Results, first_look, judge
+from burnish.trust.referee import ROOM, Opinion, Results, first_look, judge
 from burnish.trust.rig import Call, Clock, GraphFacts, Rig
 
 __all__ = ["Call", "Failure", "Gate", "GraphFacts", "Verdict"]
@@ -83,7 +83,7 @@ class Gate:
         compare: bool,
         race: bool,
         backward: bool = False,
-        referee: bool = True,
+        strict: bool = True,
         compile_seconds: float,
         capture_us: float = 0.0,
         modules_us: float = 0.0,
@@ -93,7 +93,7 @@ class Gate:
         self.compare = compare
         self.race = race
         self.backward = backward  # of a training graph: whether to run it, too
-        self.referee = referee  # whether float64 may be asked, at several times the cost of a call
+        self.strict = strict  # whether float64 is asked about little, too, at several times the cost of a call
         self.compile_seconds = compile_seconds
         self.capture_us = capture_us
         self.modules_us = modules_us
@@ -170,7 +170,7 @@ class Gate:
     def _one_by_one(self, rig: Rig, eager: Call, engines: Mapping[Engine, Call]) -> _Trial | None:
         """A training step's gradients, of which eager's are never there all at once; None where that cannot be done,
         or leaves a doubt."""
-        if not self.compare or self._has_referee or not rig.can_hand_over or len(engines) > 1:
+        if not self.compare or (self.strict and not self.facts.draws) or not rig.can_hand_over or len(engines) > 1:
             return None
         (name, call), spent = next(iter(engines.items())), 0.0
 
@@ -219,12 +219,14 @@ class Gate:
     def _opinion(self, rig: Rig, eager: Call, eagers: Results, ours: Results) -> Opinion:
         if not self.compare:
             return Opinion("", 0.0)
-        exact = (lambda wide: rig.run(eager, wide)[1]) if self._has_referee else None
-        return judge(ours, eagers, exact=exact, eager_again=lambda: rig.run(eager)[1], coarsest=self.facts.coarsest)
-
-    @property
-    def _has_referee(self) -> bool:
-        return self.referee and not self.facts.draws
+        return judge(
+            ours,
+            eagers,
+            exact=None if self.facts.draws else lambda wide: rig.run(eager, wide)[1],
+            eager_again=lambda: rig.run(eager)[1],
+            coarsest=self.facts.coarsest,
+            room=1.0 if self.strict else ROOM,
+        )
 
     def _by_rule(self, engines: Mapping[Engine, Call], reason: str, started: float) -> Verdict:
         """What cannot be run twice is trusted unseen: the first engine serves, watched for exceptions only."""

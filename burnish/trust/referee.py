@@ -28,7 +28,7 @@ from burnish.trust.distance import FLOOR, Distance, Nearness, distance
 from burnish.trust.inputs import CannotCopy, free_bytes
 
 _ROUNDED_RUNS = 2
-_ROOM = 10.0  # floors, where eager alone is asked
+ROOM = 10.0  # floors, where eager alone is asked
 _HALF = (torch.float16, torch.bfloat16)
 _WELL_KNOWN = 0.05  # rounding moves the result by less: a common factor of half a percent means something
 _SMALL = 64 << 20  # bytes about which nobody asks
@@ -61,23 +61,25 @@ def judge(
     exact: Exact | None,
     eager_again: Callable[[], Results],
     coarsest: torch.dtype = torch.float32,
+    room: float = 1.0,
 ) -> Opinion:
     """Compare results, then gradients, then changed inputs: lists in the same order.
 
     `exact` runs the graph under the mode it is given, on float64 inputs; None where that would draw other random
-    numbers. `eager_again` repeats eager's run. `coarsest` is the least exact type that the graph computes in."""
+    numbers. `eager_again` repeats eager's run. `coarsest` is the least exact type that the graph computes in. `room` is
+    how many floors need no referee."""
     problem = _unlike(ours, eagers)
     if problem:
         return Opinion(problem, math.inf)
     near = _distances(ours, eagers)
-    if all(d.within(1.0) for d in near):
+    if all(d.within(room) for d in near):
         return Opinion("", _largest(near))
     truth = _attempt(exact)
     if truth is None or _unlike(truth, eagers, types=False):
         return _without_referee(near, eagers, eager_again, coarsest)
     own, theirs = _distances(ours, truth, eagers), _distances(eagers, truth, eagers)
     error, eager_error = _largest(own), _largest(theirs)
-    suspects = [k for k in range(len(near)) if not near[k].within(1.0) and not own[k].is_as_good_as(theirs[k])]
+    suspects = [k for k in range(len(near)) if not near[k].within(room) and not own[k].is_as_good_as(theirs[k])]
     if suspects:
         again = _distances(eager_again(), eagers)
         suspects = [k for k in suspects if not near[k].is_as_good_as(again[k])]
@@ -101,7 +103,7 @@ def first_look(near: Nearness) -> Opinion | None:
     look at them again."""
     found = near.distances()
     is_right = near.is_complete and all(
-        d.within(_ROOM) or d.is_as_good_as(spread) for d, spread in zip(found, near.spreads(), strict=True)
+        d.within(ROOM) or d.is_as_good_as(spread) for d, spread in zip(found, near.spreads(), strict=True)
     )
     return Opinion("", _largest(found)) if is_right else None
 
@@ -110,7 +112,7 @@ def _without_referee(
     near: list[Distance], eagers: Results, eager_again: Callable[[], Results], coarsest: torch.dtype
 ) -> Opinion:
     """Eager alone, with more room, and what rounding does to it."""
-    suspects = [k for k, d in enumerate(near) if not d.within(_ROOM)]
+    suspects = [k for k, d in enumerate(near) if not d.within(ROOM)]
     for attempt in range(1 + _ROUNDED_RUNS):
         if not suspects:
             break

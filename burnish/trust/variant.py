@@ -170,10 +170,10 @@ class Variant:
         if training and not self._has_backward() and not self._forward_seen:
             return self._try_forward(args)
         # Both halves of a training step were compared when they first ran. In full precision eager alone can tell the
-        # rest: what goes wrong there is far beyond the room that eager gives where nobody else is asked.
+        # rest: what goes wrong there is far beyond the room within which float64 is not asked.
         known = self._forward_seen and self.facts.coarsest in (torch.float32, torch.float64)
         backward = training and self._has_backward()
-        verdict = self._judge(args, race=self.policy.gate, backward=backward, referee=not (backward and known))
+        verdict = self._judge(args, race=self.policy.gate, backward=backward, strict=not (backward and known))
         self._accept(verdict)
         if verdict.has_result:
             return verdict.result
@@ -201,13 +201,13 @@ class Variant:
         except Exception as error:
             return self.recover(error, args)
 
-    def _judge(self, args: Sequence[Any], *, race: bool, backward: bool, referee: bool = True) -> Verdict:
+    def _judge(self, args: Sequence[Any], *, race: bool, backward: bool, strict: bool = True) -> Verdict:
         gate = Gate(
             self.facts,
             compare=self.policy.verify,
             race=race,
             backward=backward,
-            referee=referee,
+            strict=strict,
             compile_seconds=self.compile_seconds,
             capture_us=self.capture_us,
             modules_us=self.modules_us,
