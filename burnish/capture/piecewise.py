@@ -19,7 +19,7 @@ from burnish.trust.process import give_back_freed_memory
 
 _LARGE = 32 << 20  # bytes of a result from which on pieces are worth it
 _PIECE = 8 << 20
-_GIVEN_BACK = 16 << 20  # bytes freed after which the system gets them back
+_GIVEN_BACK = 16 << 20  # bytes of a value that the system gets back when it is dead
 
 T = TypeVar("T")
 aten = torch.ops.aten
@@ -83,15 +83,12 @@ class PiecewiseGraph:
     def _parts(self, args: Sequence[Any]) -> Iterator[Part]:
         values: dict[fx.Node, Any] = dict(zip(self._inputs, args, strict=True))
         yield from self._known_after(None, values)
-        freed = 0
         for node in self._steps:
             values[node] = self._value(node, values)
             yield from self._known_after(node, values)
-            for dead in self._dead_after.get(node, ()):
-                freed += _host_bytes(values.pop(dead, None))
-            if freed > _GIVEN_BACK:  # malloc would not put the next one, of the same size and aligned, into the gap
-                give_back_freed_memory()
-                freed = 0
+            freed = [_host_bytes(values.pop(dead, None)) for dead in self._dead_after.get(node, ())]
+            if max(freed, default=0) > _GIVEN_BACK:
+                give_back_freed_memory()  # malloc would not put the next one, of the same size, into the gap
 
     def _value(self, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
         if node.op == "get_attr":
