@@ -101,7 +101,7 @@ def _gpu_section(result: dict[str, Any]) -> str:
 
 def _gpu_row(workload: str, candidate: str, row: dict[str, Any]) -> list[str]:
     p50, stream, gpu = (f"{row[field]:.3f} ms" if field in row else "–" for field in ("p50_ms", "stream_ms", "gpu_ms"))
-    goal = f"≤ {GOALS[workload]} ms" if candidate in OWN else "–"
+    goal = f"≤ {GOALS[workload]} ms" if candidate in OWN and workload in GOALS else "–"
     error = f"{row['error'] / row['eager_error']:.2f}" if row.get("eager_error") else "–"
     rest = [
         f"{row['host_us']:.0f} µs",

@@ -24,7 +24,8 @@ __all__ = ["Call", "Failure", "Gate", "GraphFacts", "Verdict"]
 
 _SHARE_OF_COMPILE = 0.10
 _CLEAR = 0.15  # ratios this far from 1 need no further rounds
-_OBVIOUS = 2.0  # times as fast as the other: nor a second one
+_OBVIOUS = 2.0  # times as fast as eager: nor a second one
+_TO_LOSE = 3  # rounds: a busy machine, or the call that captures a CUDA graph, is slow for once
 _LOSES_ABOVE = 1.02
 _LOSES_UNPROVEN_ABOVE = 1.25  # with too few rounds to be sure
 _FEW_ROUNDS = 3
@@ -253,6 +254,7 @@ class Gate:
         if not are_long:
             warm = min(rig.seconds(call, 1, self.clock) for call in calls.values())
             block = max(1, min(_LONGEST_BLOCK, int(_BLOCK_SECONDS / max(warm, 1e-7))))
+        to_lose = 1 if are_long and not rig.on_cuda else _TO_LOSE  # long calls are dear
         times.update({name: [] for name in times})  # what ran but once, with cold caches, is no measure of the rest
         rounds = 1
         while rounds < _MOST_ROUNDS:
@@ -261,7 +263,9 @@ class Gate:
                 times[name].append(rig.seconds(call, block, self.clock))
             rounds += 1
             now = self.clock()
-            if self._is_clear(times) or now + (now - begin) - started > budget:
+            spent = now + (now - begin) - started > budget
+            too_soon = rounds <= to_lose and self._loses(times)
+            if not too_soon and (spent or self._is_clear(times)):
                 break
         return rounds
 
@@ -271,9 +275,12 @@ class Gate:
 
     def _is_clear(self, times: Mapping[str, list[float]]) -> bool:
         ratios = [self._ratio(times, name) for name in times if name != "eager"]
-        if all(not 1.0 / _OBVIOUS < ratio < _OBVIOUS for ratio in ratios):
+        if all(ratio <= 1.0 / _OBVIOUS for ratio in ratios):
             return True
         return len(times["eager"]) >= 2 and all(abs(ratio - 1.0) > _CLEAR for ratio in ratios)
+
+    def _loses(self, times: Mapping[str, list[float]]) -> bool:
+        return any(self._ratio(times, name) > 1.0 for name in times if name != "eager")
 
     def _ratio(self, times: Mapping[str, list[float]], name: str) -> float:
         """The engine's time over eager's with all that each call costs. Minima: noise only ever adds."""

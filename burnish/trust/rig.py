@@ -166,6 +166,10 @@ class Rig:
         if self.backward:
             self._gradients(_tensors(raw), args)
 
+    @property
+    def on_cuda(self) -> bool:
+        return bool(self._cuda)
+
     def synchronise(self) -> None:
         for device in self._cuda:
             torch.cuda.synchronize(device)
