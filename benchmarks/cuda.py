@@ -35,7 +35,7 @@ CANDIDATES = (
     "eager", "inductor:default", "inductor:reduce-overhead", "inductor:max-autotune",
     "burnish:default", "burnish:reduce-overhead", "burnish:max-autotune", "burnish:sealed",
 )  # fmt: skip
-OWN = ("burnish:sealed", "burnish:reduce-overhead")  # candidates that the goals are for
+OWN = ("burnish:sealed",)  # candidates that the goals are for
 GOALS = {"bert-b1": 0.35, "bert-b32": 1.5, "resnet50-b1": 0.40, "resnet50-b32": 1.3, "gpt2-train": 20, "mlp": 0.030}
 CHILD_SECONDS = 360  # a search of max-autotune ends by itself well before
 
