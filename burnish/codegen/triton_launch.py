@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from burnish.ir.body import Axis, Load, Loop, Scanned, Store, instr_args
+from burnish.ir.body import Apply, Axis, Load, Loop, Scanned, Store, instr_args
 from burnish.ir.expr import Dim, coefficient, floordiv, mentions, product
 from burnish.schedule.axes import column_axis, row_order
 from burnish.schedule.form import Form
@@ -35,6 +35,7 @@ _HELD = 49152  # values one program can hold in registers between two reductions
 _ASSUMED = 1 << 30  # elements of a dimension whose size is known only when the kernel is launched
 _LONG_VECTOR = 512  # elements from which a vector product is bound by memory
 _IN_FLIGHT = 8192  # elements of its matrices that one program reads
+_WEIGHTS_OF_A_THREAD = 128  # of small integers: as many as its registers have room for
 _AT_ONCE = 1 << 24  # elements of its matrices that all programs together have room for
 _TILE = 16  # axes shorter than this are not worth a tile
 
@@ -240,8 +241,10 @@ def _held(loop: Loop) -> int:
 
 def _whole_row_shapes(loop: Loop, rows: int, length: int, columns: bool) -> list[tuple[list[int], int]]:
     if length >= _LONG_VECTOR and is_vector_product(loop):
-        read = matrices(loop)
-        half = all(i.dtype.itemsize == 2 for i in matrix_loads(loop)) and not choosing_axes(loop)
+        read, chosen = matrices(loop), bool(choosing_axes(loop))
+        if all(i.dtype.itemsize == 1 for i in matrix_loads(loop)) and not chosen:
+            return small_integer_shapes(rows, length * _weights_in_a_byte(loop), length, read)
+        half = all(i.dtype.itemsize == 2 for i in matrix_loads(loop)) and not chosen
         few = half and (read > 1 or rows * length <= _AT_ONCE)
         return (row_at_a_time if few else vector_shapes)(rows, length, read)
     each, least = _per_access(loop), _strip(loop, columns)
@@ -272,6 +275,20 @@ def row_at_a_time(rows: int, length: int, read: int) -> list[tuple[list[int], in
     block = read if rows * length * read <= _AT_ONCE else 1
     warps = _clamp(length // (32 * 32), 1, 8)
     return [([min(block, power_of_two(rows)), length], warps), ([2 * block, length], warps)]
+
+
+def small_integer_shapes(rows: int, weights: int, length: int, read: int) -> list[tuple[list[int], int]]:
+    """The same for weights of a byte or less, of which there are so many to the microsecond that instructions decide:
+    what a program does but once (the vector's norm, the sum over its threads) is shared by many weights a thread."""
+    warps = _clamp(weights // 512, 1, 8)
+    block = _clamp(_WEIGHTS_OF_A_THREAD * 32 * warps // (weights * read), 1, power_of_two(rows))
+    return [([block, length], warps), ([2 * block, length], warps)]
+
+
+def _weights_in_a_byte(loop: Loop) -> int:
+    """Two, where the loop takes the upper half of what it reads apart."""
+    read = {n for n, i in enumerate(loop.body) if isinstance(i, Load) and i.dtype.itemsize == 1}
+    return 2 if any(isinstance(i, Apply) and i.fn == "shr" and i.args[0] in read for i in loop.body) else 1
 
 
 def _long_row_shapes(loop: Loop, rows: int, length: int, columns: bool) -> list[tuple[list[int], int]]:

@@ -194,6 +194,7 @@ def test_packed_weights_are_read_in_whole_accesses(compiler: Compiler, bits: int
     (number,) = unit.calls
     launch = unit.calls[number].launches[0]
     threads, elements = 32 * launch.warps, math.prod(block for _, block in launch.blocks)
+    assert elements * 8 // bits == 128 * threads  # weights enough to share what a thread does but once
     for capability in (80, 100):
         assert "st.global" in compiler.compile(unit, number, capability)
     text = compiler.compile(unit, number, 90)
