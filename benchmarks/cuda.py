@@ -29,7 +29,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.turns import empty_caches, in_turns, wait_for_turn
+from benchmarks.turns import in_turns, wait_for_turn
+from burnish.bench.children import empty_caches
 
 CANDIDATES = (
     "eager", "inductor:default", "inductor:reduce-overhead", "inductor:max-autotune",
@@ -273,9 +274,8 @@ def in_fresh_process(
 ) -> dict[str, Any]:
     """What `python -m module --child WORKLOAD CANDIDATE OUT ...` writes to OUT, with empty caches; `twice`: and, as
     "warm", what a second process writes that finds the caches of the first."""
-    with tempfile.TemporaryDirectory(prefix="burnish-bench-", ignore_cleanup_errors=True) as folder:
-        out = Path(folder, "result.json")
-        caches = empty_caches(Path(folder))
+    with tempfile.TemporaryDirectory(prefix="burnish-bench-") as folder, empty_caches() as caches_for:
+        out, caches = Path(folder, "result.json"), caches_for(candidate)
         command = [sys.executable, "-m", module, "--child", workload, candidate, str(out), *more]
         found = _in_process(command, out, caches, limit)
         if twice and "failure" not in found:

@@ -18,8 +18,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from burnish.bench.children import empty_caches
+
 READY, _ASKED = "benchmark: ready", "BURNISH_BENCHMARK_TURNS"
-_CACHES = {"BURNISH_CACHE_DIR": "b", "TORCHINDUCTOR_CACHE_DIR": "i", "TRITON_CACHE_DIR": "t"}
 
 
 def wait_for_turn() -> bool:
@@ -29,10 +30,6 @@ def wait_for_turn() -> bool:
     print(READY, flush=True)
     sys.stdin.readline()
     return True
-
-
-def empty_caches(folder: Path) -> dict[str, str]:
-    return {name: str(folder / part) for name, part in _CACHES.items()}
 
 
 class Child:
@@ -71,18 +68,17 @@ def in_turns(module: str, workload: str, candidates: list[str], more: list[str],
     alone = [c for c in candidates if c.endswith("max-autotune")]
     waves = [[c for c in candidates if c not in alone], *([c] for c in alone)]
     with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="burnish-bench-", ignore_cleanup_errors=True))
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="burnish-bench-"))
+        caches_for = stack.enter_context(empty_caches())
         children: dict[str, Child] = {}
         timer = threading.Timer(limit, lambda: [child.process.kill() for child in children.values()])
         stack.callback(timer.cancel)
         timer.start()
         for wave in waves:
             for candidate in wave:
-                own = Path(folder, candidate.replace(":", "-"))
-                own.mkdir()
-                out = own / "result.json"
+                out = Path(folder, f"{candidate.replace(':', '-')}.json")
                 command = [sys.executable, "-m", module, "--child", workload, candidate, str(out), *more]
-                children[candidate] = Child(command, out, empty_caches(own))
+                children[candidate] = Child(command, out, caches_for(candidate))
             for candidate in wave:
                 children[candidate].until_ready()
         for candidate in candidates:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import threading
@@ -10,6 +9,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+from burnish.trust import process
 
 SAMPLE_SECONDS = 0.1
 RACE_SAMPLE_SECONDS = 1.0  # while times are taken, the sampler keeps off the cores
@@ -161,9 +162,7 @@ def call_rise(call: Callable[[], object]) -> int | None:
 def give_back_freed_memory() -> None:
     """Freed pages that malloc keeps would hide the next call's use of them."""
     gc.collect()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+    process.give_back_freed_memory()
 
 
 def status_bytes(field: str) -> int | None:

@@ -69,8 +69,9 @@ def choose_convolution(schedule: Schedule, kernel: ConvolveKernel, form: Form | 
         return _Library(schedule, kernel).kernels()
     if form == FUSED:
         return _Library(schedule, kernel).fused()
-    room = room_for(kernel) if form == ROOMY else None
-    if room is not None:
+    if form == ROOMY:
+        room = room_for(kernel)
+        assert room is not None, "a form that is none of its forms"
         return with_room(schedule, kernel, room)
     pieces = form["pieces"]
     if pieces == 1:
@@ -93,7 +94,7 @@ def convolution_forms(schedule: Schedule, kernel: ConvolveKernel) -> list[Form]:
         and whole // s >= _SHORTEST_PIECE and s * tiles <= MOST_TILES
     ]  # fmt: skip
     fused = [FUSED] if _Library(schedule, kernel).can_fuse() else []
-    roomy = [ROOMY] if room_for(kernel) is not None and not looks_up(kernel.loop) else []
+    roomy = [ROOMY] if _can_have_room(kernel) else []
     return list(dict.fromkeys([rule(schedule, kernel), LIBRARY, *fused, *roomy, *map(ours, pieces)]))
 
 
@@ -103,9 +104,13 @@ def convolution_forms(schedule: Schedule, kernel: ConvolveKernel) -> list[Form]:
 def rule(schedule: Schedule, kernel: ConvolveKernel) -> Form:
     if is_ours(kernel):
         return ours(pieces_of(kernel))
-    if room_for(kernel) is not None and not looks_up(kernel.loop) and _is_many(kernel):
+    if _can_have_room(kernel) and _is_many(kernel):
         return ROOMY
     return FUSED if _Library(schedule, kernel).can_fuse() else LIBRARY
+
+
+def _can_have_room(kernel: ConvolveKernel) -> bool:
+    return room_for(kernel) is not None and not looks_up(kernel.loop)
 
 
 def is_ours(kernel: ConvolveKernel) -> bool:

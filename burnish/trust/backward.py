@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from burnish.capture.piecewise import Handed
 from burnish.trust.distance import Nearness
 from burnish.trust.gate import Call, Failure
 from burnish.trust.record import GateStats
@@ -21,7 +22,6 @@ from burnish.trust.remembered import Verdicts
 Boxed = Callable[[list[Any]], Sequence[Any]]
 # Runs eager's form of it, and hands each result over once: whole, or in pieces along a dimension, from a place on; and
 # together with it that of a run beside, within a context.
-Handed = Callable[[int, Any, int, int | None, Any], None]
 Piecewise = Callable[[Sequence[Any], Handed, AbstractContextManager[Any] | None], None]
 
 
