@@ -15,7 +15,7 @@ from burnish.codegen.signature import Signature
 from burnish.ir.body import Instr, Load, Store, instr_args
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, product, render
-from burnish.schedule.alike import Printable, nameless
+from burnish.schedule.alike import Nameless, Printable, nameless
 from burnish.schedule.axes import normalise
 from burnish.schedule.kernels import (
     AttendKernel,
@@ -60,7 +60,7 @@ class _Unit:
     checks: bool = False
     uses_library: bool = False
     uses_double: bool = False
-    _known: dict[Hashable, tuple[tuple[str, ...], CFunction]] = field(default_factory=dict)  # with its buffers' names
+    _known: dict[Hashable, tuple[Nameless, CFunction]] = field(default_factory=dict)  # with the first of each form
 
     def slot(self, name: str) -> int:
         return self.slots.setdefault(name, len(self.slots))
@@ -68,14 +68,13 @@ class _Unit:
     def name(self, text: str) -> str:
         return self.functions.setdefault(text, f"k{len(self.functions)}")
 
-    def function(self, kernel: Printable, buffers: dict[str, Buffer]) -> tuple[CFunction, list[str]]:
+    def function(self, kernel: Printable, buffers: dict[str, Buffer]) -> tuple[CFunction, tuple[str, ...]]:
         """It, and the buffers to call it with. Kernels that differ in their buffers' names alone are printed once."""
         asked = nameless(kernel)
         if asked.form not in self._known:
-            self._known[asked.form] = asked.names, print_kernel(kernel, buffers)
-        names, function = self._known[asked.form]
-        ours = dict(zip(names, asked.names, strict=True))
-        return function, [ours[name] for name in function.signature.buffers]
+            self._known[asked.form] = asked, print_kernel(kernel, buffers)
+        first, function = self._known[asked.form]
+        return function, asked.instead_of(first, function.signature.buffers)
 
 
 def generate(schedule: Schedule, timed: bool = False) -> CUnit:

@@ -17,7 +17,7 @@ from burnish.codegen.triton_group import print_loops
 from burnish.codegen.triton_launch import Launch
 from burnish.codegen.triton_loop import AHEAD, NotPrintable, TritonKernel, forms_of, print_loop
 from burnish.ir.expr import Dim
-from burnish.schedule.alike import Printable, nameless
+from burnish.schedule.alike import Nameless, Printable, nameless
 from burnish.schedule.form import Form
 from burnish.schedule.kernels import (
     AttendKernel,
@@ -85,17 +85,16 @@ class _Unit:
     functions: dict[tuple[str, tuple[str, ...]], str] = field(default_factory=dict)  # text with @, types -> name
     calls: dict[int, TritonCall] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
-    _known: dict[Hashable, tuple[tuple[str, ...], TritonCall]] = field(default_factory=dict)  # with its buffers' names
+    _known: dict[Hashable, tuple[Nameless, TritonCall]] = field(default_factory=dict)  # with the first of each form
 
     def call_of(self, kernel: Printable, steady: frozenset[str], form: Form | None) -> TritonCall:
         """Kernels that differ in their buffers' names alone are printed once."""
         asked = nameless(kernel)
         key = asked.form, tuple(name in steady for name in asked.names), form
         if key not in self._known:
-            self._known[key] = asked.names, self._call(_printed(kernel, steady, form))
-        names, call = self._known[key]
-        ours = dict(zip(names, asked.names, strict=True))
-        return replace(call, buffers=tuple(ours[name] for name in call.buffers))
+            self._known[key] = asked, self._call(_printed(kernel, steady, form))
+        first, call = self._known[key]
+        return replace(call, buffers=asked.instead_of(first, call.buffers))
 
     def name(self, kernel: TritonKernel) -> str:
         """One text is several kernels where what its pointers point to differs: a store does not name its type."""

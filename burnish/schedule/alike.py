@@ -5,7 +5,7 @@ What is asked of a kernel alone (its source, its cost) has the same answer for a
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from burnish.ir.body import Instr, Load, Loop, Store
@@ -30,6 +30,11 @@ class Nameless:
 
     form: Hashable
     names: tuple[str, ...]  # in the order in which the kernel mentions them
+
+    def instead_of(self, other: Nameless, buffers: Iterable[str]) -> tuple[str, ...]:
+        """This kernel's names where these are those of an `other` of the same form."""
+        ours = dict(zip(other.names, self.names, strict=True))
+        return tuple(ours[name] for name in buffers)
 
 
 def nameless(kernel: Printable) -> Nameless:
