@@ -69,17 +69,15 @@ class KernelBuilder:
     def begin(self, sources: Sequence[KernelSource], log: CompileLog) -> Callable[[], list[BuiltKernel]]:
         """Returns at once; what it returns waits for the kernels. Nobody has to: they come into the cache anyway."""
         keyed = [(kernel_key(source), source) for source in sources]
-        wanted: dict[str, _Wanted] = {}
-        for key, _ in keyed:
-            if key.digest not in wanted:
-                wanted[key.digest] = self._future(key)
-        missing = {
-            key.digest: _Job(key, source, wanted[key.digest].future)
-            for key, source in reversed(keyed)  # of equal ones, the first stays
-            if wanted[key.digest].is_ours and not self._take_stored(key, wanted[key.digest].future)
-        }
-        self._tell(len(wanted), list(missing.values()), log)
-        stop = self._start(list(missing.values()), log) if missing else lambda: None
+        distinct = {key.digest: (key, source) for key, source in reversed(keyed)}  # of equal ones, the first stays
+        wanted = {digest: self._future(key) for digest, (key, _) in distinct.items()}
+        missing = [
+            _Job(key, source, wanted[digest].future)
+            for digest, (key, source) in distinct.items()
+            if wanted[digest].is_ours and not self._take_stored(key, wanted[digest].future)
+        ]
+        self._tell(len(wanted), missing, log)
+        stop = self._start(missing, log) if missing else lambda: None
 
         def finish() -> list[BuiltKernel]:
             try:

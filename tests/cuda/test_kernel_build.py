@@ -191,6 +191,14 @@ def test_a_kernel_is_built_once_for_all_models_and_processes(cache: Cache) -> No
     assert len(pool.built) == 2 and log.cache_hits == 3
 
 
+def test_a_stored_kernel_that_one_program_wants_twice(cache: Cache) -> None:
+    pool, source = Pool(), source_of()
+    KernelBuilder(cache, lambda: pool).build([source], CompileLog())
+    log = CompileLog()
+    twice = KernelBuilder(cache, lambda: pool).build([source, source], log)  # as another process, or later, would
+    assert twice[0] == twice[1] and len(pool.built) == 1 and (log.cache_hits, log.cache_misses) == (1, 0)
+
+
 @pytest.mark.parametrize("change", [{"warps": 8}, {"capability": 80}, {"overlapped": False}, {"constants": {"X": 1}}])
 def test_what_decides_a_kernel_is_in_its_key(change: dict[str, object]) -> None:
     source = source_of()
