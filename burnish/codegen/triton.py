@@ -162,7 +162,7 @@ def _printed(
         case LoopGroup():
             return print_loops(kernel, steady)
         case AttendPieces():
-            return print_pieces(kernel)
+            return print_pieces(kernel, overlapped=bool(steady))
         case AttendKernel():
             return print_attend(kernel, form)
 
@@ -183,6 +183,17 @@ def launch_forms(kernel: Kernel) -> list[Form]:
     return []
 
 
+# The interpreter knows no machine instructions.
+_WITHOUT_INSTRUCTIONS = {
+    "bn.erf_to_bf16": "tl.erf",
+    "bn.tanh_to_bf16": "libdevice.tanh",
+    "bn.widened": "bn.plain_float",
+    "bn.signed_byte": "bn.plain_float",
+    "bn.unsigned_byte": "bn.plain_float",
+    "bn.halves_in_words": "bn.plain_words",
+}
+
+
 def module_text(functions: dict[str, str], interpreted: bool = False, overlapped: bool = False) -> str:
     """A module of kernels, given their texts by name."""
     head = _HEAD.format(libdevice=_INTERPRETED if interpreted else _LIBDEVICE)
@@ -191,8 +202,7 @@ def module_text(functions: dict[str, str], interpreted: bool = False, overlapped
     if overlapped:
         bodies = [text.replace("):\n", f"):\n{_LET_IN}", 1).replace(AHEAD, _WAIT) for text in bodies]
     bodies = [text.replace(f"{AHEAD}\n", "") for text in bodies]
-    if interpreted:  # which knows no machine instructions
-        bodies = [
-            text.replace("bn.erf_to_bf16(", "tl.erf(").replace("bn.tanh_to_bf16(", "libdevice.tanh(") for text in bodies
-        ]
+    if interpreted:
+        for instruction, plainly in _WITHOUT_INSTRUCTIONS.items():
+            bodies = [text.replace(f"{instruction}(", f"{plainly}(") for text in bodies]
     return "\n\n".join([head, *bodies])

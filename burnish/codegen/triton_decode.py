@@ -3,7 +3,8 @@
 Queries of all heads of a group are rows of one tile, so each key and value is read once. The mask of the whole piece
 is looked at first: only from the first key that a query sees to the last is anything read, so a cache costs as much as
 it holds, not as it could hold; and between them blocks are asked for ahead, without looking. A piece of one block is
-read at once: that takes less time than looking.
+read at once, which takes less time than looking; by the time the queries are there it should be near, or it stands in
+line behind the matrices that the kernels to come have asked for.
 """
 
 from __future__ import annotations
@@ -20,17 +21,19 @@ from burnish.schedule.kernels import KEY_BLOCK, AttendPieces, Operand
 _INT32 = 2**31 - 1
 _LEAST = 16  # rows and columns of a product on tensor cores
 _MOST_ROWS = 128
+_SECTOR = 32  # elements apart that are asked for ahead
 _STAGES = 4  # blocks of keys and values of which one is worked on and the others are under way
 _MOST_LOOKED_AT = 1 << 15  # elements of a mask that a program holds
 
 
-def print_pieces(kernel: AttendPieces) -> TritonKernel:
+def print_pieces(kernel: AttendPieces, overlapped: bool = False) -> TritonKernel:
+    """`overlapped`: the kernel is there before the one ahead of it ends."""
     operands = (*kernel.inputs, kernel.sums, kernel.most, kernel.totals)
     if not all(isinstance(n, int) for o in operands for n in (*o.shape, *o.strides, o.offset)):
         raise NotPrintable("attention in pieces of sizes known only at launch")
     if not kernel.inputs[0].shape[2] or _rows(kernel) > _MOST_ROWS:
         raise NotPrintable("attention in pieces of so many queries")
-    return _Printer(kernel).print()
+    return _Printer(kernel, overlapped).print()
 
 
 def _rows(kernel: AttendPieces) -> int:
@@ -41,8 +44,10 @@ def _rows(kernel: AttendPieces) -> int:
 
 
 class _Printer:
-    def __init__(self, kernel: AttendPieces) -> None:
+    def __init__(self, kernel: AttendPieces, overlapped: bool) -> None:
         self.kernel = kernel
+        self.overlapped = overlapped
+        self.one_block = kernel.length <= KEY_BLOCK
         self.q, self.k, self.v, *masks = kernel.inputs
         self.mask = masks[0] if masks else None
         self.signature = Signature()
@@ -61,7 +66,7 @@ class _Printer:
         batch, shared = self.k.shape[:2]
         assert isinstance(batch, int) and isinstance(shared, int)
         blocks = (("YBLOCK", max(_LEAST, power_of_two(self.rows))), ("DBLOCK", self.across))
-        launch = Launch(batch * shared * self.kernel.pieces, blocks, warps=4, stages=2)
+        launch = Launch(batch * shared * self.kernel.pieces, blocks, warps=8 if self.one_block else 4, stages=2)
         self._place(shared)
         self._sweep()
         self._finish()
@@ -100,10 +105,22 @@ class _Printer:
         self.line("d = tl.arange(0, DBLOCK)")
         self.ym = "" if self.rows == max(_LEAST, power_of_two(self.rows)) else f"(row < {self.rows})"
         self.dm = "" if self.width == self.across else f"(d < {self.width})"
+        if self.overlapped and self.one_block:
+            self._fetch()
         self.lines.append(AHEAD)
         at = f"y[:, None] * {self.q.strides[2]} + d[None, :] * {self.q.strides[3]}"
         q = f"tl.load({self.base(self.q, 'head[:, None]')} + {at}{masked(_down(self.ym), _across(self.dm))})"
         self.line(f"q = {q}")
+
+    def _fetch(self) -> None:
+        """Have the piece's keys and values brought near. What the kernel ahead still writes of them is seen: caches
+        further out are the same for all."""
+        length = self.kernel.length
+        self.line(f"ahead = tl.minimum(piece * {length} + tl.arange(0, {KEY_BLOCK}), {self.keys - 1})")
+        self.line(f"sector = tl.arange(0, DBLOCK // {_SECTOR}) * {_SECTOR}")
+        for o in (self.k, self.v):
+            at = f"ahead[:, None] * {o.strides[2]} + tl.minimum(sector, {self.width - 1})[None, :] * {o.strides[3]}"
+            self.line(f"bn.fetch({self.base(o, 'shared')} + {at})")
 
     def _sweep(self) -> None:
         self.line('most = tl.full([YBLOCK], float("-inf"), tl.float32)')
@@ -114,7 +131,7 @@ class _Printer:
         end = f"first + {self.kernel.length}" if whole else f"tl.minimum(first + {self.kernel.length}, {self.keys})"
         self.line(f"end = {end}")
         indent = 1
-        if self.kernel.length > KEY_BLOCK:
+        if not self.one_block:
             if self.mask is not None:
                 self._look(self.mask)
             self.line(f"for start in tl.range(first, end, {KEY_BLOCK}, num_stages={_STAGES}):")

@@ -35,7 +35,8 @@ _HELD = 49152  # values one program can hold in registers between two reductions
 _ASSUMED = 1 << 30  # elements of a dimension whose size is known only when the kernel is launched
 _LONG_VECTOR = 512  # elements from which a vector product is bound by memory
 _IN_FLIGHT = 8192  # elements of its matrices that one program reads
-_WEIGHTS_OF_A_THREAD = 128  # of small integers: as many as its registers have room for
+_WEIGHTS_OF_A_THREAD = 256  # of small integers: as many as its registers have room for
+_PROGRAMS_ENOUGH = 1024
 _AT_ONCE = 1 << 24  # elements of its matrices that all programs together have room for
 _TILE = 16  # axes shorter than this are not worth a tile
 
@@ -279,9 +280,11 @@ def row_at_a_time(rows: int, length: int, read: int) -> list[tuple[list[int], in
 
 def small_integer_shapes(rows: int, weights: int, length: int, read: int) -> list[tuple[list[int], int]]:
     """The same for weights of a byte or less, of which there are so many to the microsecond that instructions decide:
-    what a program does but once (the vector's norm, the sum over its threads) is shared by many weights a thread."""
-    warps = _clamp(weights // 512, 1, 8)
-    block = _clamp(_WEIGHTS_OF_A_THREAD * 32 * warps // (weights * read), 1, power_of_two(rows))
+    what a program does but once (the vector's norm, the sum over its threads) is shared by many weights a thread,
+    while there are programs enough."""
+    warps = _clamp(weights // 1024, 1, 8)
+    enough = power_of_two(max(1, rows // _PROGRAMS_ENOUGH))
+    block = _clamp(_WEIGHTS_OF_A_THREAD * 32 * warps // (weights * read), 1, enough)
     return [([block, length], warps), ([2 * block, length], warps)]
 
 

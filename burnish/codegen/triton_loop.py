@@ -7,6 +7,7 @@ serves every form; what differs is only that `long` rows are swept in chunks, pa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -28,6 +29,7 @@ from burnish.codegen.triton_scalar import (
     typed_text,
 )
 from burnish.codegen.triton_shared import load_for_neighbours
+from burnish.codegen.triton_small import small_weights
 from burnish.codegen.triton_sweep import Sweep
 from burnish.ir.body import (
     Apply,
@@ -50,6 +52,7 @@ from burnish.ir.expr import Dim, Div, Expr, Mod, coefficient, floordiv, lower, m
 from burnish.schedule.axes import normalise
 from burnish.schedule.form import Form
 from burnish.schedule.phases import Phases
+from burnish.schedule.precision import rounded_values
 from burnish.schedule.vectors import is_vector_product
 
 _INT32 = 2**31 - 1
@@ -144,6 +147,8 @@ class LoopPrinter:
         self.spans: list[frozenset[str]] = []
         for i, index in zip(self.body, self.indices, strict=True):
             self.spans.append(self._span(i, index))
+        self.rounded = rounded_values(loop)
+        self.small = small_weights(self)  # where the loop's matrices are of small integers
 
     # --- lanes and axes -----------------------------------------------------------------------------------------
 
@@ -271,6 +276,8 @@ class LoopPrinter:
         i = self.body[n]
         assert isinstance(i, Load | Store)
         text = f"{self.buffer(i.buffer, i.dtype)} + {self.index(self.indices[n])}"
+        if self.small is not None and isinstance(i, Load):
+            text = self.small.side_by_side(n, text)
         return text if self.index_span(n) == span else f"{text} + tl.zeros({self.shape(span)}, tl.int32)"
 
     def expression(self, n: int) -> str:
@@ -288,18 +295,28 @@ class LoopPrinter:
                 return f"bn.checked({place}, {self.index(size)}, {mask}, error)"
             case Apply("erf" | "tanh" as fn, (arg,), DType.f32) if self.rounds:
                 return f"bn.{fn}_to_bf16({self.tensor(arg)})"
+            case Apply("cast", (arg,), DType.f32) if self.small is not None and (text := self.small.cast(arg)):
+                return text
             case Apply("cast", (arg,), dtype):
                 return cast_text(self.dtype(arg), dtype, self.tensor(arg))
+            case Apply("div", (a, b), DType.f32) if (power := self._power_of_two(b)) is not None:
+                return f"({self.tensor(a)} * {1 / power!r})"  # the same to the last bit
+            case Apply("div", (a, b), DType.f32) if n in self.rounded:
+                return f"({self.tensor(a)} / {self.tensor(b)})"
             case Apply(fn, args, dtype):
                 operand = self.dtype(args[1] if fn == "where" else args[0])
                 return apply_text(fn, dtype, operand, self._operands(fn, args))
             case Reduced(kind, arg, dtype, _):
+                if self.small is not None and self.small.is_sum(i):
+                    return reduce_text(kind, dtype, self.small.partial(n, whole=False))
                 return reduce_text(kind, dtype, self.masked(arg, dtype, reduction_identity(kind, dtype), whole=False))
             case Scanned(kind, arg, dtype):
                 return f"tl.cum{kind}({self._whole(arg)}, 1).to({VALUE_TYPE[dtype]})"
         raise AssertionError(f"{i} is not an expression")
 
     def _load(self, n: int, i: Load) -> str:
+        if self.small is not None and n in self.small.shared:
+            return self.small.shared_load(n, i)
         shared = load_for_neighbours(self, n, i)
         if shared is not None:
             return shared
@@ -309,7 +326,9 @@ class LoopPrinter:
             parts.append(" & ".join(mask))
         if i.guard is not None:
             parts.append(f"other={constant_text(i.fill, i.dtype)}")
-        return load_text(i.dtype, f"tl.load({', '.join(parts)})")
+        call = f"tl.load({', '.join(parts)})"
+        counted = self.plan.form == "row" and "r" in self.spans[n] and is_vector_product(self.loop)  # each instruction
+        return f"bn.widened({call})" if counted and i.dtype is DType.bf16 else load_text(i.dtype, call)
 
     def _operands(self, fn: str, args: Sequence[int]) -> list[str]:
         """Constants as literals where the other operand gives them their type."""
@@ -317,6 +336,13 @@ class LoopPrinter:
         literal = takes_literals(fn) and any(not isinstance(self.body[a], Const) for a in values)
         texts = [self._literal(a) if literal else self.tensor(a) for a in values]
         return [self.ref(args[0]), *texts] if fn == "where" else texts
+
+    def _power_of_two(self, value: int) -> float | None:
+        """The value, where it is a constant power of two whose inverse is one, too."""
+        i = self.body[value]
+        if not isinstance(i, Const) or not i.dtype.is_float or math.frexp(i.value)[0] != 0.5:
+            return None
+        return float(i.value) if 2.0**-100 < i.value < 2.0**100 else None
 
     def _literal(self, value: int) -> str:
         i = self.body[value]
@@ -402,13 +428,14 @@ class LoopPrinter:
         """Each value once, in the body's order."""
         if self.plan.form == "row":
             self.open_lane("r", "", self.body_values())
-        early = [n for n, i in enumerate(self.body) if self._is_early(i)]
+        printed = set() if self.small is None else set(self.body_values()) - self.small.live
+        early = [n for n, i in enumerate(self.body) if self._is_early(i) and n not in printed]
         for n in early:
             self.statement(n)
         self.lines.append(AHEAD)
-        first = [*early, *self.asked_first()]
+        first = self.asked_first()
         together = self._summed_together()
-        printed = set(early)
+        printed |= set(early)
         for n in dict.fromkeys([*first, *self._in_order()]):
             if n not in printed:
                 sums = together.get(n, [n])
@@ -438,7 +465,10 @@ class LoopPrinter:
         return isinstance(i, Reduced) and i.kind == "sum" and i.dtype is DType.f32
 
     def _sums(self, sums: list[int]) -> None:
-        args = [self.masked(i.arg, i.dtype, "0.0") for n in sums if isinstance(i := self.body[n], Reduced)]
+        if self.small is not None:
+            args = [self.small.partial(n, whole=True) for n in sums]
+        else:
+            args = [self.masked(i.arg, i.dtype, "0.0") for n in sums if isinstance(i := self.body[n], Reduced)]
         names = ", ".join(map(self.value, sums))
         self.line(f"{names} = tl.reduce(({', '.join(args)}), 1, bn.add_{len(sums)}, keep_dims=True)")
 

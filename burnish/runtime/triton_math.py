@@ -38,6 +38,72 @@ def erf_to_bf16(x):
     return tanh_to_bf16(x * p)
 
 
+# --- small integers as floats: their bits, where a float of a known exponent has them ----------------------------
+
+
+@triton.jit
+def signed_byte(b):
+    """2**23 and a byte above it, less that."""
+    return bytes_in_words(b.to(tl.uint8, bitcast=True) ^ 128).to(tl.float32, bitcast=True) - 8388736.0
+
+
+@triton.jit
+def unsigned_byte(b):
+    return bytes_in_words(b).to(tl.float32, bitcast=True) - 8388608.0
+
+
+@triton.jit
+def low_half(word):
+    """2 + n / 64 for the lower four bits of a byte, n."""
+    return (word & 0x400F0000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def high_half(word):
+    """2 + n / 1024 for the upper four bits of a byte, n."""
+    return (word & 0x4000F000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def bytes_in_words(b):
+    """Each byte the lowest of a word whose highest is 0x4B."""
+    return tl.inline_asm_elementwise(
+        "prmt.b32 $0, $4, 0x4B000000, 0x7440; prmt.b32 $1, $4, 0x4B000000, 0x7441;"
+        "prmt.b32 $2, $4, 0x4B000000, 0x7442; prmt.b32 $3, $4, 0x4B000000, 0x7443;",
+        "=r,=r,=r,=r,r", [b], tl.int32, is_pure=True, pack=4,
+    )  # fmt: skip
+
+
+@triton.jit
+def halves_in_words(b):
+    """Each byte twice in the middle of a word whose highest is 0x40."""
+    return tl.inline_asm_elementwise(
+        "prmt.b32 $0, $4, 0x40000000, 0x7004; prmt.b32 $1, $4, 0x40000000, 0x7114;"
+        "prmt.b32 $2, $4, 0x40000000, 0x7224; prmt.b32 $3, $4, 0x40000000, 0x7334;",
+        "=r,=r,=r,=r,r", [b], tl.int32, is_pure=True, pack=4,
+    )  # fmt: skip
+
+
+@triton.jit
+def widened(x):
+    """bfloat16 as float: of two in a word, one is a shift away, and the other all but there."""
+    return tl.inline_asm_elementwise(
+        "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xFFFF0000;", "=f,=f,r", [x], tl.float32, is_pure=True, pack=2
+    )
+
+
+@triton.jit
+def plain_float(b):
+    """As the others, for the interpreter."""
+    return b.to(tl.float32)
+
+
+@triton.jit
+def plain_words(b):
+    """As `halves_in_words`, for the interpreter."""
+    return b.to(tl.int32) * 0x010100 | 0x40000000
+
+
 # --- floats -----------------------------------------------------------------------------------------------------
 
 

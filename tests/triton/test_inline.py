@@ -15,6 +15,7 @@ from burnish.codegen.triton import generate
 from burnish.generation.quantize import EightBitLinear, FourBitLinear
 from burnish.schedule.evaluate import evaluate_schedule
 from burnish.schedule.kernels import ExternKernel, LoopGroup, LoopKernel, Schedule
+from burnish.schedule.phases import Phases
 from burnish.schedule.vector_loops import is_vector_product, matrices
 from tests.programs import Capture, copies
 from tests.triton.compiler import Compiler
@@ -175,14 +176,39 @@ def test_small_integers_become_numbers_inside_the_product(bits: int, interpreter
     schedule = for_gpu(found)
     assert len(schedule.kernels) == 2 and all(isinstance(k, LoopKernel) for k in schedule.kernels), schedule
     assert largest_stored(schedule) <= 128
+    assert all(Phases(k.loop).last == 1 for k in schedule.kernels if isinstance(k, LoopKernel)), "the norm's sum first"
     same_as_unfused(found, schedule)
     same_under(interpreter, found, schedule)
 
 
-@pytest.mark.parametrize(("bits", "wide", "narrow"), [(8, 1, 0), (4, 1, 4)])
-def test_packed_weights_are_read_in_whole_accesses(compiler: Compiler, bits: int, wide: int, narrow: int) -> None:
-    """Sixteen bytes at a time, and what a group shares once for all of a thread's elements of it."""
-    linear = torch.nn.Linear(1024, 512, bias=False).bfloat16()
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("width", [64, 160])  # elements of a row: of 160, a program has room for more
+def test_groups_of_small_integers_are_summed_before_they_are_scaled(
+    bits: int, width: int, interpreter: Interpreter
+) -> None:
+    torch.manual_seed(1)
+    linear = torch.nn.Linear(width, 48, bias=False).bfloat16()
+    layer = EightBitLinear.of(linear) if bits == 8 else FourBitLinear.of(linear, 16)
+    names = [name for name, _ in layer.named_parameters()]
+
+    def step(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        return functional_call(layer, dict(zip(names, weights, strict=True)), (x,))
+
+    found = captured(step, torch.randn(1, width).bfloat16(), *(p.detach() for p in layer.parameters()))
+    schedule = for_gpu(found)
+    unit = generate(schedule)
+    (call,) = unit.calls.values()
+    text = unit.functions[call.function]
+    assert ("bn.halves_in_words" if bits == 4 else "bn.signed_byte") in text and "tl.reshape(" in text
+    assert text.count("tl.load(") == (7 if bits == 4 else 3)  # a vector by halves, with a scale and a least for each
+    same_as_unfused(found, schedule)
+    same_under(interpreter, found, schedule)
+
+
+@pytest.mark.parametrize(("bits", "narrow"), [(8, 0), (4, 4)])
+def test_packed_weights_lie_in_the_threads_as_their_vector_does(compiler: Compiler, bits: int, narrow: int) -> None:
+    """Nothing goes through shared memory, and what a group shares is loaded once for eight neighbours."""
+    linear = torch.nn.Linear(1024, 4096, bias=False).bfloat16()
     layer = EightBitLinear.of(linear) if bits == 8 else FourBitLinear.of(linear, 128)
     names = [name for name, _ in layer.named_parameters()]
 
@@ -194,9 +220,10 @@ def test_packed_weights_are_read_in_whole_accesses(compiler: Compiler, bits: int
     (number,) = unit.calls
     launch = unit.calls[number].launches[0]
     threads, elements = 32 * launch.warps, math.prod(block for _, block in launch.blocks)
-    assert elements * 8 // bits == 128 * threads  # weights enough to share what a thread does but once
+    assert threads == 32 and elements * 8 // bits == 128 * threads  # weights enough to share what a thread does once
     for capability in (80, 100):
         assert "st.global" in compiler.compile(unit, number, capability)
     text = compiler.compile(unit, number, 90)
-    assert text.count("ld.global.v4.b32") >= wide * elements // threads // 16
-    assert text.count("ld.global.b16") <= max(narrow * elements // threads // 16, 2), "a scale for each element"
+    assert "bar.sync" not in text and "cvt.rn.f32.s" not in text and "cvt.rn.f32.u" not in text
+    assert text.count("ld.global.v2.b32") == elements // threads // 8
+    assert text.count("ld.global.b16") <= max(narrow * elements // threads // 8, 4), "a scale for each element"

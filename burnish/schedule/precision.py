@@ -1,0 +1,28 @@
+"""How exact a value has to be, by what becomes of it."""
+
+from __future__ import annotations
+
+from burnish.ir.body import Apply, Instr, Loop, Store, instr_args, instr_index, value_refs
+
+_KEEP_RELATIVE_ERRORS = ("mul", "div", "neg")
+
+
+def rounded_values(loop: Loop) -> frozenset[int]:
+    """Values that are rounded to a half type before anything is done with them but multiplying and dividing: whether
+    their last two bits are right makes no difference that is left."""
+    found: set[int] = set()
+    fate: dict[int, bool] = {}  # whether all that takes a value rounds it
+    for n in range(len(loop.body) - 1, -1, -1):
+        i = loop.body[n]
+        if fate.get(n, False):
+            found.add(n)
+        passes_on = isinstance(i, Apply) and i.fn in _KEEP_RELATIVE_ERRORS and n in found
+        for a in instr_args(i):
+            harmless = (passes_on or _rounds(i)) and a not in value_refs(instr_index(i))
+            fate[a] = fate.get(a, True) and harmless
+    return frozenset(found)
+
+
+def _rounds(i: Instr) -> bool:
+    half = i.dtype.is_float and i.dtype.compute is not i.dtype
+    return half and (i.mode == "set" if isinstance(i, Store) else isinstance(i, Apply) and i.fn == "cast")
