@@ -117,7 +117,7 @@ class _Printer:
         further out are the same for all."""
         length = self.kernel.length
         self.line(f"ahead = tl.minimum(piece * {length} + tl.arange(0, {KEY_BLOCK}), {self.keys - 1})")
-        self.line(f"sector = tl.arange(0, DBLOCK // {_SECTOR}) * {_SECTOR}")
+        self.line(f"sector = tl.arange(0, {max(1, self.across // _SECTOR)}) * {_SECTOR}")
         for o in (self.k, self.v):
             at = f"ahead[:, None] * {o.strides[2]} + tl.minimum(sector, {self.width - 1})[None, :] * {o.strides[3]}"
             self.line(f"bn.fetch({self.base(o, 'shared')} + {at})")

@@ -143,11 +143,24 @@ def test_a_block_computes_what_it_did(step: Capture, interpreter: Interpreter) -
     same_under(interpreter, step, schedule)
 
 
-@pytest.mark.parametrize("capability", [80, 90, 100])
-def test_a_block_compiles_for_every_target(step: Capture, compiler: Compiler, capability: int) -> None:
-    unit = generate(for_gpu(step))
+@pytest.mark.parametrize(("capability", "overlapped"), [(80, False), (90, True), (100, True)])
+def test_a_block_compiles_for_every_target(
+    step: Capture, compiler: Compiler, capability: int, overlapped: bool
+) -> None:
+    unit = generate(for_gpu(step), overlapped=overlapped)
     for number in {call.function: n for n, call in unit.calls.items()}.values():
         assert "st.global" in compiler.compile(unit, number, capability)
+
+
+@pytest.mark.parametrize(("keys", "width"), [(48, 16), (64, 24), (256, 64), (200, 80)])
+def test_keys_are_asked_for_before_the_queries_are_there(compiler: Compiler, keys: int, width: int) -> None:
+    q, k, v = (torch.randn(1, 4, n, width).bfloat16() for n in (1, keys, keys))
+    schedule = for_gpu(captured(F.scaled_dot_product_attention, q, k, v))
+    (number,) = (n for n, kernel in enumerate(schedule.kernels) if isinstance(kernel, AttendPieces))
+    text = compiler.compile(generate(schedule, overlapped=True), number, 90)
+    wait = text.index("griddepcontrol.wait")
+    assert 0 < text.index("prefetch.global.L2") < wait < text.index("ld.global")
+    assert "prefetch" not in compiler.compile(generate(schedule), number, 90)
 
 
 @pytest.mark.parametrize(
