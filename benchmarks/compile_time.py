@@ -24,6 +24,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -100,9 +101,10 @@ def main() -> None:
     kept = Kept(out, given.device)
     print(HEAD, flush=True)
     for name in names:
-        kept.add("rows", name, measure(name, asked))
+        measure(name, asked, partial(kept.add, "rows", name))
     for layers in growth:
-        kept.add("growth", str(layers), measure(f"llama-{layers}-layers", replace(asked, parts=("cold",))))
+        keep = partial(kept.add, "growth", str(layers))
+        measure(f"llama-{layers}-layers", replace(asked, parts=("cold",)), keep)
     if out is not None:
         print(f"wrote {out}")
 
@@ -112,7 +114,7 @@ def slug(device: str) -> str:
 
 
 class Kept:
-    """Results so far, written after every row: what a later failure or Ctrl-C leaves is whole."""
+    """Results so far, written after every compile: what a later failure or Ctrl-C leaves is whole."""
 
     def __init__(self, path: Path | None, device: str) -> None:
         self._path = path
@@ -132,7 +134,8 @@ class Kept:
             self._path.with_suffix(".svg").write_text(growth_svg(self.found["growth"]))
 
 
-def measure(name: str, asked: Asked) -> dict[str, Any]:
+def measure(name: str, asked: Asked, keep: Callable[[dict[str, Any]], None]) -> None:
+    """`keep` is given the row again whenever something was added to it."""
     known = ROWS[asked.device].get(name, Row(1 / 8))
     found: dict[str, Any] = {"mode": known.mode, "engines": {engine: {} for engine in asked.engines}}
     runs: dict[tuple[str, str], list[dict[str, Any]]] = {}
@@ -145,15 +148,16 @@ def measure(name: str, asked: Asked) -> dict[str, Any]:
                     runs.setdefault((engine, start), []).append(run)
                     found["engines"][engine][start] = median(runs[engine, start])
                     print(line(name, engine, start, run), flush=True)
+                    keep(found)
             if "steady" in asked.parts and "steady" not in found and not name.endswith("-layers"):
                 job = Job(name, "burnish", asked.device, asked.size, known.mode, asked.steady_seconds)
                 found["steady"] = run_child(job, caches_for("burnish"))
                 print(steady_line(name, found["steady"]), flush=True)
+                keep(found)
     for start, goal in (("cold", known.cold), ("warm", known.warm)):
         if ratio := ratio_of(found, start):
             told = f" (goal {goal:.3f})" if goal else ""
             print(f"{name:17} {start:5} burnish takes {ratio:.3f} of Inductor's{told}", flush=True)
-    return found
 
 
 def ratio_of(row: dict[str, Any], start: str) -> float | None:

@@ -16,7 +16,7 @@ from burnish.capture.piecewise import Handed
 from burnish.trust.distance import Nearness
 from burnish.trust.gate import Call, Failure
 from burnish.trust.record import GateStats
-from burnish.trust.referee import ROOM, InFloat64, Opinion, Results, first_look, judge, rounding_beside, widened
+from burnish.trust.referee import ROOM, InFloat64, Opinion, Results, first_look, judge, rounding_beside
 from burnish.trust.remembered import Verdicts
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
@@ -114,9 +114,8 @@ class WatchedBackward:
         return expected
 
     def _in_float64(self, held: tuple[Any, ...], wide: InFloat64) -> Results:
-        args = widened(held)
         with wide:
-            return _tensors(self._eager(*args))
+            return _tensors(self._eager(*wide.arguments(held, written=())))
 
     def _look(self, result: Sequence[Any], held: tuple[Any, ...]) -> Opinion | None:
         """At eager's results one by one; None if they have to be there together."""

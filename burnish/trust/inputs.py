@@ -88,6 +88,11 @@ class SideInputs:
     def copies_anything(self) -> bool:
         return bool(self._places)
 
+    @property
+    def written(self) -> Collection[int]:
+        """Those of which each run gets a copy of its own."""
+        return self._places.keys()
+
     def keep_start(self) -> None:
         """From now on, start from what the changed inputs hold at this moment; the inputs themselves are let go."""
         self._memory = {key: (window.clone(), begin) for key, (window, begin) in self._memory.items()}

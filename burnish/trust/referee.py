@@ -15,7 +15,7 @@ stricter, and what looks wrong is doubted more. `InFloat64` is for captured grap
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +34,7 @@ _WELL_KNOWN = 0.05  # rounding moves the result by less: a common factor of half
 _SMALL = 64 << 20  # bytes about which nobody asks
 _NARROW = (torch.float16, torch.bfloat16, torch.float32)
 _CASTS = (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16)
+_LOOKUPS = (torch.nn.functional.embedding, torch.embedding, torch.index_select, torch.Tensor.index_select)
 
 
 @dataclass(frozen=True)
@@ -169,16 +170,17 @@ def _attempt(exact: Exact | None, noise: RandomRounding | None = None) -> Result
     """None where the graph does not run in float64: an operation without such a kernel, a type it insists on."""
     if exact is None:
         return None
-    try:
-        with noise or nullcontext():
-            return exact(InFloat64())
-    except Exception:
-        return None
+    for at_once in (False, True):
+        try:
+            with noise or nullcontext():
+                return exact(InFloat64(at_once))
+        except Exception:  # with some arguments in their own type, or for good
+            continue
+    return None
 
 
-def widened(args: Sequence[Any]) -> tuple[Any, ...]:
-    """Arguments in float64. Raises where that leaves no memory: a large model's weights, once more and twice the size,
-    could end the process on a CPU, and on a GPU what runs beside it."""
+def _all_widened(args: Sequence[Any]) -> tuple[Any, ...]:
+    """Raises where there is no memory for it: that could end the process on a CPU, and on a GPU what runs beside it."""
     narrow = [x for x in args if isinstance(x, torch.Tensor) and x.dtype in _NARROW]
     for device in {x.device for x in narrow}:
         size = sum(x.numel() for x in narrow if x.device == device) * torch.float64.itemsize
@@ -194,14 +196,31 @@ def _widened(value: Any) -> Any:
 
 
 class InFloat64(TorchFunctionMode):
-    """Graphs cast inside (norms to float32, logits to half): a referee that followed them would be none."""
+    """Graphs cast inside (norms to float32, logits to half): a referee that followed them would be none.
+
+    What an operation takes is widened for it and no longer, so a model's weights are never all there in float64; only
+    `at_once`, for operations that no mode sees, and which want all of their arguments in one type."""
+
+    def __init__(self, at_once: bool = False) -> None:
+        super().__init__()
+        self._at_once = at_once
+
+    def arguments(self, args: Sequence[Any], written: Collection[int] | None) -> tuple[Any, ...]:
+        """Of a run: in float64 are those it writes, by their positions, for they are looked at again; all, if None."""
+        if self._at_once or written is None:
+            return _all_widened(args)
+        first = iter(_all_widened([args[i] for i in sorted(written)]))
+        return tuple(next(first) if i in written else x for i, x in enumerate(args))
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if func in _CASTS:
             return torch.Tensor.double(args[0])
-        result = func(*map(_wide, args), **{name: _wide(value) for name, value in (kwargs or {}).items()})
+        if func in _LOOKUPS:  # the few that are taken, not the table
+            result = func(*args, **(kwargs or {}))
+        else:
+            result = func(*map(_wide, args), **{name: _wide(value) for name, value in (kwargs or {}).items()})
         if isinstance(result, (tuple, list)) and type(result) in (tuple, list):
             return type(result)(map(_wide, result))
         return _wide(result)
@@ -211,7 +230,7 @@ def _wide(value: Any) -> Any:
     if isinstance(value, torch.dtype):
         return torch.float64 if value in _NARROW else value
     if isinstance(value, torch.Tensor) and value.dtype in _NARROW:
-        return value.double()  # a constant of the graph's, or made from nothing in the default type
+        return value.double()  # a weight, a constant of the graph's, or made from nothing in the default type
     if type(value) in (tuple, list):
         return type(value)(map(_wide, value))
     return value

@@ -14,7 +14,7 @@ from burnish.capture.saved_tensors import hooks_are_active, own_saved_tensors
 from burnish.trust.inputs import RandomState, SideInputs, devices_of
 from burnish.trust.process import give_back_freed_memory
 from burnish.trust.record import GraphKind
-from burnish.trust.referee import InFloat64, Results, widened
+from burnish.trust.referee import InFloat64, Results
 
 Call = Callable[..., Any]
 Clock = Callable[[], float]
@@ -75,7 +75,7 @@ class Rig:
         compared."""
         args = self.inputs.take()
         if wide is not None:
-            args = widened(args)
+            args = wide.arguments(args, None if self.backward else self.inputs.written)
         self.same_numbers()
         # In float64 a forward's numbers do not depend on what autograd saves, which is several times the model's size.
         saves = torch.is_grad_enabled() and (wide is None or self.backward)

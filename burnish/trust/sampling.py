@@ -25,7 +25,7 @@ from burnish.capture.snapshot import CannotSnapshot, ThreadState
 from burnish.trust.gate import Call, Failure, GraphFacts
 from burnish.trust.inputs import CannotCopy, RandomState, SideInputs, devices_of
 from burnish.trust.process import at_exit, give_way
-from burnish.trust.referee import InFloat64, Opinion, Results, judge, widened
+from burnish.trust.referee import InFloat64, Opinion, Results, judge
 
 _MOST_WAITING = 4
 _FINGERPRINT = 64
@@ -209,7 +209,7 @@ class Sample:
     def _run(self, call: Call, wide: InFloat64 | None = None) -> Results:
         args = self._inputs.take()
         if wide is not None:
-            args = widened(args)
+            args = wide.arguments(args, self._inputs.written)
         if self._random is not None:
             self._random.restore()
         with wide or nullcontext():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -32,15 +33,18 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Job, str]]:
 
 def test_engines_take_turns_and_a_warm_start_finds_what_its_cold_one_left(jobs: list[tuple[Job, str]]) -> None:
     asked = Asked("cpu", ("burnish", "inductor"), ("cold", "warm", "steady"), "tiny", 2, 1.0)
-    row = measure("bert-base", asked)
+    kept: list[dict[str, Any]] = []
+    measure("bert-base", asked, lambda row: kept.append(copy.deepcopy(row)))
+    row = kept[-1]
     assert [job.engine for job, _ in jobs] == 2 * ["burnish", "inductor"] + ["burnish"] + 2 * ["burnish", "inductor"]
     caches = [cache for _, cache in jobs]
     assert caches[0] == caches[2] == caches[4] != caches[1] == caches[3] and len(set(caches)) == 4
     assert ratio_of(row, "cold") == 0.1 and row["steady"]["ratio"] == RATIO
+    assert len(kept) == len(jobs) and ratio_of(kept[0], "cold") is None, "each is kept as it comes"
 
 
 def test_the_mode_of_a_row_is_that_of_both(jobs: list[tuple[Job, str]]) -> None:
-    measure("llama-8b-decode", Asked("cuda", ("burnish", "inductor"), ("cold",), "full", 1, 1.0))
+    measure("llama-8b-decode", Asked("cuda", ("burnish", "inductor"), ("cold",), "full", 1, 1.0), lambda row: None)
     assert [job.mode for job, _ in jobs] == 2 * ["reduce-overhead"]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import burnish
 from burnish.errors import CompileError
@@ -16,6 +17,7 @@ from burnish.trust import gate, referee
 from burnish.trust.faults import Fault, NotANumber, RaisesAtRun, RaisesInCompile, Slower, WrongBy
 from burnish.trust.gate import Gate, GraphFacts
 from burnish.trust.record import VariantStats
+from burnish.trust.referee import InFloat64, judge
 from burnish.trust.rig import Rig
 from tests.against_eager import fallback_warnings
 
@@ -345,6 +347,55 @@ def test_float64_is_asked_about_a_training_step_once_where_eager_can_tell(dtype,
     for _ in range(2):
         compiled(X.to(dtype)).sum().backward()
     assert may_ask == asked and only_variant(compiled).gate.compiled_error is not None
+
+
+class Widest(TorchDispatchMode):
+    """How many elements the largest tensor of float64 has that is made."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.dtype is torch.float64:
+            self.elements = max(self.elements, result.numel())
+        return result
+
+
+def test_weights_are_widened_one_by_one_and_tables_not_at_all():
+    table, first, second = (torch.randn(shape).bfloat16() for shape in ((1000, 16), (24, 16), (16, 24)))
+    held = torch.zeros(5, 16).bfloat16()
+
+    def call(ids, table, first, second, held):
+        x = torch.nn.functional.embedding(ids, table)
+        y = torch.nn.functional.linear(torch.relu(torch.nn.functional.linear(x, first)), second)
+        held.add_(y)
+        return (y.bfloat16(),)
+
+    args = (torch.arange(5), table, first, second, held)
+    rig = Rig(GraphFacts("inference", changed=frozenset({4})), args, backward=False, repeats=True)
+    with Widest() as widest:
+        results = rig.run(call, InFloat64())[1]
+    assert widest.elements == 24 * 16 and not held.any(), "held is the caller's"
+    assert [x.dtype for x in results] == 2 * [torch.float64]
+    for found, wanted in zip(results, rig.run(call, InFloat64(at_once=True))[1], strict=True):
+        assert torch.equal(found, wanted) and found.any()
+
+
+def test_where_no_mode_sees_an_operation_everything_is_widened_at_once():
+    class Same(torch.autograd.Function):  # which takes tensors of one type only
+        @staticmethod
+        def forward(ctx, x, w):
+            return torch._C._nn.linear(x, w)
+
+    asked: list[bool] = []
+
+    def exact(mode):
+        asked.append(mode._at_once)
+        return [Same.apply(*mode.arguments((torch.ones(2, 3).double(), torch.ones(4, 3)), ()))]  # not within the mode
+
+    ours = [torch.full((2, 4), 3.1)]
+    opinion = judge(ours, [torch.full((2, 4), 3.0)], exact=exact, eager_again=lambda: [torch.full((2, 4), 3.0)])
+    assert asked[:2] == [False, True] and not opinion.is_right and opinion.eager_error == 0.0
 
 
 def test_float64_saves_nothing_for_a_backward_that_does_not_run():
