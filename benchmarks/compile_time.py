@@ -14,12 +14,7 @@ process in which calls compiled with regions and without take turns. `--layers 2
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import os
-import signal
-import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable
@@ -33,6 +28,7 @@ import torch
 from benchmarks.compile_once import PHASE, Job
 from benchmarks.core import RESULTS, machine, machine_slug, provenance
 from benchmarks.growth import growth_svg
+from benchmarks.nursery import Child
 from burnish.bench.children import empty_caches
 from burnish.bench.memory import Sampler
 
@@ -176,43 +172,24 @@ def median(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 def run_child(job: Job, caches: dict[str, str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="burnish-compile-") as folder:
-        out, errors = Path(folder, "out.json"), Path(folder, "stderr.txt")
-        command = [sys.executable, "-m", "benchmarks.compile_once", json.dumps(asdict(job)), str(out)]
-        with errors.open("w") as stderr:
-            child = subprocess.Popen(
-                command, env={**os.environ, **caches}, stdout=subprocess.PIPE, stderr=stderr, text=True,
-                start_new_session=True,
-            )  # fmt: skip
+        out = Path(folder, "out.json")
+        child = Child("benchmarks.compile_once", [json.dumps(asdict(job)), str(out)], out, caches)
         sampler = Sampler(child.pid, every=MEMORY_SAMPLES_S)
-        limit = threading.Timer(CHILD_SECONDS, _kill, (child,))
+        limit = threading.Timer(CHILD_SECONDS, child.kill)
         limit.start()
         try:
-            _listen(child, sampler.phase)
+            for text in child.lines:
+                if text.startswith(PHASE):
+                    sampler.phase(text.split()[1])
+            found = child.result()
         finally:
             limit.cancel()
-            _kill(child)  # what it started, if anything is left
+            child.kill()  # what it started, if anything is left
             timeline = sampler.stop()
-        if child.returncode or not out.exists():
-            return {"failure": errors.read_text().strip()[-1500:]}
-        found: dict[str, Any] = json.loads(out.read_text())
     peak, before = timeline.peak("compile"), found.pop("before_bytes", None)
     if peak is not None and before is not None:
         found["host_bytes"] = max(0, peak - before)
     return found
-
-
-def _listen(child: subprocess.Popen[str], phase: Callable[[str], None]) -> None:
-    assert child.stdout is not None
-    for text in child.stdout:
-        if text.startswith(PHASE):
-            phase(text.split()[1])
-    child.wait()
-
-
-def _kill(child: subprocess.Popen[str]) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
 
 
 HEAD = f"{'row':17} {'engine':14} {'':5} {'s':>7} {'gate s':>7} {'host MiB':>9} {'device MiB':>11}"

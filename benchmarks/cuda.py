@@ -15,12 +15,11 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import os
 import platform
 import statistics
 import subprocess
-import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.nursery import Child
 from benchmarks.turns import in_turns, wait_for_turn
 from burnish.bench.children import empty_caches
 
@@ -276,23 +276,22 @@ def in_fresh_process(
     "warm", what a second process writes that finds the caches of the first."""
     with tempfile.TemporaryDirectory(prefix="burnish-bench-") as folder, empty_caches() as caches_for:
         out, caches = Path(folder, "result.json"), caches_for(candidate)
-        command = [sys.executable, "-m", module, "--child", workload, candidate, str(out), *more]
-        found = _in_process(command, out, caches, limit)
+        arguments = ["--child", workload, candidate, str(out), *more]
+        found = _ran(Child(module, arguments, out, caches), limit)
         if twice and "failure" not in found:
-            found["warm"] = _in_process(command, out, caches, limit)
+            found["warm"] = _ran(Child(module, arguments, out, caches), limit)
         return found
 
 
-def _in_process(command: list[str], out: Path, caches: dict[str, str], limit: int) -> dict[str, Any]:
-    out.unlink(missing_ok=True)
+def _ran(child: Child, limit: int) -> dict[str, Any]:
+    timer = threading.Timer(limit, child.kill)
+    timer.start()
     try:
-        done = subprocess.run(command, env={**os.environ, **caches}, timeout=limit, capture_output=True, text=True)
-    except subprocess.TimeoutExpired:
-        return {"failure": f"not done in {limit} s"}
-    if done.returncode or not out.exists():
-        return {"failure": done.stderr.strip()[-1500:]}
-    found: dict[str, Any] = json.loads(out.read_text())
-    return found
+        for _ in child.lines:  # what it says must go somewhere
+            pass
+        return child.result()
+    finally:
+        timer.cancel()
 
 
 def line(workload: str, candidate: str, row: dict[str, Any]) -> str:

@@ -7,9 +7,8 @@ alone, too, after the others are ready. How long a compile took is no figure the
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
-import subprocess
 import sys
 import tempfile
 import threading
@@ -18,6 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from benchmarks.nursery import Child
 from burnish.bench.children import empty_caches
 
 READY, _ASKED = "benchmark: ready", "BURNISH_BENCHMARK_TURNS"
@@ -32,36 +32,6 @@ def wait_for_turn() -> bool:
     return True
 
 
-class Child:
-    """A process that gets ready as soon as it is made."""
-
-    def __init__(self, command: list[str], out: Path, caches: dict[str, str]) -> None:
-        self.out, self.errors = out, out.with_suffix(".err")
-        with self.errors.open("w") as errors:
-            self.process = subprocess.Popen(
-                command, env={**os.environ, **caches, _ASKED: "1"}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=errors, text=True,
-            )  # fmt: skip
-
-    def until_ready(self) -> None:
-        """Or until it has ended."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.strip() == READY:
-                return
-
-    def go(self) -> dict[str, Any]:
-        if self.process.poll() is None:
-            assert self.process.stdin is not None
-            self.process.stdin.write("go\n")
-            self.process.stdin.flush()
-        self.process.communicate()
-        if self.process.returncode or not self.out.exists():
-            return {"failure": self.errors.read_text().strip()[-1500:] or "it was stopped"}
-        found: dict[str, Any] = json.loads(self.out.read_text())
-        return found
-
-
 def in_turns(module: str, workload: str, candidates: list[str], more: list[str], limit: int) -> Iterator[Any]:
     """(candidate, what its child found) for each, as `python -m module --child WORKLOAD CANDIDATE OUT ...` writes it.
     `limit`: seconds for all."""
@@ -71,15 +41,31 @@ def in_turns(module: str, workload: str, candidates: list[str], more: list[str],
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="burnish-bench-"))
         caches_for = stack.enter_context(empty_caches())
         children: dict[str, Child] = {}
-        timer = threading.Timer(limit, lambda: [child.process.kill() for child in children.values()])
+        timer = threading.Timer(limit, lambda: [child.kill() for child in children.values()])
         stack.callback(timer.cancel)
         timer.start()
         for wave in waves:
             for candidate in wave:
                 out = Path(folder, f"{candidate.replace(':', '-')}.json")
-                command = [sys.executable, "-m", module, "--child", workload, candidate, str(out), *more]
-                children[candidate] = Child(command, out, caches_for(candidate))
+                variables = {**caches_for(candidate), _ASKED: "1"}
+                children[candidate] = Child(module, ["--child", workload, candidate, str(out), *more], out, variables)
             for candidate in wave:
-                children[candidate].until_ready()
+                _until_ready(children[candidate])
         for candidate in candidates:
-            yield candidate, children[candidate].go()
+            yield candidate, _go(children[candidate])
+
+
+def _until_ready(child: Child) -> None:
+    """Or until it has ended."""
+    for line in child.lines:
+        if line.strip() == READY:
+            return
+
+
+def _go(child: Child) -> dict[str, Any]:
+    with contextlib.suppress(BrokenPipeError):  # it has ended, and why is in what it left
+        child.tell.write("go\n")
+        child.tell.flush()
+    for _ in child.lines:  # what it says must go somewhere
+        pass
+    return child.result()
