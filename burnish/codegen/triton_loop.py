@@ -275,9 +275,9 @@ class LoopPrinter:
         """Where an access goes, as a tile over `span`."""
         i = self.body[n]
         assert isinstance(i, Load | Store)
+        if self.small is not None and isinstance(i, Load) and "r" in span:
+            return self.small.pointer(n, i)
         text = f"{self.buffer(i.buffer, i.dtype)} + {self.index(self.indices[n])}"
-        if self.small is not None and isinstance(i, Load):
-            text = self.small.side_by_side(n, text)
         return text if self.index_span(n) == span else f"{text} + tl.zeros({self.shape(span)}, tl.int32)"
 
     def expression(self, n: int) -> str:
@@ -514,9 +514,15 @@ class LoopPrinter:
         if self.plan.outside:
             self.line(f"across = tl.cdiv({self.index(lane.size)}, XBLOCK)")
             self.define_outside(self.widened(f"({self.program} // across)"))
-            self.line(f"x = {self.widened(f'({self.program} % across)')} * XBLOCK + {self.arange(lane)}")
+            first = f"{self.widened(f'({self.program} % across)')} * XBLOCK"
         else:
-            self.line(f"x = {self.widened(self.program)} * XBLOCK + {self.arange(lane)}")
+            first = f"{self.widened(self.program)} * XBLOCK"
+        if self.small is None:
+            self.line(f"x = {first} + {self.arange(lane)}")
+        else:
+            self.line(f"first = {first}")
+            self.line(f"rows = {self.arange(lane)}")
+            self.line("x = first + rows")
         self.define_mask(lane)
         self.define_axes(lane, self.body_values())
 

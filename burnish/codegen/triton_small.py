@@ -18,7 +18,7 @@ from burnish.codegen.triton_scalar import load_text
 from burnish.codegen.triton_shared import shared_by
 from burnish.ir.body import Apply, Const, Instr, Load, Reduced, Store, instr_args
 from burnish.ir.dtypes import DType
-from burnish.ir.expr import floordiv, substitute, sym
+from burnish.ir.expr import Dim, coefficient, floordiv, substitute, sym
 from burnish.schedule.vector_loops import choosing_axes, is_vector_product, matrix_loads, vector_loads
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ class SmallWeights:
         self.live = self._reached()
         self._sums: dict[tuple[int, ...], str] = {}  # by elements: names of partial sums
         self._words: dict[int, str] = {}  # by load: bytes spread over words
+        self._chunks_are_there = False
 
     @staticmethod
     def is_sum(i: Instr) -> TypeGuard[Reduced]:
@@ -154,13 +155,10 @@ class SmallWeights:
 
     # --- loads --------------------------------------------------------------------------------------------------
 
-    def side_by_side(self, n: int, pointer: str) -> str:
-        """The load's pointer, with as many neighbours in a thread as of the other loads."""
-        load = self.p.body[n]
-        if load.dtype.itemsize * self.width >= _ACCESS or "r" not in self.p.index_span(n):
-            return pointer
-        buffer, _, index = pointer.partition(" + ")
-        return f"{buffer} + tl.max_contiguous({index}, [1, {self.width}])"
+    def pointer(self, n: int, load: Load) -> str:
+        """Where a load along the row goes, with as many neighbours in a thread as of the other loads."""
+        hint = f"tl.max_contiguous({{}}, [1, {self.width}])" if load.dtype.itemsize * self.width < _ACCESS else "{}"
+        return self._place(load, self.p.indices[n], hint)
 
     def shared_load(self, n: int, load: Load) -> str:
         """One element for each partial sum. What it says of its neighbours is to have them in a row, as the sums are;
@@ -168,13 +166,25 @@ class SmallWeights:
         p, lane = self.p, self.p.plan.lanes[-1]
         assert isinstance(lane.size, int)
         chunk = self.width * sym("@chunk", 0, floordiv(lane.size, self.width) - 1)
-        index = p.index(substitute(p.indices[n], {lane.axes[0].name: chunk}))
-        hinted = f"tl.multiple_of(tl.max_contiguous({index}, [1, 2]), [1, 1])" if "x" in p.spans[n] else index
+        index = substitute(p.indices[n], {lane.axes[0].name: chunk})
+        hint = "tl.multiple_of(tl.max_contiguous({}, [1, 2]), [1, 1])" if "x" in p.spans[n] else "{}"
         mask = p.mask(p.spans[n] - {"r"}) + ([f"(chunk < {lane.size // self.width})"] if p.mask("r") else [])
-        given = [f"{p.buffer(load.buffer, load.dtype)} + {hinted}"]
-        given += [" & ".join(mask), "other=0.0"] if mask else []
-        p.line(f"chunk = {p.widened(f'tl.arange(0, {self.block})[None, :]')}")
+        given = [self._place(load, index, hint), *([" & ".join(mask), "other=0.0"] if mask else [])]
+        if not self._chunks_are_there:
+            p.line(f"chunk = {p.widened(f'tl.arange(0, {self.block})[None, :]')}")
+            self._chunks_are_there = True
         return load_text(load.dtype, f"tl.load({', '.join(given)})")
+
+    def _place(self, load: Load, index: Dim, hint: str) -> str:
+        """The first of a program's rows, and from there so many rows on, which is a constant in each access."""
+        p, lane = self.p, self.p.lane("x")
+        buffer = p.buffer(load.buffer, load.dtype)
+        row = lane.axes[0].name if len(lane.axes) == 1 else "@x"
+        step = coefficient(index, row)
+        if not isinstance(step, int) or step == 0:
+            return f"{buffer} + {hint.format(p.index(index))}"
+        first = p.index(substitute(index, {row: sym("@first")}))
+        return f"{buffer} + {hint.format(first)} + rows * {step}"
 
     # --- sums ---------------------------------------------------------------------------------------------------
 
