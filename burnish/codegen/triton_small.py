@@ -11,7 +11,7 @@ multiplied with, and exchange the products through shared memory.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeGuard
 
 from burnish.codegen.triton_scalar import load_text
@@ -94,14 +94,18 @@ class SmallWeights:
         if not level[value] or self._is_shared(i, value):
             return [_Term(1.0, (value,), ())]
         if (half := self._half_of(value)) is not None:
-            step = 64.0 if half == "low" else 1024.0  # by which `half_text` is too small, and it begins at 2
+            step = 64.0 if half == "low" else 1024.0  # `bn.low_half` and `bn.high_half` count in such parts, from 2 on
             return [_Term(step, (), (value,)), _Term(-2 * step, (), ())]
         match i:
             case Apply("add", (a, b), DType.f32):
                 return self._multiplied_out(a) + self._multiplied_out(b)
+            case Apply("sub", (a, b), DType.f32):
+                return self._multiplied_out(a) + [replace(t, number=-t.number) for t in self._multiplied_out(b)]
             case Apply("mul", (a, b), DType.f32) if a != b:
                 both = itertools.product(self._multiplied_out(a), self._multiplied_out(b))
                 return [x.times(y) for x, y in itertools.islice(both, _MOST_TERMS + 1)]
+        if i.dtype.compute is not DType.f32:
+            raise _NoTerms
         return [_Term(1.0, (), (value,))]
 
     def _is_shared(self, i: Instr, value: int) -> bool:

@@ -205,6 +205,28 @@ def test_groups_of_small_integers_are_summed_before_they_are_scaled(
     same_under(interpreter, found, schedule)
 
 
+@pytest.mark.parametrize("kind", ["int8", "uint8"])
+def test_bytes_about_a_middle_of_each_group(kind: str, interpreter: Interpreter) -> None:
+    """As others write it: (value - middle) * scale."""
+    torch.manual_seed(2)
+    dtype = getattr(torch, kind)
+    values = torch.randint(*((-128, 128) if kind == "int8" else (0, 256)), (40, 96), dtype=torch.int16).to(dtype)
+    middle, scale = torch.rand(40, 6, 1).bfloat16(), (torch.rand(40, 6, 1) / 128).bfloat16()
+
+    def step(x: torch.Tensor, values: torch.Tensor, middle: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        groups = values.view(40, 6, 16).to(x.dtype)
+        return F.linear(x, ((groups - middle) * scale).view(40, 96))
+
+    found = captured(step, torch.randn(1, 96).bfloat16(), values, middle, scale)
+    schedule = for_gpu(found)
+    unit = generate(schedule)
+    (call,) = unit.calls.values()
+    text = unit.functions[call.function]
+    assert f"bn.{'signed' if kind == 'int8' else 'unsigned'}_byte(" in text and "-1.0 * " in text
+    same_as_unfused(found, schedule)
+    same_under(interpreter, found, schedule)
+
+
 @pytest.mark.parametrize(("bits", "narrow"), [(8, 0), (4, 4)])
 def test_packed_weights_lie_in_the_threads_as_their_vector_does(compiler: Compiler, bits: int, narrow: int) -> None:
     """Nothing goes through shared memory, and what a group shares is loaded once for eight neighbours."""
