@@ -409,7 +409,7 @@ class FrameCompiler:
         others -= self.deferred.unused(code) if self.deferred is not None else 0
         shapes = eval_frame.set_enable_dynamic(self._dynamic) if self._dynamic is not None else contextlib.nullcontext()
         limit = dynamo_config.patch(recompile_limit=dynamo_config.recompile_limit + others)
-        with shapes, limit, without_guard_profiling():
+        with shapes, limit, _whole_guards(), without_guard_profiling():
             yield
 
     def _give_up(self, error: Exception) -> ConvertFrameReturn:
@@ -424,6 +424,17 @@ class FrameCompiler:
         given_up = not isinstance(error, dynamo_errors.TorchRuntimeError) or tries >= _BAD_INPUT_LIMIT
         action = FrameAction.RUN_ONLY if given_up else FrameAction.SKIP
         return ConvertFrameReturn(FrameExecStrategy(action, FrameAction.DEFAULT), apply_to_code=given_up)
+
+
+def _whole_guards() -> contextlib.AbstractContextManager[None]:
+    """Where gradients are recorded, every guard on every call. Before 2.13 those of parameters are left out while the
+    dict that holds them is as it was, and one that is frozen or thawed is not noticed: it would get no gradient."""
+    if torch.__version__ >= "2.13" or not torch.is_grad_enabled():
+        return contextlib.nullcontext()
+    whole: contextlib.AbstractContextManager[None] = dynamo_config.patch(
+        skip_tensor_guards_with_matching_dict_tags=False
+    )
+    return whole
 
 
 def _limit_reached(function: str) -> CompileError:
