@@ -19,6 +19,7 @@ import platform
 import statistics
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -276,10 +277,21 @@ def in_fresh_process(
     with tempfile.TemporaryDirectory(prefix="burnish-bench-") as folder, empty_caches() as caches_for:
         out, caches = Path(folder, "result.json"), caches_for(candidate)
         arguments = ["--child", workload, candidate, str(out), *more]
-        found = Child(module, arguments, out, caches).result(limit)
+        found = _ran(Child(module, arguments, out, caches), limit)
         if twice and "failure" not in found:
-            found["warm"] = Child(module, arguments, out, caches).result(limit)
+            found["warm"] = _ran(Child(module, arguments, out, caches), limit)
         return found
+
+
+def _ran(child: Child, limit: int) -> dict[str, Any]:
+    timer = threading.Timer(limit, child.kill)
+    timer.start()
+    try:
+        for _ in child.lines:  # what it says must go somewhere
+            pass
+        return child.result()
+    finally:
+        timer.cancel()
 
 
 def line(workload: str, candidate: str, row: dict[str, Any]) -> str:
