@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -175,15 +174,11 @@ def run_child(job: Job, caches: dict[str, str]) -> dict[str, Any]:
         out = Path(folder, "out.json")
         child = Child("benchmarks.compile_once", [json.dumps(asdict(job)), str(out)], out, caches)
         sampler = Sampler(child.pid, every=MEMORY_SAMPLES_S)
-        limit = threading.Timer(CHILD_SECONDS, child.kill)
-        limit.start()
         try:
-            for text in child.lines:
-                if text.startswith(PHASE):
-                    sampler.phase(text.split()[1])
-            found = child.result()
+            found = child.result(
+                CHILD_SECONDS, lambda text: sampler.phase(text.split()[1]) if text.startswith(PHASE) else None
+            )
         finally:
-            limit.cancel()
             child.kill()  # what it started, if anything is left
             timeline = sampler.stop()
     peak, before = timeline.peak("compile"), found.pop("before_bytes", None)

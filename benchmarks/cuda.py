@@ -19,7 +19,6 @@ import platform
 import statistics
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -277,21 +276,10 @@ def in_fresh_process(
     with tempfile.TemporaryDirectory(prefix="burnish-bench-") as folder, empty_caches() as caches_for:
         out, caches = Path(folder, "result.json"), caches_for(candidate)
         arguments = ["--child", workload, candidate, str(out), *more]
-        found = _ran(Child(module, arguments, out, caches), limit)
+        found = Child(module, arguments, out, caches).result(limit)
         if twice and "failure" not in found:
-            found["warm"] = _ran(Child(module, arguments, out, caches), limit)
+            found["warm"] = Child(module, arguments, out, caches).result(limit)
         return found
-
-
-def _ran(child: Child, limit: int) -> dict[str, Any]:
-    timer = threading.Timer(limit, child.kill)
-    timer.start()
-    try:
-        for _ in child.lines:  # what it says must go somewhere
-            pass
-        return child.result()
-    finally:
-        timer.cancel()
 
 
 def line(workload: str, candidate: str, row: dict[str, Any]) -> str:

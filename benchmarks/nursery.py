@@ -16,7 +16,7 @@ import runpy
 import signal
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -56,12 +56,17 @@ class Child:
             os.killpg(self.pid, signal.SIGKILL)
         self._process.kill()
 
-    def result(self, limit: float | None = None) -> dict[str, Any]:
-        """What it wrote, once it has ended; or its `failure`."""
-        self._process.join(limit)
-        if not self.has_ended():
-            self.kill()
-            self._process.join()
+    def result(self, limit: float | None = None, hear: Callable[[str], object] = lambda line: None) -> dict[str, Any]:
+        """What it wrote, once it has ended; or its `failure`. It is heard out, `limit` seconds at most."""
+        late = threading.Event()
+        timer = threading.Timer(limit or 0.0, lambda: (late.set(), self.kill()))
+        if limit is not None:
+            timer.start()
+        for line in self.lines:
+            hear(line)
+        self._process.join()
+        timer.cancel()
+        if late.is_set():
             return {"failure": f"not done in {limit:.0f} s"}
         if self._process.exitcode or not self.out.exists():
             errors = self._errors.read_text().strip() if self._errors.exists() else ""

@@ -66,6 +66,4 @@ def _go(child: Child) -> dict[str, Any]:
     with contextlib.suppress(BrokenPipeError):  # it has ended, and why is in what it left
         child.tell.write("go\n")
         child.tell.flush()
-    for _ in child.lines:  # what it says must go somewhere
-        pass
     return child.result()

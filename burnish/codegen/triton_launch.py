@@ -25,7 +25,7 @@ from burnish.ir.expr import Dim, coefficient, floordiv, mentions, product
 from burnish.schedule.axes import column_axis, row_order
 from burnish.schedule.form import Form
 from burnish.schedule.gpu import MULTIPROCESSORS
-from burnish.schedule.vector_loops import choosing_axes, is_vector_product, matrices, matrix_loads
+from burnish.schedule.vector_loops import choosing_axes, is_of_bytes, is_vector_product, matrices, matrix_loads
 
 _BUSY = 2 * MULTIPROCESSORS  # programs that keep them occupied
 _ACCESS = 16  # bytes a thread moves in one instruction
@@ -242,10 +242,10 @@ def _held(loop: Loop) -> int:
 
 def _whole_row_shapes(loop: Loop, rows: int, length: int, columns: bool) -> list[tuple[list[int], int]]:
     if length >= _LONG_VECTOR and is_vector_product(loop):
-        read, chosen = matrices(loop), bool(choosing_axes(loop))
-        if all(i.dtype.itemsize == 1 for i in matrix_loads(loop)) and not chosen:
+        read = matrices(loop)
+        if is_of_bytes(loop):
             return small_integer_shapes(rows, length * _weights_in_a_byte(loop), length, read)
-        half = all(i.dtype.itemsize == 2 for i in matrix_loads(loop)) and not chosen
+        half = all(i.dtype.itemsize == 2 for i in matrix_loads(loop)) and not choosing_axes(loop)
         few = half and (read > 1 or rows * length <= _AT_ONCE)
         return (row_at_a_time if few else vector_shapes)(rows, length, read)
     each, least = _per_access(loop), _strip(loop, columns)

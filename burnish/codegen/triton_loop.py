@@ -7,6 +7,7 @@ serves every form; what differs is only that `long` rows are swept in chunks, pa
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -147,8 +148,12 @@ class LoopPrinter:
         self.spans: list[frozenset[str]] = []
         for i, index in zip(self.body, self.indices, strict=True):
             self.spans.append(self._span(i, index))
-        self.rounded = rounded_values(loop)
+        self.multiplies = self.plan.form == "row" and is_vector_product(loop)
         self.small = small_weights(self)  # where the loop's matrices are of small integers
+
+    @functools.cached_property
+    def rounded(self) -> frozenset[int]:
+        return rounded_values(self.loop)
 
     # --- lanes and axes -----------------------------------------------------------------------------------------
 
@@ -327,7 +332,7 @@ class LoopPrinter:
         if i.guard is not None:
             parts.append(f"other={constant_text(i.fill, i.dtype)}")
         call = f"tl.load({', '.join(parts)})"
-        counted = self.plan.form == "row" and "r" in self.spans[n] and is_vector_product(self.loop)  # each instruction
+        counted = self.multiplies and "r" in self.spans[n]  # each instruction
         return f"bn.widened({call})" if counted and i.dtype is DType.bf16 else load_text(i.dtype, call)
 
     def _operands(self, fn: str, args: Sequence[int]) -> list[str]:
@@ -428,6 +433,8 @@ class LoopPrinter:
         """Each value once, in the body's order."""
         if self.plan.form == "row":
             self.open_lane("r", "", self.body_values())
+        if self.small is not None:
+            self.small.open_chunks()
         printed = set() if self.small is None else set(self.body_values()) - self.small.live
         early = [n for n, i in enumerate(self.body) if self._is_early(i) and n not in printed]
         for n in early:
@@ -444,14 +451,14 @@ class LoopPrinter:
 
     def _in_order(self) -> list[int]:
         """The body's values; a vector product's pass by pass, so that sums of one pass follow one another."""
-        if not is_vector_product(self.loop):
+        if not self.multiplies:
             return self.body_values()
         ready = Phases(self.loop).ready
         return sorted(self.body_values(), key=lambda n: 2 * ready[n] - isinstance(self.body[n], Reduced))
 
     def _summed_together(self) -> dict[int, list[int]]:
         """Sums of one pass, by each of them: a reduction is a barrier, and one serves for several."""
-        if self.plan.form != "row" or not is_vector_product(self.loop):
+        if not self.multiplies:
             return {}
         phases = Phases(self.loop)
         found: dict[int, list[int]] = {}
@@ -490,7 +497,7 @@ class LoopPrinter:
         if not isinstance(i, Load) or i.buffer not in self.steady or i.guard is not None or value_refs(i.index):
             return False
         rows = "x" in self._lanes_in(self._flattened(i.index))
-        return self.plan.form == "row" and (not rows or is_vector_product(self.loop))
+        return self.plan.form == "row" and (not rows or self.multiplies)
 
     def body_values(self) -> list[int]:
         return list(range(len(self.body)))

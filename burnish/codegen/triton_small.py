@@ -19,7 +19,7 @@ from burnish.codegen.triton_shared import shared_by
 from burnish.ir.body import Apply, Const, Instr, Load, Reduced, Store, instr_args
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, coefficient, floordiv, substitute, sym
-from burnish.schedule.vector_loops import choosing_axes, is_vector_product, matrix_loads, vector_loads
+from burnish.schedule.vector_loops import is_of_bytes, vector_loads
 
 if TYPE_CHECKING:
     from burnish.codegen.triton_loop import LoopPrinter
@@ -48,9 +48,7 @@ class _NoTerms(Exception):
 def small_weights(p: LoopPrinter) -> SmallWeights | None:
     """The loop's small weights, if it is a vector product whose matrices are of bytes."""
     loop, lane = p.loop, p.plan.lanes[-1]
-    if p.plan.form != "row" or len(lane.axes) != 1 or not isinstance(lane.size, int) or not is_vector_product(loop):
-        return None
-    if choosing_axes(loop) or any(i.dtype.itemsize != 1 for i in matrix_loads(loop)):
+    if not p.multiplies or len(lane.axes) != 1 or not isinstance(lane.size, int) or not is_of_bytes(loop):
         return None
     narrowest = min((i.dtype.itemsize for i in vector_loads(loop)), default=_ACCESS)
     width = _ACCESS // narrowest
@@ -73,8 +71,7 @@ class SmallWeights:
         self.terms = {n: self._expanded(i.arg) for n, i in enumerate(p.body) if self.is_sum(i)}
         self.live = self._reached()
         self._sums: dict[tuple[int, ...], str] = {}  # by elements: names of partial sums
-        self._words: dict[int, str] = {}  # by load: bytes spread over words
-        self._chunks_are_there = False
+        self._in_words: set[int] = set()  # loads whose bytes are spread over words
 
     @staticmethod
     def is_sum(i: Instr) -> TypeGuard[Reduced]:
@@ -94,7 +91,7 @@ class SmallWeights:
         if not level[value] or self._is_shared(i, value):
             return [_Term(1.0, (value,), ())]
         if (half := self._half_of(value)) is not None:
-            step = 64.0 if half == "low" else 1024.0  # `bn.low_half` and `bn.high_half` count in such parts, from 2 on
+            step = 64.0 if half[0] == "low" else 1024.0  # parts that `bn.low_half`, `bn.high_half` count in, from 2 on
             return [_Term(step, (), (value,)), _Term(-2 * step, (), ())]
         match i:
             case Apply("add", (a, b), DType.f32):
@@ -117,8 +114,8 @@ class SmallWeights:
         self.shared.add(value)
         return True
 
-    def _half_of(self, value: int) -> str | None:
-        """Which half of a byte a value is, as a float."""
+    def _half_of(self, value: int) -> tuple[str, int] | None:
+        """Which half, and of which byte, a value is, as a float."""
         body = self.p.body
         match body[value]:
             case Apply("cast", (arg,), DType.f32):
@@ -127,15 +124,8 @@ class SmallWeights:
                         wanted = {"and": 15, "shr": 4}[fn]
                         number = body[by]
                         if isinstance(number, Const) and number.value == wanted:
-                            return "low" if fn == "and" else "high"
+                            return ("low" if fn == "and" else "high"), byte
         return None
-
-    def _byte_of(self, value: int) -> int:
-        cast = self.p.body[value]
-        assert isinstance(cast, Apply)
-        half = self.p.body[cast.args[0]]
-        assert isinstance(half, Apply)
-        return half.args[0]
 
     def _reached(self) -> set[int]:
         """The values that something other than a multiplied-out sum needs, and those sums' elements."""
@@ -154,10 +144,15 @@ class SmallWeights:
                 continue
             for term in self.terms[n]:
                 stack.extend(term.shared)
-                stack.extend(self._byte_of(e) if self._half_of(e) else e for e in term.elements)
+                stack.extend(half[1] if (half := self._half_of(e)) else e for e in term.elements)
         return live
 
     # --- loads --------------------------------------------------------------------------------------------------
+
+    def open_chunks(self) -> None:
+        """Count a row's partial sums, where something is loaded for each."""
+        if self.shared:
+            self.p.line(f"chunk = {self.p.widened(f'tl.arange(0, {self.block})[None, :]')}")
 
     def pointer(self, n: int, load: Load) -> str:
         """Where a load along the row goes, with as many neighbours in a thread as of the other loads."""
@@ -174,9 +169,6 @@ class SmallWeights:
         hint = "tl.multiple_of(tl.max_contiguous({}, [1, 2]), [1, 1])" if "x" in p.spans[n] else "{}"
         mask = p.mask(p.spans[n] - {"r"}) + ([f"(chunk < {lane.size // self.width})"] if p.mask("r") else [])
         given = [self._place(load, index, hint), *([" & ".join(mask), "other=0.0"] if mask else [])]
-        if not self._chunks_are_there:
-            p.line(f"chunk = {p.widened(f'tl.arange(0, {self.block})[None, :]')}")
-            self._chunks_are_there = True
         return load_text(load.dtype, f"tl.load({', '.join(given)})")
 
     def _place(self, load: Load, index: Dim, hint: str) -> str:
@@ -221,11 +213,11 @@ class SmallWeights:
         half = self._half_of(value)
         if half is None:
             return self.p.tensor(value)
-        byte = self._byte_of(value)
-        if byte not in self._words:
-            self._words[byte] = f"w{byte}"
+        which, byte = half
+        if byte not in self._in_words:
+            self._in_words.add(byte)
             self.p.line(f"w{byte} = bn.halves_in_words({self.p.value(byte)})")
-        return f"bn.{half}_half({self._words[byte]})"
+        return f"bn.{which}_half(w{byte})"
 
     def cast(self, arg: int) -> str | None:
         """A byte as a float."""

@@ -17,9 +17,9 @@ def rounded_values(loop: Loop) -> frozenset[int]:
         if fate.get(n, False):
             found.add(n)
         passes_on = isinstance(i, Apply) and i.fn in _KEEP_RELATIVE_ERRORS and n in found
+        harmless, places = passes_on or _rounds(i), value_refs(instr_index(i))
         for a in instr_args(i):
-            harmless = (passes_on or _rounds(i)) and a not in value_refs(instr_index(i))
-            fate[a] = fate.get(a, True) and harmless
+            fate[a] = fate.get(a, True) and harmless and a not in places
     return frozenset(found)
 
 

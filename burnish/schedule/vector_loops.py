@@ -30,6 +30,11 @@ def matrix_loads(loop: Loop) -> list[Load]:
     ]  # fmt: skip
 
 
+def is_of_bytes(loop: Loop) -> bool:
+    """Whether all that a vector product multiplies with are weights of a byte or less, none of them looked up."""
+    return not choosing_axes(loop) and all(i.dtype.itemsize == 1 for i in matrix_loads(loop))
+
+
 def vector_loads(loop: Loop) -> list[Load]:
     return [i for i, points in _row_loads(loop) if not _is_whole(points, loop)]
 
