@@ -23,6 +23,7 @@ from torch._guards import TracingContext
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
+from burnish.capture.awaken import Awakening, awaken
 from burnish.capture.diagnosis import CONTROL_FLOW, serve_eager
 from burnish.capture.facts import coarsest_type, draws_random_numbers, graph_facts
 from burnish.capture.partition import partition
@@ -69,10 +70,13 @@ def make_backend(options: Options, log: CompileLog) -> Backend:
         start = time.perf_counter()
         capture, sources = _Capture(options, log), input_sources(graph)
         engines: dict[Engine, Callable[..., Any]] = {}
+        waking = _waking(graph, options)
         try:
             with log.stage("aot"):
                 engines["burnish"] = capture.compile(graph, example_inputs)
         except CONTROL_FLOW:
+            if waking is not None:
+                waking.end()
             raise  # Dynamo captures it again, in another way
         except _Abandoned:
             pass  # which is recorded already: eager serves
@@ -93,6 +97,7 @@ def make_backend(options: Options, log: CompileLog) -> Backend:
             has_backward=lambda: capture.has_backward,
             verdicts=capture.verdicts(graph, facts) if "burnish" in engines else None,
             ready=capture.ready,
+            before_trial=waking.end if waking is not None else None,
         )
         capture.variant = weakref.ref(variant)
         note_graph(capture.parts(graph, variant.facts, sources))
@@ -114,6 +119,7 @@ def new_variant(
     has_backward: Callable[[], bool],
     verdicts: Verdicts | None = None,
     ready: Callable[[], object] = lambda: None,
+    before_trial: Callable[[], object] | None = None,
 ) -> Variant:
     """A captured graph on its way into service, as the object's next one."""
     name = log.captured()
@@ -122,7 +128,7 @@ def new_variant(
         facts,
         eager,
         engines,
-        Policy(options.verify != "off", options.gate, options.sample, options.fault),
+        _policy(options),
         direct=direct,
         compile_seconds=compile_seconds,
         has_backward=has_backward,
@@ -130,11 +136,23 @@ def new_variant(
         timed=(lambda engine, call: log.histogram(name, engine).timed(call)) if options.latency else None,
         verdicts=verdicts,
         ready=ready,
+        before_trial=before_trial,
     )
     if variant.gate is not None:
         log.noticed(f"warm start: {variant.gate.note}: neither compared nor raced before use")
     log.variant(variant)
     return variant
+
+
+def _policy(options: Options) -> Policy:
+    return Policy(options.verify != "off", options.gate, options.sample, options.fault)
+
+
+def _waking(graph: fx.GraphModule, options: Options) -> Awakening | None:
+    """Not beside a search for the fastest kernels, whose times it would disturb."""
+    if options.searches or not _policy(options).tries:
+        return None
+    return awaken(graph, compared=options.verify != "off")
 
 
 def _inductors(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> dict[Engine, Callable[..., Any]]:

@@ -77,10 +77,12 @@ class Variant:
         timed: Callable[[Engine, Boxed], Boxed] | None = None,
         verdicts: Verdicts | None = None,
         ready: Callable[[], object] = lambda: None,
+        before_trial: Callable[[], object] | None = None,
     ) -> None:
         """`direct` is what engine "burnish" does, called with one list. `timed` adds what measures latency. `verdicts`
         are those of earlier processes, and what is found now is told to it. `ready` waits for what of engine
-        "burnish" is still being built."""
+        "burnish" is still being built. `before_trial` ends what has been going on since the compile began: before the
+        trial, or at once where there will be none."""
         self.number = number
         self.facts = facts
         self.eager = eager
@@ -109,11 +111,14 @@ class Variant:
         self._timed = timed
         self._verdicts = verdicts
         self._ready = ready
+        self._before_trial = before_trial
         self._lock = threading.Lock()  # held for changes of state, never while a graph runs
         self._trying = threading.Lock()  # held by the one call that is the trial; nobody waits for it
         self.call, self._serve_with = _entry(self)
         if not self._was_judged():
             self._begin()
+        if self.state != "on trial":
+            self._end_preparing()
 
     def _was_judged(self) -> bool:
         """Whether an earlier process found the same program right, and faster than eager where that is asked."""
@@ -163,7 +168,13 @@ class Variant:
         finally:
             self._trying.release()
 
+    def _end_preparing(self) -> None:
+        end, self._before_trial = self._before_trial, None
+        if end is not None:
+            end()
+
     def _try(self, args: Sequence[Any]) -> Any:
+        self._end_preparing()
         if not _can_be_tried(args):
             return next(iter(self._engines.values()))(*args)
         training = self.facts.kind == "training"

