@@ -22,6 +22,7 @@ import torch
 from torch import fx
 from torch._functorch.aot_autograd import aot_export_joint_simple
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.nn import functional
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -106,12 +107,13 @@ def _keep(old: object, new: object, attribute: str) -> None:
 def share_blocks(flat: fx.GraphModule, decompositions: dict[Any, Any], log: CompileLog) -> Sharing | None:
     """The graph with one operation for each call of a block that has equals in it; None if there is no such block."""
     kinds: list[tuple[_Kind, list[list[fx.Node]]]] = []
-    if any(_changes_meaning(node) for node in flat.graph.nodes):
+    autocasts = _autocasts(flat)
+    if autocasts is None:
         return None
-    for calls in _equal(_spans(flat)):
+    for calls in _equal(_spans(flat), autocasts):
         name = calls[0][0].meta[MARK].name
         try:
-            kind = _traced(flat, calls[0], decompositions)
+            kind = _traced(flat, calls[0], autocasts[calls[0][0]], decompositions)
             if kind.written:
                 _require_apart(flat, calls)
             kinds.append((kind, calls))
@@ -122,10 +124,25 @@ def share_blocks(flat: fx.GraphModule, decompositions: dict[Any, Any], log: Comp
     return Sharing(flat, kinds) if kinds else None
 
 
-def _changes_meaning(node: fx.Node) -> bool:
-    """Autocast or a transform is entered between blocks: what a block's operations mean depends on where it is."""
-    name = getattr(node.target, "__name__", str(node.target))
-    return MARK not in node.meta and ("_enter_" in name or "_nesting" in name)
+_Autocasts = tuple[tuple[Any, ...], ...]  # those that are entered, by their arguments, from the outside in
+
+
+def _autocasts(flat: fx.GraphModule) -> dict[fx.Node, _Autocasts] | None:
+    """Under which of them each node is, of those that blocks do not enter themselves. None where a transform, or what
+    else changes what operations mean, is entered between blocks."""
+    found: dict[fx.Node, _Autocasts] = {}
+    entered: dict[fx.Node, tuple[Any, ...]] = {}
+    for node in flat.graph.nodes:
+        if MARK not in node.meta:
+            name = getattr(node.target, "__name__", str(node.target))
+            if node.target is _enter_autocast:
+                entered[node] = node.args
+            elif node.target is _exit_autocast:
+                del entered[node.args[0]]
+            elif "_enter_" in name or "_nesting" in name:
+                return None
+        found[node] = tuple(entered.values())
+    return found
 
 
 # --- what is equal ----------------------------------------------------------------------------------------------
@@ -148,11 +165,11 @@ def _spans(flat: fx.GraphModule) -> list[list[fx.Node]]:
     return [nodes for span, nodes in found.items() if span not in broken]
 
 
-def _equal(spans: list[list[fx.Node]]) -> list[list[list[fx.Node]]]:
+def _equal(spans: list[list[fx.Node]], autocasts: dict[fx.Node, _Autocasts]) -> list[list[list[fx.Node]]]:
     groups: dict[Any, list[list[fx.Node]]] = {}
     for nodes in spans:
         try:
-            groups.setdefault(_signature(nodes), []).append(nodes)
+            groups.setdefault((autocasts[nodes[0]], _signature(nodes)), []).append(nodes)
         except (Differs, TypeError):  # something that cannot be compared
             continue
     return [calls for calls in groups.values() if len(calls) > 1]
@@ -207,13 +224,16 @@ def _require_apart(flat: fx.GraphModule, calls: list[list[fx.Node]]) -> None:
 # --- one kind, traced -------------------------------------------------------------------------------------------
 
 
-def _traced(flat: fx.GraphModule, nodes: list[fx.Node], decompositions: dict[Any, Any]) -> _Kind:
+def _traced(flat: fx.GraphModule, nodes: list[fx.Node], autocasts: _Autocasts, decompositions: dict[Any, Any]) -> _Kind:
     inputs, results = _ends(nodes)
     body, env = fx.Graph(), dict[fx.Node, fx.Node]()
     for x in inputs:
         env[x] = body.placeholder(x.name)
+    entered = [body.call_function(_enter_autocast, each) for each in autocasts]
     for node in nodes:
         env[node] = body.node_copy(node, env.__getitem__)
+    for each in reversed(entered):  # gradients are computed outside, as they are in eager
+        body.call_function(_exit_autocast, (each,))
     body.output(tuple(env[r] for r in results))
     given = [_fresh(x.meta["example_value"]) for x in inputs]
     if not all(isinstance(x, torch.Tensor | torch.SymInt | int) for x in given):
