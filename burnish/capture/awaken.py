@@ -1,12 +1,13 @@
 """A process's first products, convolutions and reductions on a GPU take long: libraries are read from disk, kernels
-loaded. The trial of a compiled graph is where they are first wanted, so a thread makes them beside the compile: every
-kind of operation that the captured graph has, once, on zeros of its shapes. Torch lets go of Python's lock meanwhile.
+loaded. The trial of a compiled graph is where they are first wanted, so a thread makes them beside the compile. While
+Dynamo traces, that is a product of each type that the model has weights of; then every kind of operation in the graph,
+once, on zeros of its shapes. Torch lets go of Python's lock meanwhile.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -20,12 +21,18 @@ _BY_SHAPE: Final = frozenset(  # libraries choose another kernel for another sha
     " scaled_dot_product_attention".split()
 )
 _ONCE: Final = frozenset(  # a kernel each, whatever the shape; none of them can fail on zeros
-    "add argmax batch_norm cat cos cross_entropy cumsum embedding gelu group_norm layer_norm log_softmax max_pool2d"
-    " mean mul neg pow relu rms_norm rsqrt sigmoid silu sin softmax sum tanh where".split()
+    "add and_ argmax batch_norm cat clone contiguous cos cross_entropy cumsum embedding eq float gather ge gelu getitem"
+    " group_norm gt index_select layer_norm le log_softmax lt masked_fill max_pool2d mean mul ne neg or_ pow relu"
+    " rms_norm rsqrt sigmoid silu sin softmax sub sum tanh to truediv where".split()
 )
 _NARROW: Final = (torch.float16, torch.bfloat16, torch.float32)
 _MOST_SHAPES: Final = 8  # of one operation
 _MOST_BYTES: Final = 256 << 20  # that one operation may take: beyond, a shape is not worth its memory
+_SIDE: Final = 64  # of the first products' matrices
+
+Kind = tuple[torch.dtype, torch.device]
+_woken: set[Kind] = set()  # of which there has been a first product
+_first: list[Awakening] = []  # the last that began without a graph
 
 
 @dataclass(frozen=True)
@@ -76,14 +83,20 @@ class Exercise:
 class Awakening:
     """A thread that performs exercises until there are no more, or `end` is called: which returns when it has."""
 
-    def __init__(self, exercises: Sequence[Exercise], compared: Sequence[Zeros]) -> None:
+    def __init__(
+        self, exercises: Sequence[Exercise], compared: Sequence[Zeros], after: Awakening | None = None
+    ) -> None:
+        """`after` another, which then ends with this one."""
         self._exercises = exercises
         self._compared = compared
+        self._after = after
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="burnish-awaken", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
+        if self._after is not None:
+            self._after.wait()
         for each in self._performances():
             if self._over.is_set():
                 return
@@ -104,15 +117,31 @@ class Awakening:
     def end(self) -> None:
         """To be called before anything is captured: what this thread asks of the device is forbidden then."""
         self._over.set()
+        if self._after is not None:
+            self._after.end()
+        self.wait()
+
+    def wait(self) -> None:
         self._thread.join()
+
+
+def awaken_products(kinds: Iterable[Kind], *, compared: bool) -> None:
+    """Those of a model's weights, before there is a graph. The graph's `awaken` goes on from there."""
+    new = [kind for kind in dict.fromkeys(kinds) if kind not in _woken]
+    _woken.update(new)
+    if new:
+        forms = [Zeros((_SIDE, _SIDE), (_SIDE, 1), dtype, device, False) for dtype, device in new]
+        products = [Exercise("mm", torch.mm, (form, form), {}) for form in forms]
+        _first[:] = [Awakening(products, forms if compared else ())]
 
 
 def awaken(graph: fx.GraphModule, *, compared: bool) -> Awakening | None:
     """For a graph that Dynamo captured, if it is a GPU's. `compared`: its results will be, and with float64's."""
     exercises = exercises_of(graph)
+    first = _first.pop() if _first else None
     if not any(spec.device.type == "cuda" for one in exercises for spec in one.tensors()):
-        return None
-    return Awakening(exercises, _results(graph) if compared else ())
+        return first
+    return Awakening(exercises, _results(graph) if compared else (), first)
 
 
 def exercises_of(graph: fx.GraphModule) -> list[Exercise]:

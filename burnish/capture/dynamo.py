@@ -23,7 +23,7 @@ from torch._guards import TracingContext
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
-from burnish.capture.awaken import Awakening, awaken
+from burnish.capture.awaken import awaken
 from burnish.capture.diagnosis import CONTROL_FLOW, serve_eager
 from burnish.capture.facts import coarsest_type, draws_random_numbers, graph_facts
 from burnish.capture.partition import partition
@@ -70,7 +70,7 @@ def make_backend(options: Options, log: CompileLog) -> Backend:
         start = time.perf_counter()
         capture, sources = _Capture(options, log), input_sources(graph)
         engines: dict[Engine, Callable[..., Any]] = {}
-        waking = _waking(graph, options)
+        waking = awaken(graph, compared=options.verify != "off") if options.awakens else None
         try:
             with log.stage("aot"):
                 engines["burnish"] = capture.compile(graph, example_inputs)
@@ -128,7 +128,7 @@ def new_variant(
         facts,
         eager,
         engines,
-        _policy(options),
+        Policy(options.verify != "off", options.gate, options.sample, options.fault),
         direct=direct,
         compile_seconds=compile_seconds,
         has_backward=has_backward,
@@ -142,17 +142,6 @@ def new_variant(
         log.noticed(f"warm start: {variant.gate.note}: neither compared nor raced before use")
     log.variant(variant)
     return variant
-
-
-def _policy(options: Options) -> Policy:
-    return Policy(options.verify != "off", options.gate, options.sample, options.fault)
-
-
-def _waking(graph: fx.GraphModule, options: Options) -> Awakening | None:
-    """Not beside a search for the fastest kernels, whose times it would disturb."""
-    if options.searches or not _policy(options).tries:
-        return None
-    return awaken(graph, compared=options.verify != "off")
 
 
 def _inductors(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> dict[Engine, Callable[..., Any]]:

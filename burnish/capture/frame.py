@@ -28,6 +28,7 @@ from torch._dynamo import exc as dynamo_errors
 from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 
+from burnish.capture.awaken import awaken_products
 from burnish.capture.bypass import bypass
 from burnish.capture.deferred import ONCE_IN_EAGER, DeferredFrames
 from burnish.capture.diagnosis import GRAPH_BREAKS, Place, Watch, graph_break_error, serve_eager
@@ -322,6 +323,7 @@ class FrameCompiler:
             if key is not None and (restored := self._warm.restored(key, frame)) is not None:
                 self._made(frame, restored.guarded_code, graphs)
                 return restored
+            self._awaken()
             watch = Watch()
             try:
                 with self._building_beside() as wait, self._warm.storing(key, frame) as store:
@@ -349,6 +351,12 @@ class FrameCompiler:
         if result.frame_exec_strategy.cur_action == FrameAction.RUN_ONLY:
             serve_eager(self._log, "recompile limit", _limit_reached(frame.f_code.co_name))
         return result
+
+    def _awaken(self) -> None:
+        """What the trial will want, whatever the graph turns out to be."""
+        if self._options.awakens:
+            awaken_products(self._ahead.products, compared=self._options.verify != "off")
+        self._ahead = Ahead()
 
     def _building_beside(self) -> contextlib.AbstractContextManager[Callable[[], None]]:
         """Compiled by another thread, a frame is done when all of it is."""

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from burnish.capture.awaken import Kind
 from burnish.capture.host import prepare_host
 from burnish.observe.log import CompileLog
 from burnish.options import Options
@@ -18,15 +19,20 @@ _LARGE = 1 << 16  # elements of a weight whose products the native library will 
 class Ahead(NamedTuple):
     native: bool = False  # the C runtime is compiled
     workers: bool = False  # processes that build Triton kernels import Triton, and what launches is compiled
+    products: tuple[Kind, ...] = ()  # of a GPU's matrices, which eager will compute
 
 
 def wanted_by(target: object) -> Ahead:
     native = workers = False
+    products: dict[Kind, None] = {}
     for model in _models_of(target):
         for weight in model.parameters():
             native = native or (weight.device.type == "cpu" and weight.numel() >= _LARGE)
-            workers = workers or weight.device.type == "cuda"
-    return Ahead(native, workers)
+            if weight.device.type == "cuda":
+                workers = True
+                if weight.dim() > 1 and weight.is_floating_point() and weight.numel() >= _LARGE:
+                    products[weight.dtype, weight.device] = None
+    return Ahead(native, workers, tuple(products))
 
 
 def _models_of(target: object) -> list[torch.nn.Module]:
@@ -40,7 +46,7 @@ def _models_of(target: object) -> list[torch.nn.Module]:
 
 
 def begin(ahead: Ahead, options: Options, log: CompileLog) -> Ahead:
-    """Start what is wanted, and return what is still to be started: nothing."""
+    """Start what is wanted, and return what is still to be started once it is known that there will be a trial."""
     if ahead.native:
         prepare_native(options, log)
     if ahead.workers:
@@ -51,4 +57,4 @@ def begin(ahead: Ahead, options: Options, log: CompileLog) -> Ahead:
         prepare_launcher(options)
         if options.captures_graphs:
             prepare_host(options)
-    return Ahead()
+    return Ahead(products=ahead.products)

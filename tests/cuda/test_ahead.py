@@ -18,7 +18,7 @@ def test_a_model_on_a_gpu_wants_workers_and_a_large_one_on_a_cpu_the_library() -
     on_cpu = torch.nn.Linear(512, 512)
     assert wanted_by(on_cpu) == Ahead(native=True)
     large._parameters["weight"] = _On("cuda")  # type: ignore[assignment]
-    assert wanted_by(large) == Ahead(workers=True)
+    assert wanted_by(large) == Ahead(workers=True, products=((torch.float32, torch.device("cuda")),))
 
 
 def test_so_does_a_function_with_a_model_in_its_closure_or_a_method_of_one() -> None:
@@ -55,5 +55,7 @@ def test_what_is_wanted_begins_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert begun == ["native", "workers", "launcher"]
     begin(left, Options(), CompileLog())
     assert len(begun) == 3
+    products = ((torch.float32, torch.device("cuda")),)
+    assert begin(Ahead(products=products), Options(), CompileLog()) == Ahead(products=products), "not its own to start"
     begin(Ahead(workers=True), Options(cuda_graphs=True), CompileLog())
     assert begun[3:] == ["workers", "launcher", "host"]

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 import burnish
 from burnish.capture import awaken as awaken_module
-from burnish.capture import dynamo
-from burnish.capture.awaken import Awakening, Exercise, Zeros, awaken, exercises_of
+from burnish.capture import dynamo, frame
+from burnish.capture.awaken import Awakening, Exercise, Zeros, awaken, awaken_products, exercises_of
 from burnish.trust.gate import GraphFacts
 from burnish.trust.variant import Policy, Variant
 
@@ -52,7 +52,7 @@ X = torch.ones(2, 4, 8)
 
 def test_each_kind_of_operation_once_and_products_first():
     graph = captured(Block(), X)
-    assert names(graph) == ["linear", "scaled_dot_product_attention", "linear", "layer_norm", "gelu"]
+    assert names(graph) == ["linear", "scaled_dot_product_attention", "linear", "layer_norm", "getitem", "gelu"]
     assert [spec.shape for spec in exercises_of(graph)[2].tensors()] == [(2, 4, 8), (16, 8), (16,)]
 
 
@@ -85,7 +85,7 @@ def test_no_random_numbers_are_drawn():
         return F.scaled_dot_product_attention(heads, heads, heads, dropout_p=0.5) + torch.rand(4)
 
     graph = captured(drops, X)
-    assert names(graph) == ["matmul", "add"]
+    assert names(graph) == ["matmul", "getitem", "add"]
     state = torch.get_rng_state()
     run_all(graph)
     assert torch.equal(torch.get_rng_state(), state)
@@ -146,6 +146,38 @@ def test_it_ends_when_told_and_not_in_the_midst():
     assert done == ["first"] and not waking._thread.is_alive()
 
 
+def test_products_come_before_there_is_a_graph_and_end_with_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(awaken_module, "_woken", set())
+    kind = (torch.bfloat16, torch.device("cpu"))
+    graph = captured(Block(), X)
+    awaken_products([kind, kind], compared=True)
+    (first,) = awaken_module._first
+    assert [one.name for one in first._exercises] == ["mm"]
+    awaken_products([kind], compared=True)
+    assert awaken_module._first == [first], "once in a process"
+    assert awaken(graph, compared=True) is first, "there is nothing more to do on a CPU"
+    assert awaken_module._first == []
+    first.end()
+
+
+def test_ending_the_second_ends_the_first():
+    begun, go, done = threading.Event(), threading.Event(), list[str]()
+
+    def slow(x: torch.Tensor) -> None:
+        begun.set()
+        assert go.wait(60)
+        done.append("slow")
+
+    first = Awakening([exercise(slow), exercise(lambda x: done.append("never"))], ())
+    second = Awakening([exercise(lambda x: done.append("nor this"))], (), first)
+    assert begun.wait(60)
+    for each in (first, second):
+        each._over.set()
+    go.set()
+    second.end()
+    assert done == ["slow"] and not first._thread.is_alive()
+
+
 # -- the variant ---------------------------------------------------------------------------------------------------
 
 
@@ -180,8 +212,10 @@ def test_without_a_trial_it_ends_at_once(engines: Any):
 )
 def test_who_starts_it(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], starts: bool):
     asked: list[bool] = []
+    early: list[bool] = []
     monkeypatch.setattr(dynamo, "awaken", lambda graph, compared: asked.append(compared))
+    monkeypatch.setattr(frame, "awaken_products", lambda kinds, compared: early.append(compared))
     compiled = burnish.compile(lambda x: x.tanh() * 3, **options)
     with torch.no_grad():
         torch.testing.assert_close(compiled(X), X.tanh() * 3)
-    assert asked == [True] * starts
+    assert asked == early[:1] == [True] * starts
