@@ -32,6 +32,7 @@ ROOM = 10.0  # floors, where eager alone is asked
 _HALF = (torch.float16, torch.bfloat16)
 _WELL_KNOWN = 0.05  # rounding moves the result by less: a common factor of half a percent means something
 _SMALL = 64 << 20  # bytes about which nobody asks
+_PIECE = 32 << 20  # bytes of a weight in float64
 _NARROW = (torch.float16, torch.bfloat16, torch.float32)
 _CASTS = (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16)
 _LOOKUPS = (torch.nn.functional.embedding, torch.embedding, torch.index_select, torch.Tensor.index_select)
@@ -219,11 +220,23 @@ class InFloat64(TorchFunctionMode):
             return torch.Tensor.double(args[0])
         if func in _LOOKUPS:  # the few that are taken, not the table
             result = func(*args, **(kwargs or {}))
+        elif func is torch.nn.functional.linear and not torch.is_grad_enabled() and not kwargs:
+            result = _linear(*args)
         else:
             result = func(*map(_wide, args), **{name: _wide(value) for name, value in (kwargs or {}).items()})
         if isinstance(result, (tuple, list)) and type(result) in (tuple, list):
             return type(result)(map(_wide, result))
         return _wide(result)
+
+
+def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """Some rows of the weight at a time: a vocabulary's is several times as large in float64 as what a step takes."""
+    rows = max(1, _PIECE // (weight.shape[-1] * torch.float64.itemsize))
+    if weight.dim() != 2 or len(weight) <= rows:
+        return torch.nn.functional.linear(_wide(x), _wide(weight), _wide(bias))
+    parts = [torch.nn.functional.linear(_wide(x), _wide(some)) for some in weight.split(rows)]
+    result = torch.cat(parts, -1)
+    return result if bias is None else result + _wide(bias)
 
 
 def _wide(value: Any) -> Any:

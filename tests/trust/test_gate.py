@@ -381,6 +381,20 @@ def test_weights_are_widened_one_by_one_and_tables_not_at_all():
         assert torch.equal(found, wanted) and found.any()
 
 
+@pytest.mark.parametrize("biased", [False, True])
+def test_of_a_vocabulary_some_rows_are_widened_at_a_time(monkeypatch, biased):
+    monkeypatch.setattr(referee, "_PIECE", 8 * 16 * 7)  # seven rows
+    weight, x = torch.randn(100, 16).bfloat16(), torch.randn(2, 16)
+    bias = torch.randn(100).bfloat16() if biased else None
+    rig = Rig(GraphFacts("inference"), (x, weight, bias), backward=False, repeats=True)
+    linear = torch.nn.functional.linear
+    with torch.no_grad(), Widest() as widest:
+        (found,) = rig.run(lambda x, weight, bias: (linear(x, weight, bias),), InFloat64())[1]
+    assert widest.elements <= 2 * 100
+    wanted = linear(x.double(), weight.double(), None if bias is None else bias.double())
+    torch.testing.assert_close(found, wanted, rtol=1e-14, atol=1e-14)
+
+
 def test_where_no_mode_sees_an_operation_everything_is_widened_at_once():
     class Same(torch.autograd.Function):  # which takes tensors of one type only
         @staticmethod
