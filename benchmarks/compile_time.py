@@ -172,8 +172,8 @@ def measure(name: str, asked: Asked, keep: Callable[[dict[str, Any]], None]) -> 
             print(f"{name:17} {start:5} burnish takes {ratio:.3f} of Inductor's{told}", flush=True)
 
 
-def ratio_of(row: dict[str, Any], start: str) -> float | None:
-    seconds = [row["engines"].get(engine, {}).get(start, {}).get("seconds") for engine in ENGINES]
+def ratio_of(row: dict[str, Any], start: str, engine: str = "burnish") -> float | None:
+    seconds = [row["engines"].get(each, {}).get(start, {}).get("seconds") for each in (engine, "inductor")]
     return seconds[0] / seconds[1] if all(seconds) else None
 
 
