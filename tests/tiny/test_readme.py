@@ -104,8 +104,12 @@ def test_compile_times_stand_beside_their_goals() -> None:
     row = {"measured": "2025-01-01", "commit": "abc", "torch": "2.13", "mode": None, "engines": engines}
     result = {"what": "compile", "machine": {"cpu": "Some CPU", "cores": 2}, "growth": {"8": row, "32": row}}
     text = with_numbers(f"{BEGIN}{END}", [{**result, "rows": {"bert-base": {**row, "steady": {"ratio": ratio}}}}])
-    cold, warm = "20.0 s | 2.0 s | 0.5 s | 1/10.0 (1/8)", "failed | 2.0 s | –"
+    cold, warm = "20.0 s | 2.0 s | 0.5 s | 1/10.0 (1/8)", "failed | 2.0 s"
     assert f"| bert-base | {cold} | {warm} | 400 MiB | 100 MiB | 1.000 |" in text
+    assert "without regions" not in text, "a column that says nothing"
+    engines = {**engines, "burnish-whole": {"cold": {**ours, "seconds": 4.0}}}
+    text = with_numbers(f"{BEGIN}{END}", [{**result, "rows": {"bert-base": {**row, "engines": engines}}}])
+    assert f"| bert-base | {cold} | 4.0 s | 1/5.0 (1/2.5) | {warm} | 400 MiB | 100 MiB |" in text
     assert "| Inductor | 20.0 s | 20.0 s |\n| burnish | 2.0 s | 2.0 s |" in text
     drawn = growth_svg(result["growth"])  # type: ignore[arg-type]
     assert drawn.count("<polyline") == 2 and "torch.compile 20.0 s" in drawn
