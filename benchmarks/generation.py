@@ -4,8 +4,8 @@
     [--only 1b,...] [--candidates burnish,...] [--layers N] [--new N] [--turns] [--top]
 
 Each candidate runs in a process of its own with empty caches. The table of steps: one decode step with a static cache
-that holds as many tokens as the workload says; p50 is a step with a synchronisation after it, stream the time of a step
-among many back to back, gpu and n the time and number of its kernels, with what the compiler took until then (cold).
+that holds about as many tokens as the workload says; p50 is a step with a synchronisation after it, stream the time of
+a step among many back to back, gpu and n the time and number of its kernels, cold what the compiler took until then.
 `burnish:int8` and `:int4` have their weights in 8 and 4 bits, and their error is of the logits, against bf16's.
 
 `generate`, 256 new tokens from a prompt of 128, batch 1 or the workload's: seconds, time to the first token, and what
@@ -22,9 +22,10 @@ any machine. A FILE that exists keeps its other rows.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from benchmarks.cuda import facts, in_fresh_process, kernels, print_details, tim
 from benchmarks.turns import in_turns, wait_for_turn
 
 STEPS = ("eager", "inductor:reduce-overhead", "inductor:max-autotune", "burnish")
+BACK_AFTER = 64  # steps, after which the cache holds again what it held: the number given, in the mean
 SMALL = {"burnish:int8": 8, "burnish:int4": 4}  # bits of the weights
 WHOLE = ("hf:eager", "hf:static", "hf:burnish", "burnish:generate")
 START = "burnish:start"
@@ -237,18 +239,30 @@ def _their_step(model: Any, work: Work, candidate: str, setting: Setting) -> Cal
 
 
 def cached_step(called: Callable[..., Any], cache: Any, token: torch.Tensor, held: int) -> Callable[[], torch.Tensor]:
-    """From a static cache that always holds so many tokens, to the next token."""
+    """From a static cache that holds about so many tokens, to the next token."""
     position = torch.full((1, 1), held, device=token.device)
-    lengths = [layer.cumulative_length for layer in cache.layers]
+    go_back = _going_back([*(layer.cumulative_length for layer in cache.layers), position], held)
 
     def step() -> torch.Tensor:
-        for length in lengths:
-            length.fill_(held)
+        go_back()
         out = called(token, position_ids=position, past_key_values=cache, use_cache=True, logits_to_keep=1)
         token.copy_(out.logits[:, -1].argmax(-1, keepdim=True))
+        position.add_(1)
         return token
 
     return step
+
+
+def _going_back(lengths: Sequence[torch.Tensor], held: int) -> Callable[[], None]:
+    """Called before each step: now and then the cache is shortened to what it was, so that it never overflows."""
+    steps = itertools.cycle(range(BACK_AFTER))
+
+    def go_back() -> None:
+        if next(steps) == 0:
+            for length in lengths:
+                length.fill_(held - BACK_AFTER // 2)
+
+    return go_back
 
 
 def _our_step(model: Any, work: Work, setting: Setting) -> tuple[Callable[[], Any], Callable[[], list[str]]]:
@@ -259,8 +273,10 @@ def _our_step(model: Any, work: Work, setting: Setting) -> tuple[Callable[[], An
     programs = llm._store.programs(work.batch, work.held, 1)
     state, how = programs.state, next(key[1] for key in programs._made if key[0] == "decode")
 
+    go_back = _going_back([state.length], work.held)
+
     def step() -> torch.Tensor:
-        state.length.fill_(work.held)  # so that the cache never overflows: one small kernel more than in `generate`
+        go_back()
         programs.decode(how, False)
         return state.token
 
