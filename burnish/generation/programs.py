@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +35,14 @@ class Words:
         return Words("position_ids" in known, "logits_to_keep" in known)
 
 
+@dataclass
+class _Made:
+    """A program, sealed after its first call and settled after its second."""
+
+    call: Program
+    calls: int = 0
+
+
 class Programs:
     """Programs over one set of buffers. `settings` are further arguments of `burnish.compile`.
 
@@ -53,8 +60,7 @@ class Programs:
         self.words = Words.of(model)
         self._always_masked = False
         self._met: set[tuple[object, ...]] = set()  # kinds of chunks
-        self._made: dict[tuple[object, ...], Program] = {}
-        self._calls: Counter[tuple[object, ...]] = Counter()  # sealed after the first, settled after the second
+        self._made: dict[tuple[object, ...], _Made] = {}
 
     def prompt(self, plan: Sequence[Chunk], padded: bool) -> int:
         """Run the chunks of a prompt from slot `length` on, and leave the logits behind its last token. How many of
@@ -70,59 +76,60 @@ class Programs:
 
     def _prefill(self, key: tuple[str, int, int, bool], in_eager: bool) -> None:
         _, size, visible, padded = key
-        if key in self._made:
-            self._run(key)
-            return
-        step = prefill_step(self.model, self.state, self.words, size, visible, padded)
-        if in_eager:
-            step()
-            return
-        self._made[key] = self._compiled(step, f"prefill {size}" + (" of more" if visible != size else ""), padded)
-        self._run(key)
+        made = self._made.get(key)
+        if made is None:
+            step = prefill_step(self.model, self.state, self.words, size, visible, padded)
+            if in_eager:
+                step()
+                return
+            what = f"prefill {size}" + (" of more" if visible != size else "")
+            made = self._made[key] = self._compiled(step, what, padded)
+        self._run(key, made)
 
     def decode(self, how: Selection | None, padded: bool) -> None:
         """Run the pending token and choose the next; without `how`, leave the logits for others to choose by."""
         padded = padded or self._always_masked
         key = ("decode", how, padded)
-        if key not in self._made:
+        made = self._made.get(key)  # once: a token has some microseconds of the host's time in all
+        if made is None:
             step = decode_step(self.model, self.state, self.words, how, padded)
-            self._made[key] = self._compiled(step, f"decode {how or 'logits'}", padded)
-        with self._for_few_tokens() if self._calls[key] < 2 else contextlib.nullcontext():
-            self._run(key)
+            made = self._made[key] = self._compiled(step, f"decode {how or 'logits'}", padded)
+        if made.calls > 1:
+            made.call()
+            return
+        with self._for_few_tokens():
+            self._run(key, made)
 
     def _for_few_tokens(self) -> contextlib.AbstractContextManager[Any]:
         """transformers' own choice of implementations (of experts) for decoding, while a step is traced, and once more
         for the first sealed call, which looks whether all is as it was."""
         return getattr(self.model, "_optimize_model_for_decode", contextlib.nullcontext)()
 
-    def _compiled(self, step: Program, what: str, padded: bool) -> Program:
+    def _compiled(self, step: Program, what: str, padded: bool) -> _Made:
         name = f"{self.name} {what}, batch {self.state.rows}{' padded' if padded else ''}"
-        return burnish.compile(step, dynamic=False, name=name, **self.settings)
+        return _Made(burnish.compile(step, dynamic=False, name=name, **self.settings))
 
-    def _run(self, key: tuple[object, ...]) -> None:
-        program = self._made[key]
-        program()
-        self._calls[key] += 1
-        if self._calls[key] > 1:
+    def _run(self, key: tuple[object, ...], made: _Made) -> None:
+        made.call()
+        made.calls += 1
+        if made.calls > 1:
             return
-        if not self._always_masked and not key[-1] and burnish.stats(program).graph_breaks:
+        if not self._always_masked and not key[-1] and burnish.stats(made.call).graph_breaks:
             # A model that makes a mask where it gets none may ask the host for its length. With ours it need not.
             self._always_masked = True
-            close_all([burnish.api.handle_of(self._made.pop(key))])
-            del self._calls[key]
+            close_all([burnish.api.handle_of(self._made.pop(key).call)])
             return
         # Every call is like the first: nothing is left to check or to compile.
         with contextlib.suppress(NothingToSeal):  # eager serves it, and the reason is in its statistics
-            burnish.seal(program)
+            burnish.seal(made.call)
 
     def stats(self) -> list[Stats]:
-        return [burnish.stats(program) for program in self._made.values()]
+        return [burnish.stats(made.call) for made in self._made.values()]
 
     def close(self) -> None:
-        close_all([burnish.api.handle_of(program) for program in self._made.values()])
+        close_all([burnish.api.handle_of(made.call) for made in self._made.values()])
         self._made.clear()
         self._met.clear()
-        self._calls.clear()
 
 
 def prefill_step(model: Any, state: State, words: Words, size: int, visible: int, padded: bool) -> Program:
