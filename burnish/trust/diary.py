@@ -17,15 +17,15 @@ class Diary:
         self._log = log
         self._name = name  # the variant's: "graph 1"
 
-    def judged(self, variant: Variant) -> None:
+    def judged(self, variant: Variant, seconds: float) -> None:
         gate = variant.gate
         if gate is None:
             return
-        self._log.add_seconds("gate", gate.seconds)
+        self._log.add_seconds("gate", seconds)
         detail: dict[str, object] = {"engine": variant.engine}
         if gate.ratio is not None:
             detail |= {"ratio": round(gate.ratio, 3), "eager_us": gate.eager_us, "compiled_us": gate.compiled_us}
-        self._log.emit("gate", variant=self._name, seconds=gate.seconds, reason=_reason(variant), **detail)
+        self._log.emit("gate", variant=self._name, seconds=seconds, reason=_reason(variant), **detail)
 
     def compared(self, seconds: float) -> None:
         """Half of a training step; judging it all comes later."""

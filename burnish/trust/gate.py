@@ -270,7 +270,8 @@ class Gate:
         return rounds
 
     def _wins_cold(self, times: Mapping[str, list[float]]) -> bool:
-        """The first run of a program is its slowest: one that wins even so needs no second, where that is dear."""
+        """The first run of a program is its slowest: where a second is dear, one that wins even so may serve until the
+        next call. (Eager's is slow, too, so the `Variant` has them race again then.)"""
         return any(self._ratio(times, name) <= 1.0 for name in times if name != "eager")
 
     def _is_clear(self, times: Mapping[str, list[float]]) -> bool:

@@ -22,6 +22,7 @@ class OnTrial(Protocol):
     """Of a Variant, what is needed here."""
 
     state: Any
+    is_provisional: bool
     facts: GraphFacts
     call: Callable[..., Any]
 
@@ -59,7 +60,10 @@ def rehearse(variant: OnTrial, inputs: Sequence[Any]) -> None:
         if any(isinstance(x, torch.Tensor) and x.is_cuda for x in inputs):
             torch.cuda.synchronize()  # they may still be on their way, on the stream of the thread that called
         versions = _versions(inputs, shared)
-        variant.call(*SideInputs(inputs, [i for i in range(len(inputs)) if i not in shared]).take())
+        side = SideInputs(inputs, [i for i in range(len(inputs)) if i not in shared])
+        variant.call(*side.take())
+        if variant.is_provisional:
+            variant.call(*side.take())
         if _versions(inputs, shared) != versions:
             variant.retry()
 

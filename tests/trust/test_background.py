@@ -710,7 +710,7 @@ def test_a_trial_disturbed_by_an_optimiser_counts_for_nothing() -> None:
     weight = torch.ones(3)
 
     class Disturbed:
-        state, retried = "on trial", 0
+        state, retried, is_provisional = "on trial", 0, False
         facts = GraphFacts("inference", static=frozenset({1}))
 
         def call(self, x: torch.Tensor, shared: torch.Tensor) -> None:

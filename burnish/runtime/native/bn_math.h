@@ -88,11 +88,12 @@ BN_MATH uint16_t bn_f32_to_f16(float x)
 
 /* ------------------------------------------------------------------ choosing and rounding */
 
-/* torch.maximum, torch.minimum: a NaN on either side wins. */
-BN_MATH float bn_fmax(float x, float y) { return x > y || x != x ? x : y; }
-BN_MATH float bn_fmin(float x, float y) { return x < y || x != x ? x : y; }
-BN_MATH double bn_fmax_f64(double x, double y) { return x > y || x != x ? x : y; }
-BN_MATH double bn_fmin_f64(double x, double y) { return x < y || x != x ? x : y; }
+/* torch.maximum, torch.minimum: a NaN on either side wins. Written as "x > y || x != x", one of them inside the other is
+ * a loop that GCC does not make vectors of. */
+BN_MATH float bn_fmax(float x, float y) { return !(x <= y) && y == y ? x : y; }
+BN_MATH float bn_fmin(float x, float y) { return !(x >= y) && y == y ? x : y; }
+BN_MATH double bn_fmax_f64(double x, double y) { return !(x <= y) && y == y ? x : y; }
+BN_MATH double bn_fmin_f64(double x, double y) { return !(x >= y) && y == y ? x : y; }
 
 /* torch.round: halves to even. */
 BN_MATH float bn_round_even(float x) { return __builtin_rintf(x); }
