@@ -28,6 +28,7 @@ _ONCE: Final = frozenset(  # a kernel each, whatever the shape; none of them can
 _NARROW: Final = (torch.float16, torch.bfloat16, torch.float32)
 _MOST_SHAPES: Final = 8  # of one operation
 _MOST_BYTES: Final = 256 << 20  # that one operation may take: beyond, a shape is not worth its memory
+_MOST_WIDE: Final = 32 << 20  # in float64, in which no run has a table or a vocabulary as a whole, either
 _SIDE: Final = 64  # of the first products' matrices
 
 Kind = tuple[torch.dtype, torch.device]
@@ -112,7 +113,8 @@ class Awakening:
         yield from (one.perform for one in self._exercises)
         for spec in self._compared:
             yield lambda spec=spec: distance(spec.made(), spec.made(), spec.made())  # type: ignore[misc]
-        yield from (one.in_float64().perform for one in self._exercises if self._compared)
+        wide = [one.in_float64() for one in self._exercises if self._compared]
+        yield from (one.perform for one in wide if sum(tensor.bytes for tensor in one.tensors()) <= _MOST_WIDE)
 
     def end(self) -> None:
         """To be called before anything is captured: what this thread asks of the device is forbidden then."""
