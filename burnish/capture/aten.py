@@ -190,6 +190,7 @@ class _Importer:
             if isinstance(v, torch.Tensor):
                 self._require_plain(v)
         self.builder.out = tuple(self._type(v) for v in vals if isinstance(v, torch.Tensor))
+        self.builder.strides = tuple(self._strides(v) for v in vals if isinstance(v, torch.Tensor))
         self.builder.results, self.builder.wanted = len(vals), _read_results(fx_node, len(vals))
         self.builder.origin = name
         lower = LOWERINGS.get(name)

@@ -41,6 +41,7 @@ class Builder:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.out: tuple[TensorType, ...] = ()  # what eager says the op being lowered returns
+        self.strides: tuple[tuple[Dim, ...], ...] = ()  # and how that lies in its memory
         self.results = 1  # how many it returns, and which of them anybody reads
         self.wanted: frozenset[int] = frozenset({0})
         self.origin = ""

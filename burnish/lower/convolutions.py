@@ -1,13 +1,21 @@
-"""Convolutions. On a CPU they stay ATen calls: its library is ahead of us there."""
+"""Convolutions. On a CPU they stay ATen calls, whose library is ahead of us there, but for two kinds, which fuse with
+what comes after: those of one tap, which are matrix products, and small ones of each channel by itself, which are a few
+products and sums per point. Both where rows lie one after the other: where channels do, the library has its own way.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from burnish.ir.dtypes import DType
-from burnish.ir.graph import Convolve, Node, TensorType
-from burnish.lower.builder import Builder, NotLowered
+from burnish.ir.expr import product
+from burnish.ir.graph import Convolve, Node, TensorType, View, axes_for, axis_exprs
+from burnish.lower.builder import Builder, NotLowered, contiguous_strides
+from burnish.lower.contractions import contract
 from burnish.lower.registry import lowering
+
+_MOST_TAPS = 9  # of a convolution that is written out
+_SMALL_IMAGE, _MANY_WEIGHTS = 256, 1 << 18
 
 
 @lowering("convolution.default")
@@ -15,6 +23,11 @@ def convolution(
     b: Builder, x: Node, k: Node, bias: Node | None, stride: Sequence[int], padding: Sequence[int],
     dilation: Sequence[int], transposed: bool, output_padding: Sequence[int], groups: int,
 ) -> Node:  # fmt: skip
+    if b.device == "cpu" and not transposed and _is_plain(b, x, k):
+        if groups == 1 and _taps(k) == 1 and not any(padding) and not _is_of_small_images(b, k):
+            return _pointwise(b, x, k, bias, stride)
+        if groups > 1 and groups == x.shape[1] == k.shape[0] and _taps(k) <= _MOST_TAPS:
+            return _depthwise(b, x, k, bias, stride, padding, dilation)
     if b.device != "cuda" or x.dtype not in (DType.f16, DType.bf16) or k.dtype is not x.dtype:
         raise NotLowered("the library's, on this device and in this type")
     if transposed or groups != 1 or len(x.shape) != 4:
@@ -28,6 +41,62 @@ def convolution(
     if bias is not None:
         result = b.map("add", result, b.reshape(b.cast(bias, result.dtype), (1, bias.shape[0], 1, 1)))
     return b.cast(result, b.out_dtype)
+
+
+def _is_plain(b: Builder, x: Node, k: Node) -> bool:
+    if len(x.shape) != 4 or x.dtype is not DType.f32 or k.dtype is not DType.f32:
+        return False
+    sizes = (*x.shape, *k.shape, *b.out[0].shape)
+    return all(isinstance(d, int) and d > 0 for d in sizes) and b.strides[0] == contiguous_strides(b.out[0].shape)
+
+
+def _is_of_small_images(b: Builder, k: Node) -> bool:
+    """Several, with many channels: the library takes them together, and a product of ours takes each by itself."""
+    images, _, height, width = b.out[0].shape
+    return images != 1 and product((height, width)) < _SMALL_IMAGE and product(k.shape) >= _MANY_WEIGHTS  # type: ignore[operator]
+
+
+def _taps(k: Node) -> int:
+    height, width = k.shape[2:]
+    assert isinstance(height, int) and isinstance(width, int)
+    return height * width
+
+
+def _pointwise(b: Builder, x: Node, k: Node, bias: Node | None, stride: Sequence[int]) -> Node:
+    (sh, sw), (n, channels, height, width) = _pair(stride), b.out[0].shape
+    x = b.view(x, (n, x.shape[1], height, width), lambda n, c, h, w: [n, c, h * sh, w * sw])
+    weight = b.expand(b.reshape(k, (1, *k.shape[:2])), (n, *k.shape[:2]))
+    summed = contract(b, weight, b.reshape(x, (n, x.shape[1], height * width)))
+    result = b.reshape(summed, (n, channels, height, width))
+    return result if bias is None else b.map("add", result, b.reshape(bias, (1, channels, 1, 1)))
+
+
+def _depthwise(
+    b: Builder, x: Node, k: Node, bias: Node | None, stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int],
+) -> Node:  # fmt: skip
+    (sh, sw), (ph, pw), (dh, dw) = (_pair(v) for v in (stride, padding, dilation))
+    n, channels, height, width = x.shape
+    out = b.out[0].shape
+    if ph or pw:
+        x = b.view(
+            x, (n, channels, height + 2 * ph, width + 2 * pw), lambda n, c, h, w: [n, c, h - ph, w - pw], fill=0.0
+        )
+    axes = axes_for(out)
+    at_n, at_c, at_h, at_w = axis_exprs(axes)
+    result: Node | None = None
+    for tap in range(_taps(k)):
+        i, j = divmod(tap, int(k.shape[3]))  # type: ignore[arg-type]
+        place = (at_n, at_c, at_h * sh + i * dh, at_w * sw + j * dw)
+        # Not `b.view`, which would look through the padding: every read would ask whether it is inside.
+        window = b.add(View(axes, place, None), (x,), TensorType(x.dtype, out))
+        weight = b.add(View(axes, (at_c, 0, i, j), None), (k,), TensorType(k.dtype, out))
+        part = b.map("mul", window, weight)
+        result = part if result is None else b.map("add", result, part)
+    assert result is not None
+    if bias is not None:
+        result = b.map("add", result, b.reshape(bias, (1, channels, 1, 1)))
+    return result
 
 
 def _pair(values: Sequence[int]) -> tuple[int, int]:

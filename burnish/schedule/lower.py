@@ -69,6 +69,7 @@ from burnish.schedule.layouts import (
 _ALWAYS_STORED = (Input, Constant, Pick, Reduce, Scan, Scatter, Concat, Contract, Convolve, Attend, Extern)
 _CHEAP = 4  # scalar work worth repeating in each reader instead of a trip through memory
 _MANY = 4  # readers of a costly vector: one of all positions' sines is read by every layer
+_MANY_WINDOWS = 4  # onto something padded: each would ask at every point whether it is inside
 _FEW_PARTS = 4  # of a concatenation that readers choose from
 _DEEPEST = 60  # inlined chains are cut here, so bodies stay readable and recursion shallow
 _CHEAP_VECTOR = 2 * TRANSCENDENTAL  # the same for a vector on a GPU, where each tile computes it once for its columns
@@ -193,6 +194,7 @@ class _Lowerer:
 
     def _forced(self) -> set[int]:
         forced: set[int] = set()
+        windows = Counter(node.inputs[0].id for node in self.graph.nodes if isinstance(node.op, View))
         for node in self.graph.nodes:
             match node.op:
                 case Contract() | Convolve() | Attend() | Extern():
@@ -203,6 +205,8 @@ class _Lowerer:
                     forced.add(node.id)
                 case View(_, _, fill) if fill is not None:
                     forced.add(node.inputs[0].id)
+                    if windows[node.id] >= _MANY_WINDOWS and self.captured.target == "cpu":
+                        forced.add(node.id)
                 case Scatter():
                     pass
         for k, out in enumerate(self.graph.outputs):

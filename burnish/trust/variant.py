@@ -222,21 +222,23 @@ class Variant:
         try:
             if not self.is_provisional or not _can_be_tried(args):
                 return self._run(args)
-            verdict = self._judge(args, race=True, backward=False, compare=False)
+            verdict = self._judge(args, race=True, backward=False, again=True)
             self._accept(verdict)
         finally:
             self._trying.release()
         return verdict.result if verdict.has_result else self._run(args)
 
     def _judge(
-        self, args: Sequence[Any], *, race: bool, backward: bool, strict: bool = True, compare: bool = True
+        self, args: Sequence[Any], *, race: bool, backward: bool, strict: bool = True, again: bool = False
     ) -> Verdict:
+        """`again`: they have been compared, and everybody has run before."""
         gate = Gate(
             self.facts,
-            compare=self.policy.verify and compare,
+            compare=self.policy.verify and not again,
             race=race,
             backward=backward,
             strict=strict,
+            again=again,
             compile_seconds=self.compile_seconds,
             capture_us=self.capture_us,
             modules_us=self.modules_us,
