@@ -50,6 +50,7 @@ _PARALLEL_WORK = 30_000  # scalar operations below which waking other threads co
 _SCRATCH_ROW = 8192  # longest row whose values are kept on the stack between passes
 _BLOCK = 1024  # a long float sum is a sum, in double, of block sums: as accurate as eager's cascade
 _BLOCK_ROWS = 128  # the same for sums of columns, which have no lanes along the sum to share it out
+_KNOWN_BEST = ("pow", "floordiv", "mod", "fmod", "truncdiv")  # whose second operand
 
 
 @dataclass
@@ -130,8 +131,14 @@ class LoopPrinter:
                 return cast_text(self.dtype(arg), dtype, self.ref(arg))
             case Apply(fn, args, dtype):
                 operand = self.dtype(args[1] if fn == "where" else args[0])
-                return apply_text(fn, dtype, operand, [self.ref(a) for a in args])
+                return apply_text(fn, dtype, operand, [self.operand(fn, k, a) for k, a in enumerate(args)])
         raise AssertionError(f"{i} is not an expression")
+
+    def operand(self, fn: str, position: int, value: int) -> str:
+        """A divisor or exponent that is a constant stands where it is used: read by a parallel loop, a variable that is
+        set before it is nothing that GCC knows, and dividing by a number that is known takes no division."""
+        i = self.body[value]
+        return self.expression(i) if position == 1 and fn in _KNOWN_BEST and isinstance(i, Const) else self.ref(value)
 
     def statement(self, n: int) -> None:
         i = self.body[n]
