@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from burnish.trust.distance import distance
+from burnish.trust.referee import NARROW
 
 _BY_SHAPE: Final = frozenset(  # libraries choose another kernel for another shape
     "addmm baddbmm bmm conv1d conv2d conv3d conv_transpose1d conv_transpose2d linear matmul mm"
@@ -25,7 +26,6 @@ _ONCE: Final = frozenset(  # a kernel each, whatever the shape; none of them can
     " group_norm gt index_select layer_norm le log_softmax lt masked_fill max_pool2d mean mul ne neg or_ pow relu"
     " rms_norm rsqrt sigmoid silu sin softmax sub sum tanh to truediv where".split()
 )
-_NARROW: Final = (torch.float16, torch.bfloat16, torch.float32)
 _MOST_SHAPES: Final = 8  # of one operation
 _MOST_BYTES: Final = 256 << 20  # that one operation may take: beyond, a shape is not worth its memory
 _MOST_WIDE: Final = 32 << 20  # in float64, in which no run has a table or a vocabulary as a whole, either
@@ -107,8 +107,9 @@ class Awakening:
                 continue
 
     def _performances(self) -> Iterator[Callable[[], object]]:
-        device = next((spec.device for one in self._exercises for spec in one.tensors()), None)
-        if device is not None and device.type == "cuda":
+        devices = (spec.device for one in self._exercises for spec in one.tensors())
+        device = next((each for each in devices if each.type == "cuda"), None)
+        if device is not None:
             torch.cuda.set_device(device)  # of this thread
         yield from (one.perform for one in self._exercises)
         for spec in self._compared:
@@ -139,11 +140,14 @@ def awaken_products(kinds: Iterable[Kind], *, compared: bool) -> None:
 
 def awaken(graph: fx.GraphModule, *, compared: bool) -> Awakening | None:
     """For a graph that Dynamo captured, if it is a GPU's. `compared`: its results will be, and with float64's."""
-    exercises = exercises_of(graph)
     first = _first.pop() if _first else None
-    if not any(spec.device.type == "cuda" for one in exercises for spec in one.tensors()):
+    if not any(_is_on_gpu(node.meta.get("example_value")) for node in graph.graph.nodes):
         return first
-    return Awakening(exercises, _results(graph) if compared else (), first)
+    return Awakening(exercises_of(graph), _results(graph) if compared else (), first)
+
+
+def _is_on_gpu(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_cuda
 
 
 def exercises_of(graph: fx.GraphModule) -> list[Exercise]:
@@ -224,7 +228,7 @@ def _drops_out(node: fx.Node) -> bool:
 
 
 def _wide(spec: Zeros) -> Zeros:
-    return replace(spec, dtype=torch.float64) if spec.dtype in _NARROW else spec
+    return replace(spec, dtype=torch.float64) if spec.dtype in NARROW else spec
 
 
 def _mapped(value: Any, change: Callable[[Any], Any], kind: type = Zeros) -> Any:

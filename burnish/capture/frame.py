@@ -356,7 +356,6 @@ class FrameCompiler:
         """What the trial will want, whatever the graph turns out to be."""
         if self._options.awakens:
             awaken_products(self._ahead.products, compared=self._options.verify != "off")
-        self._ahead = Ahead()
 
     def _building_beside(self) -> contextlib.AbstractContextManager[Callable[[], None]]:
         """Compiled by another thread, a frame is done when all of it is."""

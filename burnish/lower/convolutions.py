@@ -5,10 +5,11 @@ products and sums per point. Both where rows lie one after the other: where chan
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from burnish.ir.dtypes import DType
-from burnish.ir.expr import product
+from burnish.ir.expr import Dim
 from burnish.ir.graph import Convolve, Node, TensorType, View, axes_for, axis_exprs
 from burnish.lower.builder import Builder, NotLowered, contiguous_strides
 from burnish.lower.contractions import contract
@@ -38,9 +39,13 @@ def convolution(
     (sh, sw), (ph, pw), (dh, dw) = (_pair(v) for v in (stride, padding, dilation))
     op = Convolve((sh, sw), (ph, pw), (dh, dw))
     result = b.add(op, (x, k), TensorType(x.dtype.compute, out))
-    if bias is not None:
-        result = b.map("add", result, b.reshape(b.cast(bias, result.dtype), (1, bias.shape[0], 1, 1)))
-    return b.cast(result, b.out_dtype)
+    return b.cast(_with_bias(b, result, bias), b.out_dtype)
+
+
+def _with_bias(b: Builder, result: Node, bias: Node | None) -> Node:
+    if bias is None:
+        return result
+    return b.map("add", result, b.reshape(b.cast(bias, result.dtype), (1, bias.shape[0], 1, 1)))
 
 
 def _is_plain(b: Builder, x: Node, k: Node) -> bool:
@@ -52,14 +57,14 @@ def _is_plain(b: Builder, x: Node, k: Node) -> bool:
 
 def _is_of_small_images(b: Builder, k: Node) -> bool:
     """Several, with many channels: the library takes them together, and a product of ours takes each by itself."""
-    images, _, height, width = b.out[0].shape
-    return images != 1 and product((height, width)) < _SMALL_IMAGE and product(k.shape) >= _MANY_WEIGHTS  # type: ignore[operator]
+    height, width = _pair(b.out[0].shape[2:])
+    outputs, inputs = _pair(k.shape[:2])
+    return b.out[0].shape[0] != 1 and height * width < _SMALL_IMAGE and outputs * inputs >= _MANY_WEIGHTS
 
 
 def _taps(k: Node) -> int:
-    height, width = k.shape[2:]
-    assert isinstance(height, int) and isinstance(width, int)
-    return height * width
+    rows, columns = _pair(k.shape[2:])
+    return rows * columns
 
 
 def _pointwise(b: Builder, x: Node, k: Node, bias: Node | None, stride: Sequence[int]) -> Node:
@@ -67,8 +72,7 @@ def _pointwise(b: Builder, x: Node, k: Node, bias: Node | None, stride: Sequence
     x = b.view(x, (n, x.shape[1], height, width), lambda n, c, h, w: [n, c, h * sh, w * sw])
     weight = b.expand(b.reshape(k, (1, *k.shape[:2])), (n, *k.shape[:2]))
     summed = contract(b, weight, b.reshape(x, (n, x.shape[1], height * width)))
-    result = b.reshape(summed, (n, channels, height, width))
-    return result if bias is None else b.map("add", result, b.reshape(bias, (1, channels, 1, 1)))
+    return _with_bias(b, b.reshape(summed, (n, channels, height, width)), bias)
 
 
 def _depthwise(
@@ -85,8 +89,7 @@ def _depthwise(
     axes = axes_for(out)
     at_n, at_c, at_h, at_w = axis_exprs(axes)
     result: Node | None = None
-    for tap in range(_taps(k)):
-        i, j = divmod(tap, int(k.shape[3]))  # type: ignore[arg-type]
+    for i, j in itertools.product(*map(range, _pair(k.shape[2:]))):
         place = (at_n, at_c, at_h * sh + i * dh, at_w * sw + j * dw)
         # Not `b.view`, which would look through the padding: every read would ask whether it is inside.
         window = b.add(View(axes, place, None), (x,), TensorType(x.dtype, out))
@@ -94,12 +97,10 @@ def _depthwise(
         part = b.map("mul", window, weight)
         result = part if result is None else b.map("add", result, part)
     assert result is not None
-    if bias is not None:
-        result = b.map("add", result, b.reshape(bias, (1, channels, 1, 1)))
-    return result
+    return _with_bias(b, result, bias)
 
 
-def _pair(values: Sequence[int]) -> tuple[int, int]:
+def _pair(values: Sequence[Dim]) -> tuple[int, int]:
     first, second = values if len(values) == 2 else (values[0], values[0])
     if not (isinstance(first, int) and isinstance(second, int)):
         raise NotLowered("a step not known before")

@@ -33,7 +33,7 @@ _HALF = (torch.float16, torch.bfloat16)
 _WELL_KNOWN = 0.05  # rounding moves the result by less: a common factor of half a percent means something
 _SMALL = 64 << 20  # bytes about which nobody asks
 _PIECE = 32 << 20  # bytes of a weight in float64
-_NARROW = (torch.float16, torch.bfloat16, torch.float32)
+NARROW = (torch.float16, torch.bfloat16, torch.float32)
 _CASTS = (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16)
 _LOOKUPS = (torch.nn.functional.embedding, torch.embedding, torch.index_select, torch.Tensor.index_select)
 
@@ -182,7 +182,7 @@ def _attempt(exact: Exact | None, noise: RandomRounding | None = None) -> Result
 
 def _all_widened(args: Sequence[Any]) -> tuple[Any, ...]:
     """Raises where there is no memory for it: that could end the process on a CPU, and on a GPU what runs beside it."""
-    narrow = [x for x in args if isinstance(x, torch.Tensor) and x.dtype in _NARROW]
+    narrow = [x for x in args if isinstance(x, torch.Tensor) and x.dtype in NARROW]
     for device in {x.device for x in narrow}:
         size = sum(x.numel() for x in narrow if x.device == device) * torch.float64.itemsize
         if size > _SMALL and 2 * size > free_bytes(device):
@@ -191,7 +191,7 @@ def _all_widened(args: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _widened(value: Any) -> Any:
-    if isinstance(value, torch.Tensor) and value.dtype in _NARROW:
+    if isinstance(value, torch.Tensor) and value.dtype in NARROW:
         return value.detach().double().requires_grad_(value.requires_grad)
     return value
 
@@ -241,8 +241,8 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = N
 
 def _wide(value: Any) -> Any:
     if isinstance(value, torch.dtype):
-        return torch.float64 if value in _NARROW else value
-    if isinstance(value, torch.Tensor) and value.dtype in _NARROW:
+        return torch.float64 if value in NARROW else value
+    if isinstance(value, torch.Tensor) and value.dtype in NARROW:
         return value.double()  # a weight, a constant of the graph's, or made from nothing in the default type
     if type(value) in (tuple, list):
         return type(value)(map(_wide, value))

@@ -161,11 +161,13 @@ class Variant:
         args = tuple(boxed)
         boxed.clear()
         if not self._trying.acquire(blocking=False):
-            return self._run_eager(args)  # another thread's call is the trial
+            return self._run(args)  # another thread's call is the trial; this one is eager's, or who serves so far
         try:
-            if self.state != "on trial":  # it was, when this call began
-                return self._run(args)
-            return self._try(args)
+            if self.state == "on trial":
+                return self._try(args)
+            if self.is_provisional and _can_be_tried(args):
+                return self._race_again(args)
+            return self._run(args)  # it was on trial when this call began
         finally:
             self._trying.release()
 
@@ -213,19 +215,10 @@ class Variant:
         except Exception as error:
             return self.recover(error, args)
 
-    def _race_again(self, boxed: list[Any]) -> Any:
+    def _race_again(self, args: Sequence[Any]) -> Any:
         """The second call: what a first run costs (memory, kernels that libraries choose) is nobody's time any more."""
-        args = tuple(boxed)
-        boxed.clear()
-        if not self._trying.acquire(blocking=False):
-            return self._run(args)
-        try:
-            if not self.is_provisional or not _can_be_tried(args):
-                return self._run(args)
-            verdict = self._judge(args, race=True, backward=False, again=True)
-            self._accept(verdict)
-        finally:
-            self._trying.release()
+        verdict = self._judge(args, race=True, backward=False, again=True)
+        self._accept(verdict)
         return verdict.result if verdict.has_result else self._run(args)
 
     def _judge(
@@ -259,7 +252,7 @@ class Variant:
                 self._settle("compiled", verdict.winner, failed)
                 if verdict.stats.rounds == 1 and not again and self.facts.kind == "inference":
                     self.is_provisional = True
-                    self._serve_with(self._race_again)
+                    self._serve_with(self._trial)
             elif failed is not None:
                 self.rollbacks += 1
                 self._settle("rolled back", "eager", failed)

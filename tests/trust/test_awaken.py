@@ -130,20 +130,33 @@ def test_what_fails_is_passed_over():
     assert len(done) == 1
 
 
+class AtWork:
+    """An exercise that is not over before it may be."""
+
+    def __init__(self) -> None:
+        self.begun, self.may_end, self.done = threading.Event(), threading.Event(), False
+
+    def __call__(self, x: torch.Tensor) -> None:
+        self.begun.set()
+        assert self.may_end.wait(60)
+        self.done = True
+
+    def meanwhile_end(self, waking: Awakening, its: Awakening) -> None:
+        """`waking` is told to end while this is at work, as one of `its` exercises."""
+        assert self.begun.wait(60)
+        ending = threading.Thread(target=waking.end)
+        ending.start()
+        assert its._over.wait(60)
+        self.may_end.set()
+        ending.join(60)
+        assert not ending.is_alive() and not its._thread.is_alive() and self.done
+
+
 def test_it_ends_when_told_and_not_in_the_midst():
-    begun, go, done = threading.Event(), threading.Event(), list[str]()
-
-    def first(x: torch.Tensor) -> None:
-        begun.set()
-        assert go.wait(60)
-        done.append("first")
-
-    waking = Awakening([exercise(first), exercise(lambda x: done.append("second"))], ())
-    assert begun.wait(60)
-    waking._over.set()
-    go.set()
-    waking.end()
-    assert done == ["first"] and not waking._thread.is_alive()
+    first, later = AtWork(), list[torch.Tensor]()
+    waking = Awakening([exercise(first), exercise(later.append)], ())
+    first.meanwhile_end(waking, its=waking)
+    assert later == []
 
 
 def test_products_come_before_there_is_a_graph_and_end_with_it(monkeypatch: pytest.MonkeyPatch):
@@ -161,21 +174,11 @@ def test_products_come_before_there_is_a_graph_and_end_with_it(monkeypatch: pyte
 
 
 def test_ending_the_second_ends_the_first():
-    begun, go, done = threading.Event(), threading.Event(), list[str]()
-
-    def slow(x: torch.Tensor) -> None:
-        begun.set()
-        assert go.wait(60)
-        done.append("slow")
-
-    first = Awakening([exercise(slow), exercise(lambda x: done.append("never"))], ())
-    second = Awakening([exercise(lambda x: done.append("nor this"))], (), first)
-    assert begun.wait(60)
-    for each in (first, second):
-        each._over.set()
-    go.set()
-    second.end()
-    assert done == ["slow"] and not first._thread.is_alive()
+    at_work, later = AtWork(), list[torch.Tensor]()
+    first = Awakening([exercise(at_work), exercise(later.append)], ())
+    second = Awakening([exercise(later.append)], (), first)
+    at_work.meanwhile_end(second, its=first)
+    assert later == [] and not second._thread.is_alive()
 
 
 # -- the variant ---------------------------------------------------------------------------------------------------
