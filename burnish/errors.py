@@ -160,6 +160,17 @@ class GraphBreakError(BurnishError):
         super().__init__(f"graph break at {place} while fullgraph=True: {reason}. Way out: {way_out}.")
 
 
+class SealedError(BurnishError):
+    """A strictly sealed object met a call that eager would have to serve."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        self.reason = reason
+        super().__init__(
+            f"{name or 'a compiled object'} is sealed, and this call is not for what was compiled: {reason}. Way out: "
+            "warm up with such a call before sealing, or seal without strict=True to let eager serve it."
+        )
+
+
 # -- the command line's TARGET ------------------------------------------------------------------------------------
 
 

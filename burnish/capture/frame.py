@@ -37,6 +37,7 @@ from burnish.capture.hooks import Hooks
 from burnish.capture.overhead import guards_us, module_call_us, way_in_us
 from burnish.capture.quiet import without_headlines
 from burnish.capture.replay import copying_blocks
+from burnish.capture.saved_tensors import finishing_checkpoints
 from burnish.capture.seal import Seal
 from burnish.capture.shield import without_guard_profiling
 from burnish.capture.torch_times import guards_apart
@@ -101,7 +102,7 @@ class Entrance:
         with self._lock:
             self.stop_compiling()
             if self._aside is None:
-                self._aside, self.call = self.call, self.target
+                self._aside, self.call = self.call, finishing_checkpoints(self.target, self._open_call)
 
     def come_back(self) -> None:
         with self._lock:
@@ -125,7 +126,7 @@ class Entrance:
         if self.deferred is not None:
             self.deferred.cancel()
 
-    def seal(self) -> int:
+    def seal(self, strict: bool = False) -> int:
         """From now on calls go to compiled code by their signature, and nothing compiles; how much there is to go to.
         Without any, the entrance stays open: 0."""
         with self._lock:
@@ -135,7 +136,9 @@ class Entrance:
             entries = len(compiler.entries(frame.__code__))
             if entries:
                 self.stop_compiling()
-                self.call = Seal(self.target, frame, compiler.entries, _ORDINARY_STANCE, self.options, self.log).call
+                self.call = Seal(
+                    self.target, frame, compiler.entries, _ORDINARY_STANCE, self.options, self.log, strict
+                ).call
             return entries
 
     def seal_off(self) -> None:

@@ -27,6 +27,7 @@ _WORD = 8
 _IN_PYTHON_OBJECT = range(16, 64, _WORD)  # behind the count of references and the type
 _IN_TENSOR = range(_WORD, 200, _WORD)
 _IN_STORAGE = range(_WORD, 64, _WORD)
+_LAYOUTS = [((), ()), ((7,), (3,)), ((5, 6), (11, 13)), ((2, 3, 4), (4, 9, 1)), ((2, 3, 1, 2, 3), (31, 17, 19, 3, 5))]
 
 Host = Any  # the module: Addresses, Route, Sealed, Launch, Segment, Fresh and Replay
 _found: list[tuple[Host | None, str]] = []  # of this process, once it was looked for; or why there is none
@@ -58,7 +59,7 @@ def prepare_host(options: Options) -> None:
 def _opened(options: Options) -> tuple[Host | None, str]:
     try:
         host = _built(options, CompileLog())  # of no object's: whoever comes first would seem to have built it
-        host.open(_torch_library("cpu"), torch._C.TensorBase, *_places(), *_places_of_memory())
+        host.open(_torch_library("cpu"), torch._C.TensorBase, *_places(), *_places_of_memory(), _place_of_sizes())
         _check(host)
         _let_make_tensors(host)
     except Exception as error:  # whatever it is, Python does the same
@@ -107,6 +108,23 @@ def _places_of_memory() -> tuple[int, int, int]:
     data_at = _found_at(_IN_STORAGE, storages, [each.data_ptr() for each in memory])
     places = (storage_at, offset_at, data_at)
     return (-1, -1, -1) if -1 in places else places
+
+
+def _place_of_sizes() -> int:
+    """Where in the C++ tensor the number of its dimensions is, with room for five sizes and five strides behind it; -1
+    where that is not known."""
+    known = [torch.empty_strided(sizes, strides) for sizes, strides in _LAYOUTS]
+    expected = [(x.dim(), *x.shape, *[None] * (5 - x.dim()), *x.stride()) for x in known]
+
+    def fits(place: int) -> bool:
+        return all(
+            word is None or _word(x._cdata + place + _WORD * k) == word
+            for x, words in zip(known, expected, strict=True)
+            for k, word in enumerate(words)
+        )
+
+    found = [place for place in range(_WORD, 128, _WORD) if fits(place)]
+    return found[0] if len(found) == 1 else -1
 
 
 def _found_at(places: range, objects: list[int], expected: list[int]) -> int:

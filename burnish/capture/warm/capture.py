@@ -40,6 +40,7 @@ def verdicts_on(
         ("name", log.name),
         ("program", digest),
         ("inputs", facts.signature),
+        ("assumptions", facts.assumptions.key() if facts.assumptions is not None else ""),
         ("options", stored_program.option_factor(options)),
         ("burnish", source_hash()),
         *stored_program.machine_factors(torch.device(device)),
