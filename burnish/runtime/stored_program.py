@@ -35,8 +35,9 @@ from burnish.schedule.kernels import Buffer, ExternKernel, Kernel, Operand, Resu
 KIND = "program"
 # What a program does not depend on; every other option, those still to be thought of included, is part of the key.
 _IMMATERIAL = frozenset(
-    ("background", "budget", "cache_dir", "cache_limit_bytes", "dump_dir", "dynamic", "events", "fault", "fullgraph",
-     "gate", "graph_limit", "latency", "log", "sample", "verify", "verify_ir", "warm_start")
+    ("background", "budget", "cache_dir", "cache_limit_bytes", "cc", "compiler_seconds", "dump_dir", "dynamic",
+     "events", "fault", "fullgraph", "gate", "graph_limit", "latency", "log", "sample", "verify", "verify_ir",
+     "warm_start")
 )  # fmt: skip
 
 

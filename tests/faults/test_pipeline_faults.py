@@ -212,7 +212,8 @@ def fake_cc(directory: Path, body: str) -> str:
 
 def test_no_compiler(tmp_path):
     cc = str(tmp_path / "nowhere" / "cc")
-    message, stats = served_by_eager(burnish.compile(model(), options={"cc": cc}), X)
+    options = {"cc": cc, "cache_dir": tmp_path / "cache"}  # one that has nothing to give
+    message, stats = served_by_eager(burnish.compile(model(), options=options), X)
     assert "'build'" in message and "no C compiler" in message and cc in message and "BURNISH_CC" in message
     assert stats.fallbacks[0].stage == "build" and stats.graphs == {}
 
@@ -221,7 +222,7 @@ def test_no_compiler_on_the_path(monkeypatch, tmp_path):
     for name in ("BURNISH_CC", "CC"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    message, _ = served_by_eager(burnish.compile(model()), X)
+    message, _ = served_by_eager(burnish.compile(model(), options={"cache_dir": tmp_path / "cache"}), X)
     assert "no C compiler" in message and "install gcc or clang" in message
 
 
@@ -260,7 +261,7 @@ def test_the_source_of_a_failed_build_is_kept(tmp_path):
 
 
 def test_training_without_a_compiler(tmp_path):
-    compiled = burnish.compile(model(), options={"cc": str(tmp_path / "cc")})
+    compiled = burnish.compile(model(), options={"cc": str(tmp_path / "cc"), "cache_dir": tmp_path / "cache"})
     twin = copy.deepcopy(compiled.eager)
     _, messages = fallback_warnings(lambda: compiled(X).square().sum().backward())
     twin(X).square().sum().backward()
