@@ -3,7 +3,7 @@
     <root>/<kind>/<first 2 hex digits>/<digest>/data         the bytes
     <root>/<kind>/<first 2 hex digits>/<digest>/meta.json    the key's factors, the bytes' checksum and size
     <root>/tmp/                                              directories being written, each locked by its writer
-    <root>/written                                           one byte for each block written since the last eviction
+    <root>/written, <root>/evicting                          how much was written since the last eviction, and a lock
 
 Nothing in it is trusted: a directory that another user could write is not used (`private_files.py`), an entry that is
 not what its name and checksum say is removed and counts as a miss, and nothing is unpickled. No failure here fails a
@@ -43,6 +43,7 @@ from burnish.runtime.entry import (
     remove_entry,
     use_and_size,
 )
+from burnish.runtime.ledger import Ledger
 from burnish.runtime.private_files import Refused, names_in, open_below, open_own, open_private, write_file
 
 __all__ = ["Cache", "CacheKey", "CacheStats", "Difference", "Entry", "open_cache"]
@@ -53,7 +54,6 @@ _KIND = re.compile(r"(?!tmp$)[a-z][a-z0-9_]*")
 _SHARD = re.compile(r"[0-9a-f]{2}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _TEMPORARY = "tmp"
-_BLOCK_BYTES = 256  # what one byte in `written` stands for
 _ABANDONED_SECONDS = 3600.0  # where there are no locks, a directory in tmp/ this old belongs to a process that died
 
 
@@ -91,6 +91,7 @@ class Cache:
         self._counts: Counter[str] = Counter()
         self._complaints: set[str] = set()
         self._lock = threading.Lock()
+        self._ledger = Ledger(lambda: self._opened(make=True))
 
     # -- reading ---------------------------------------------------------------------------------------------
 
@@ -112,7 +113,7 @@ class Cache:
                 except Damaged as damage:
                     self._complain(f"removed damaged entry {path}: {damage}")
                     self._count("damaged")
-                    remove_entry(key.digest, shard)
+                    self._remove(key.digest, shard)
         except Refused as refusal:
             self._complain(f"not used: {refusal}")
         except OSError as error:
@@ -181,6 +182,9 @@ class Cache:
         if size > self.limit_bytes or len(described) > META_BYTES:
             self._complain(f"not stored: {size} bytes are more than the cache's limit of {self.limit_bytes}")
             return None
+        if not self._has_room(size):
+            self._complain("not stored: another process that clears it up takes too long")
+            return None
         try:
             self._write(kind, key, {"data": data, "meta.json": described})
         except Refused as refusal:
@@ -189,8 +193,6 @@ class Cache:
         except OSError as error:
             self._complain(f"cannot store in {self.root}: {error.strerror or error}")
             return None
-        if self._note_written(size):
-            self.trim(keep=key.digest)
         return path / "data"
 
     def _write(self, kind: str, key: CacheKey, files: dict[str, bytes]) -> None:
@@ -209,7 +211,7 @@ class Cache:
                             raise
                     if self._verified(kind, key) is not None:
                         return
-                    remove_entry(key.digest, shard)  # the remains of an entry, which nothing else would clear away
+                    remove_entry(key.digest, shard, parent)  # the remains of one, which nothing else would clear away
 
     @contextlib.contextmanager
     def workspace(self) -> Iterator[Path]:
@@ -245,45 +247,52 @@ class Cache:
         """Drop an entry that proved of no use though its bytes are as they were stored."""
         if not self.unusable:
             with contextlib.suppress(OSError, Refused), self._opened(kind, key.digest[:2]) as shard:
-                remove_entry(key.digest, shard)
+                self._remove(key.digest, shard)
+
+    def _remove(self, digest: str, shard: int) -> bool:
+        with contextlib.suppress(OSError, Refused), self._opened(_TEMPORARY, make=True) as temporary:
+            return remove_entry(digest, shard, temporary)
+        return False
 
     # -- the limit -------------------------------------------------------------------------------------------
 
-    def _note_written(self, size: int) -> bool:
-        """Note that `size` bytes were written; True when it is time to look for entries to evict.
+    def _has_room(self, size: int) -> bool:
+        """Make room for bytes that are about to be written; False if another process is at it and takes long.
 
-        Looking means a walk over all entries, so it is done once for every 1/16 of the limit written. Processes
-        share the count through the length of one file, which O_APPEND lets them all extend without a lock."""
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        That means a walk over all entries, so it is done once for every 3/64 of the limit that processes write, and
+        leaves 1/16 free: the rest is for what several of them write at that moment."""
         try:
-            with self._opened() as root, open(os.open("written", flags, 0o600, dir_fd=root), "ab") as ledger:
-                ledger.write(b"." * -(-size // _BLOCK_BYTES))
-                ledger.flush()
-                if os.fstat(ledger.fileno()).st_size * _BLOCK_BYTES < self._slack:
+            if self._ledger.note(size) < self._often:
+                return True
+            with self._ledger.evicting() as alone:
+                if not alone:
                     return False
-                ledger.truncate(0)
-        except (OSError, Refused):
-            pass  # a full disk: a good time to look
+                if self._ledger.note(0) < self._often and self._ledger.note(size) < self._often:
+                    return True  # another process has made room meanwhile
+                self.trim(room=size)
+                self._ledger.reset()
+                self._ledger.note(size)
+        except (OSError, Refused):  # a full disk: a good time to look
+            self.trim(room=size)
         return True
 
     @property
-    def _slack(self) -> int:
-        return self.limit_bytes // 16
+    def _often(self) -> int:
+        return self.limit_bytes * 3 // 64
 
-    def trim(self, keep: str = "") -> int:
-        """Evict the entries unused for longest until what is stored, and what may be written before the next look,
-        fit the limit; returns how many went. The entry of the digest `keep` stays: its writer is about to use it."""
+    def trim(self, room: int = 0) -> int:
+        """Evict the entries unused for longest until what is stored, `room` for what comes now, and what may be written
+        before the next look fit the limit; returns how many went."""
         sized = [(*use_and_size(digest, shard), kind, digest) for kind, digest, shard in self._stored()]
         total = sum(size for _, size, _, _ in sized)
         evicted = 0
         for _, size, kind, digest in sorted(sized):
-            if total <= self.limit_bytes - self._slack:
+            if total + room <= self.limit_bytes * 15 // 16:
                 break
-            if digest != keep:
-                with contextlib.suppress(OSError, Refused), self._opened(kind, digest[:2]) as shard:
-                    remove_entry(digest, shard)
-                total -= size
-                evicted += 1
+            with contextlib.suppress(OSError, Refused), self._opened(kind, digest[:2]) as shard:
+                self._remove(digest, shard)
+            total -= size
+            evicted += 1
         self._count("evicted", evicted)
         self._remove_abandoned()
         return evicted
@@ -337,7 +346,7 @@ class Cache:
         count = freed = 0
         for _, digest, shard in self._stored():
             freed += use_and_size(digest, shard)[1]
-            count += remove_entry(digest, shard)
+            count += self._remove(digest, shard)
         return count, freed
 
     def stats(self) -> CacheStats:

@@ -302,7 +302,7 @@ def run(
             printed = _printed(process, limit).decode(errors="replace")
     except subprocess.TimeoutExpired:
         deadline.check()
-        told = f"did not end within {limit:g} seconds (BURNISH_COMPILER_SECONDS is how long it may take)"
+        told = f"did not end within {limit:.3g} seconds (BURNISH_COMPILER_SECONDS is how long it may take)"
         raise CommandFailed(command, None, told, unended=True) from None
     finally:
         _leave(process)

@@ -125,22 +125,24 @@ def _described(kind: str, digest: str, directory: int) -> Entry:
     return Entry(kind, digest, clean, size, sha256, float(created), used)
 
 
-def remove_entry(digest: str, shard: int) -> bool:
-    """Remove an entry, meta.json first: from then on a reader sees no entry. True when it is gone."""
+def remove_entry(digest: str, shard: int, temporary: int) -> bool:
+    """Remove an entry: out of sight at once, into the directory `temporary`, and then piece by piece, so that whoever
+    is killed meanwhile leaves no half of one. True when it is gone."""
     with contextlib.suppress(OSError):
-        os.unlink(digest, dir_fd=shard)  # itself, should it be a link: never follow one to delete
-    with contextlib.suppress(OSError):
-        directory = os.open(digest, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=shard)
-        try:
-            os.unlink("meta.json", dir_fd=directory)
-        finally:
-            os.close(directory)
-    shutil.rmtree(digest, ignore_errors=True, dir_fd=shard)
-    try:
-        os.stat(digest, dir_fd=shard, follow_symlinks=False)
-    except OSError:
+        os.unlink(digest, dir_fd=shard)  # a file, or a link: never follow one to delete
         return True
-    return False
+    name = f"removed-{os.urandom(8).hex()}"
+    try:
+        os.rename(digest, name, src_dir_fd=shard, dst_dir_fd=temporary)
+    except OSError as error:
+        return error.errno == errno.ENOENT
+    with contextlib.suppress(OSError):
+        for file in ("meta.json", "data"):
+            os.unlink(f"{name}/{file}", dir_fd=temporary)
+        os.rmdir(name, dir_fd=temporary)
+        return True
+    shutil.rmtree(name, ignore_errors=True, dir_fd=temporary)
+    return True
 
 
 def use_and_size(digest: str, shard: int) -> tuple[float, int]:

@@ -56,10 +56,7 @@ def open_own(real: str) -> int:
 
 def open_below(parent: int, name: str, shown: str, *, make: bool = False) -> int:
     """A directory within one of this user's, which must be theirs as well. `shown` is what to call it."""
-    if make:
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(name, 0o700, dir_fd=parent)
-    return _own(os.open(name, _DIRECTORY, dir_fd=parent), shown)
+    return _own(_opened_or_made(name, parent, _DIRECTORY, make), shown)
 
 
 def _own(descriptor: int, shown: str) -> int:
@@ -91,7 +88,7 @@ def _walk(path: Path, make: bool) -> str:
             _check_on_the_way(here, shown)
             below = os.path.normpath(os.path.join(shown, name))
             try:
-                found = _opened_or_made(name, here, make)
+                found = _opened_or_made(name, here, _PASSED, make)
             except OSError as error:
                 if error.errno not in _NOT_A_DIRECTORY or (target := _link(name, here, below)) is None:
                     raise OSError(error.errno, error.strerror, below) from None
@@ -109,15 +106,15 @@ def _walk(path: Path, make: bool) -> str:
     return shown
 
 
-def _opened_or_made(name: str, parent: int, make: bool) -> int:
+def _opened_or_made(name: str, parent: int, flags: int, make: bool) -> int:
     try:
-        return os.open(name, _PASSED, dir_fd=parent)
+        return os.open(name, flags, dir_fd=parent)
     except FileNotFoundError:
         if not make:
             raise
     with contextlib.suppress(FileExistsError):
         os.mkdir(name, 0o700, dir_fd=parent)
-    return os.open(name, _PASSED, dir_fd=parent)
+    return os.open(name, flags, dir_fd=parent)
 
 
 def _link(name: str, parent: int, shown: str) -> str | None:
