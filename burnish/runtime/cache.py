@@ -109,7 +109,7 @@ class Cache:
         try:
             with self._opened(kind, key.digest[:2]) as shard:
                 try:
-                    return read_data(kind, key.digest, shard)
+                    return read_data(kind, key.digest, shard, self.limit_bytes)
                 except Damaged as damage:
                     self._complain(f"removed damaged entry {path}: {damage}")
                     self._count("damaged")
@@ -339,7 +339,7 @@ class Cache:
         """The bytes of all entries of a kind, the most recently used first. Looking is no use of them."""
         for entry in sorted(self._entries(kind), key=lambda entry: -entry.last_used):
             with contextlib.suppress(OSError, Refused, Damaged), self._opened(kind, entry.digest[:2]) as shard:
-                yield read_data(kind, entry.digest, shard, used=False)
+                yield read_data(kind, entry.digest, shard, self.limit_bytes, used=False)
 
     def clear(self) -> tuple[int, int]:
         """Remove every entry; returns how many there were, and their bytes. Never touches anything else."""

@@ -68,13 +68,13 @@ def read_entry(kind: str, digest: str, shard: int) -> Entry:
         return _described(kind, digest, directory)
 
 
-def read_data(kind: str, digest: str, shard: int, *, used: bool = True) -> bytes:
+def read_data(kind: str, digest: str, shard: int, at_most: int, *, used: bool = True) -> bytes:
     """The bytes of an entry, read once and checked; noted as its last use, if it is one. Raises Damaged, or OSError
     where there is none."""
     with _opened(digest, shard) as directory:
         entry = _described(kind, digest, directory)
-        data = read_file("data", directory, entry.size)
-        if checksum(kind, digest, data) != entry.sha256:
+        data = read_file("data", directory, min(entry.size, at_most))
+        if len(data) != entry.size or checksum(kind, digest, data) != entry.sha256:
             raise Damaged("its bytes do not match their checksum")
         if used:
             with contextlib.suppress(OSError):  # a cache on a read-only disk can be read all the same
