@@ -247,6 +247,23 @@ def test_a_compiler_that_fails_for_every_graph_is_named_once(tmp_path):
     assert len(burnish.stats(compiled).fallbacks) == 2
 
 
+@pytest.mark.parametrize("hangs", ["when it compiles", "when it is asked who it is"])
+def test_a_compiler_that_hangs_holds_up_no_call_for_long(tmp_path, hangs):
+    """Each call returns eager's result; the first waits as long as the option says, and later ones hardly."""
+    cc = Path(fake_cc(tmp_path, f"echo run >> {tmp_path}/runs; exec tail -f /dev/null"))
+    if hangs == "when it is asked who it is":
+        cc.write_text(f"#!/bin/sh\necho run >> {tmp_path}/runs; exec tail -f /dev/null\n")
+    options = {"cc": str(cc), "cache_dir": tmp_path / "cache", "compiler_seconds": 0.5}
+    message, stats = served_by_eager(burnish.compile(model(), options=options), X)
+    assert "did not end within 0.5" in message and "BURNISH_COMPILER_SECONDS" in message
+    assert stats.fallbacks[0].stage == "build"
+    for _ in range(2):  # by now the compiler is known
+        served_by_eager(burnish.compile(model(), options=options), X)
+    before = (tmp_path / "runs").read_text()
+    message, _ = served_by_eager(burnish.compile(model(), options=options), X)
+    assert "did not end" in message and (tmp_path / "runs").read_text() == before
+
+
 def test_a_compiler_that_writes_nonsense(tmp_path):
     cc = fake_cc(tmp_path, 'while [ "$1" != -o ]; do shift; done; echo nonsense > "$2"')
     message, _ = served_by_eager(burnish.compile(model(), options={"cc": cc}), X)
