@@ -28,7 +28,7 @@ from pathlib import Path
 from burnish.errors import CompilerMissing
 from burnish.runtime.cache import Cache, CacheKey
 from burnish.trust.budget import UNLIMITED, Deadline
-from burnish.trust.process import at_exit, give_way
+from burnish.trust.process import NICE, at_exit, give_way
 
 SECONDS = 20.0  # that a command may take, where nothing else is said: the option `compiler_seconds`
 _SOURCE_BYTES = 1 << 16  # of one file, for which it may take as long again
@@ -258,6 +258,8 @@ def link_shared(
 def _run_patiently(command: Sequence[str], output: Path, deadline: Deadline, seconds: float) -> None:
     """A compiler that did not end in time once is not waited for as long again, and after a second time not run."""
     program = command[0]
+    if deadline.niceness >= NICE:  # no call waits, and it may get but a small share of a processor
+        seconds *= _MOST_TIMES
     if _unended[program] > 1:
         raise CommandFailed(command, None, "not run: it did not end in time before, in this process")
     try:

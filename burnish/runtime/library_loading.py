@@ -44,7 +44,7 @@ def load_library(data: bytes, name: str, *, exported: bool) -> ctypes.CDLL:
 
 
 def _from_memory(data: bytes, shown: str, mode: int) -> ctypes.CDLL:
-    if not hasattr(os, "memfd_create"):
+    if not hasattr(os, "memfd_create") or not hasattr(fcntl, "F_ADD_SEALS"):
         raise CannotLoad("no memfd here")
     memory = os.memfd_create(shown, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:

@@ -55,18 +55,19 @@ def open_own(real: str) -> int:
 
 
 def open_below(parent: int, name: str, shown: str, *, make: bool = False) -> int:
-    """A directory within one of this user's, which must be theirs as well. `shown` is what to call it."""
-    return _own(_opened_or_made(name, parent, _DIRECTORY, make), shown)
+    """A directory within one of this user's, which must be theirs as well. `shown` is what to call it. What others
+    could have written is of no use: the way out is to remove all of it."""
+    return _own(_opened_or_made(name, parent, _DIRECTORY, make), shown, f"rm -r {shlex.quote(shown)}")
 
 
-def _own(descriptor: int, shown: str) -> int:
+def _own(descriptor: int, shown: str, mend: str = "") -> int:
     """The descriptor, if what it is of is this user's and nobody else may write it."""
     try:
         status = os.fstat(descriptor)
         if status.st_uid != os.geteuid():
             raise Refused(f"{shown} belongs to user {status.st_uid}, not to this one ({os.geteuid()})")
         if others := _writers(status.st_mode):
-            raise Refused(f"{shown} can be written by {others}", f"chmod go-w {shlex.quote(shown)}")
+            raise Refused(f"{shown} can be written by {others}", mend or f"chmod go-w {shlex.quote(shown)}")
     except BaseException:
         os.close(descriptor)
         raise

@@ -30,6 +30,8 @@ from burnish.options import Options
 from burnish.runtime import build, compiler, scratch
 from burnish.runtime.build import CSource, build_shared, native_library
 from burnish.runtime.cache import Cache, CacheKey
+from burnish.trust import process
+from burnish.trust.budget import Deadline
 
 REAL_CC = Options().cc or "cc"
 ANSWER = CSource("int answer(void) { return 42; }\n", "answer")
@@ -341,6 +343,16 @@ def test_a_larger_source_may_take_longer(monkeypatch: pytest.MonkeyPatch, tmp_pa
         (tmp_path / "a.c").write_bytes(bytes(size))
         compiler.compile_object(compiler.Compiler(("cc",), "", ""), [], tmp_path / "a.c", tmp_path / "a.o", seconds=20)
     assert limits == [20, 40, 120]
+
+
+def test_a_compiler_that_gives_way_to_others_may_take_longer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    limits: list[float] = []
+    monkeypatch.setattr(compiler, "run", lambda command, output, limit_seconds, deadline: limits.append(limit_seconds))
+    (tmp_path / "a.c").write_bytes(b"")
+    cc, source, output = compiler.Compiler(("cc",), "", ""), tmp_path / "a.c", tmp_path / "a.o"
+    for niceness in (0, process.HELPFUL, process.NICE):
+        compiler.compile_object(cc, [], source, output, Deadline(niceness=niceness), 20)
+    assert limits == [20, 20, 120]
 
 
 def test_a_compiler_that_never_says_who_it_is(options: Options, cache: Cache, log: CompileLog, tmp_path: Path) -> None:
