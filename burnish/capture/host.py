@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 import sys
 import sysconfig
 import threading
@@ -70,13 +69,13 @@ def _opened(options: Options) -> tuple[Host | None, str]:
 def _built(options: Options, log: CompileLog) -> Host:
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         raise LookupError("a Python without its lock: the extension relies on it")
-    include = sysconfig.get_paths()["include"]
-    if not os.path.exists(os.path.join(include, "Python.h")):
-        raise LookupError(f"no Python.h in {include}")
+    include = Path(sysconfig.get_paths()["include"])
     text = (NATIVE_DIR / "host" / "host.c").read_text() + f"\n/* for {sys.implementation.cache_tag} */\n"
     source = CSource(text, "host")
-    library = build_shared(source, options=options, cache=open_cache(options), log=log, include=(Path(include),))
-    start = ctypes.PyDLL(library._name).PyInit_burnish_host  # loaded already: this names it to another kind of caller
+    cache, header = open_cache(options), include / "Python.h"
+    library = build_shared(source, options=options, cache=cache, log=log, include=(include,), needs=(header,))
+    # Loaded already, and under no name that could be opened again: this is the same for another kind of caller.
+    start = ctypes.PyDLL(library._name, handle=library._handle).PyInit_burnish_host
     start.restype = ctypes.py_object
     return start()
 
