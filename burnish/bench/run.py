@@ -349,6 +349,7 @@ class _Bench:
             kernels=alone.kernels,
             energy=lane.energy,
             error=lane.error,
+            uncompared=lane.uncompared,
             breaks=alone.breaks,
             notes=alone.notes,
         )

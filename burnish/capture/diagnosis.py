@@ -91,12 +91,12 @@ class Watch:
         failed = False
         for broken in graph_break_reasons[self._breaks :]:
             file, line = user_line(broken.user_stack) or (place.file, place.line)
-            doubts.note(Doubt(code, partial(_told, log, GraphBreak(file, line, _short(broken.reason)), None, place)))
+            _note_break(GraphBreak(file, line, _short(broken.reason)), code, None, log, place, doubts)
         for metric in self._new_metrics():
             if metric.recompile_reason:
                 log.recompile(_recompile(metric, place))
             if metric.fail_type and "Unsupported" in metric.fail_type:
-                doubts.note(Doubt(code, partial(_told, log, _skipped_frame(metric, place), code, place)))
+                _note_break(_skipped_frame(metric, place), code, code, log, place, doubts)
             failed = failed or bool(metric.fail_type)
         return failed
 
@@ -107,6 +107,18 @@ class Watch:
                 break
             new.append(metric)
         return new[::-1]
+
+
+def _note_break(
+    broken: GraphBreak,
+    code: types.CodeType,
+    skipped: types.CodeType | None,
+    log: CompileLog,
+    place: Place,
+    doubts: Doubts,
+) -> None:
+    log.graph_break_met(broken)
+    doubts.note(Doubt(code, partial(_told, log, broken, skipped, place)))
 
 
 def _told(log: CompileLog, broken: GraphBreak, skipped: types.CodeType | None, place: Place, ending: Ending) -> None:

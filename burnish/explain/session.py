@@ -22,7 +22,7 @@ from burnish.explain.result import AtenCall, BreakCost, Explanation, GraphFacts,
 from burnish.explain.watch import Call, Watcher
 from burnish.measure import quantile
 from burnish.options import Options
-from burnish.parity import float64_errors
+from burnish.parity import compare
 from burnish.stats import GraphBreak, Recompile
 from burnish.targets import Target
 from burnish.verify.inputs import InputSet, input_sets
@@ -199,7 +199,10 @@ class _Session:
         if not self.plan.referee:
             return {}
         with contextlib.suppress(Exception):  # a step that cannot be repeated: said by `burnish verify`
-            return float64_errors(self.target, {"burnish": self.compiled, "eager": self.target.model})
+            found = compare(self.target, {"burnish": self.compiled, "eager": self.target.model})
+            if found["burnish"].reason:
+                self.notes.append(f"results: {found['burnish'].reason}")
+            return {name: each.error for name, each in found.items()}
         return {}
 
 

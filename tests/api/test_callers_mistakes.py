@@ -162,9 +162,13 @@ def fails_in_dynamo(monkeypatch, error):
 def test_a_failure_of_ours_counts(monkeypatch, mode):
     fails_in_dynamo(monkeypatch, AssertionError("deep inside"))
     compiled = burnish.compile(nn.Linear(4, 4), **MODES[mode])
-    with pytest.warns(FallbackWarning, match="deep inside"):
+
+    def call():
         compiled(good())
         settled(compiled)
+
+    with pytest.warns(FallbackWarning, match="deep inside"):
+        call()
     assert burnish.stats(compiled).fallbacks[0].stage == "dynamo"
 
 
