@@ -26,10 +26,11 @@ import burnish
 from burnish.doctor.line import Status
 from burnish.doctor.shapes import other_batches
 from burnish.doctor.storage import size
+from burnish.errors import in_one_line
 from burnish.measure import duration, interleave
 from burnish.parity import NOT_REPEATABLE, OTHER_DRAWS, Trials, left_behind, relative_error, tensors_in
 from burnish.stats import Stats
-from burnish.targets import Target, load_target
+from burnish.targets import Target, load_target, running
 from burnish.verify.judge import judge
 
 Verdict = Literal["ok", "warn", "fail", "not measured"]
@@ -69,6 +70,8 @@ def checklist(
     """Compile `target` (as `burnish.compile` would by default) and measure every line. `calls` is how many calls the
     lines that count make; `on_progress` hears what is being measured."""
     loaded = load_target(target) if isinstance(target, str) else target
+    with running(loaded.name, "running it in eager"):
+        Trials(loaded).run()
     subject = _Subject(loaded, calls)
     lines = []
     for name, ask in QUESTIONS.items():
@@ -83,8 +86,8 @@ def _asked(name: str, ask: Callable[[_Subject], Found], subject: _Subject) -> Ch
         verdict, figure, advice = ask(subject)
     except NotMeasured as reason:
         verdict, figure, advice = "not measured", str(reason), ""
-    except Exception as error:
-        verdict, figure, advice = "fail", f"{type(error).__name__}: {_first_line(error)}", "see burnish explain TARGET"
+    except (Exception, SystemExit) as error:
+        verdict, figure, advice = "fail", in_one_line(error), "see burnish explain TARGET"
     return ChecklistLine(name, verdict, figure, advice, time.perf_counter() - begin)
 
 

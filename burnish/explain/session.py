@@ -24,7 +24,7 @@ from burnish.measure import quantile
 from burnish.options import Options
 from burnish.parity import compare
 from burnish.stats import GraphBreak, Recompile
-from burnish.targets import Target
+from burnish.targets import Target, running
 from burnish.verify.inputs import InputSet, input_sets
 from burnish.verify.session import without_trust
 
@@ -65,10 +65,11 @@ class _Session:
     def run(self) -> Explanation:
         with self.target.grad_mode():
             self.told("compiling")
-            for label in ("first call", "second call", "third call"):
-                self._call(label, self.target.inputs)
-            self.told("timing calls")
-            steady = self._steady_calls()
+            with running(self.target.name, "calling it"):
+                for label in ("first call", "second call", "third call"):
+                    self._call(label, self.target.inputs)
+                self.told("timing calls")
+                steady = self._steady_calls()
             stats = self.handle.stats()  # of the inputs given; what other sizes bring about is told apart
             self.told("other sizes")
             self._call_with_others()
