@@ -149,6 +149,8 @@ def new_variant(
         host=partial(host_library, options, log) if _is_on_cuda(facts) else host_if_built,
         guarded=guards_are_whole(),
     )
+    if log.dump_dir is not None and facts.assumptions is not None:
+        log.dump("assumptions.txt", f"{facts.assumptions}\n")
     if variant.gate is not None:
         log.noticed(f"warm start: {variant.gate.note}: neither compared nor raced before use")
     log.variant(variant)
@@ -358,13 +360,15 @@ class _Capture:
     def _watched(self, program: Program, graph: fx.GraphModule) -> Program:
         self.has_backward = True
         self._warm.backward_is_there(self._coarsest)
-        draws = any(draws_random_numbers(node) or _mutates(node) for node in graph.graph.nodes)
-        judged = draws or self.options.verify == "off"  # what cannot be run twice is trusted
+        draws = any(map(draws_random_numbers, graph.graph.nodes))
+        mutates = any(map(_mutates, graph.graph.nodes))
+        judged = mutates or self.options.verify == "off"  # what cannot be run twice is trusted
         return WatchedBackward(
             program,
             _traced_graph(graph),
             self._roll_back,
             judged=judged,
+            draws=draws,
             coarsest=self._coarsest,
             piecewise=None if judged else _piecewise(graph),
             verdicts=self._warm.backward_verdicts(),

@@ -15,6 +15,7 @@ import torch
 from burnish.capture.piecewise import Handed
 from burnish.trust.distance import Nearness
 from burnish.trust.gate import Call, Failure
+from burnish.trust.inputs import RandomState, devices_of
 from burnish.trust.record import GateStats
 from burnish.trust.referee import ROOM, InFloat64, Opinion, Results, first_look, judge, rounding_beside
 from burnish.trust.remembered import Verdicts
@@ -37,13 +38,15 @@ class WatchedBackward:
         on_failure: Callable[[Failure], None],
         *,
         judged: bool,
+        draws: bool = False,
         coarsest: torch.dtype,
         piecewise: Piecewise | None = None,
         verdicts: Verdicts | None = None,
         spent: Callable[[float], None] = lambda seconds: None,
     ) -> None:
-        """`piecewise` is `eager` for those who compare, and have no room for a second set of gradients. `spent` is told
-        how long judging took."""
+        """`draws`: from a random generator, so that runs are compared that begin with its state. `piecewise` is `eager`
+        for those who compare, and have no room for a second set of gradients. `spent` is told how long judging took."""
+        self._draws = draws
         self._program = program
         self._eager = eager
         self._piecewise = piecewise
@@ -58,6 +61,7 @@ class WatchedBackward:
         if self._judged and getattr(self._program, "consumes", False):
             return self._run_without_holding(args)
         held = tuple(args)
+        before = RandomState(devices_of(args)) if self._draws and not self._judged else None
         try:
             result = self._program(args)
         except Exception as error:
@@ -68,9 +72,12 @@ class WatchedBackward:
             return result
         self._judged = True
         start = time.perf_counter()
+        after = RandomState(devices_of(held)) if before is not None else None
         try:
-            return self._judge(result, held)
+            return self._judge(result, held, before)
         finally:
+            if after is not None:
+                after.restore()
             self._spent(time.perf_counter() - start)
 
     def _run_without_holding(self, args: list[Any]) -> Sequence[Any]:
@@ -91,18 +98,24 @@ class WatchedBackward:
             self._verdicts.forget()
         self._on_failure(failure)
 
-    def _judge(self, result: Sequence[Any], held: tuple[Any, ...]) -> Sequence[Any]:
-        opinion, expected = self._look(result, held), result
+    def _judge(self, result: Sequence[Any], held: tuple[Any, ...], before: RandomState | None) -> Sequence[Any]:
+        def eager() -> Sequence[Any]:
+            if before is not None:
+                before.restore()
+            found: Sequence[Any] = self._eager(*held)
+            return found
+
+        opinion, expected = self._look(result, held) if before is None else None, result
         if opinion is None:
             try:
-                expected = self._eager(*held)
+                expected = eager()
             except Exception:  # no memory, or an op that does not take what tracing said it would: nothing was learnt
                 return result
             opinion = judge(
                 _tensors(result),
                 _tensors(expected),
-                exact=lambda wide: self._in_float64(held, wide),
-                eager_again=lambda: _tensors(self._eager(*held)),
+                exact=None if before is not None else lambda wide: self._in_float64(held, wide),
+                eager_again=lambda: _tensors(eager()),
                 coarsest=self._coarsest,
                 room=ROOM,
             )

@@ -108,7 +108,9 @@ class WarmGraph:
             return
         try:
             layout = training_layout(self._metadata, graph)
-            draws = any(draws_random_numbers(node) or _mutates(node) for node in graph.graph.nodes)
+            if any(map(_mutates, graph.graph.nodes)):
+                raise NotWarm("a backward that changes its inputs")
+            draws = any(map(draws_random_numbers, graph.graph.nodes))
             self._backward = layout, graph_text(graph), draws
         except NotWarm as why:
             self._parts.problem = str(why)

@@ -81,7 +81,6 @@ def _engine(
         if known and (variant := known[0]()) is not None:
             variant.roll_back(failure)
 
-    judged = stored.backward_draws or options.verify == "off"  # what cannot be run twice is trusted
     eager = without_autocast(_eager(stored.backward))
     forward, backward = load("forward", 0), load("backward", 1)
     of_backward = verdicts.of_backward(stored.programs[1]) if verdicts is not None else None
@@ -89,7 +88,8 @@ def _engine(
         backward,
         eager,
         roll_back,
-        judged=judged,
+        judged=options.verify == "off",
+        draws=stored.backward_draws,
         coarsest=stored.coarsest,
         verdicts=of_backward,
         spent=partial(log.add_seconds, "gate"),
