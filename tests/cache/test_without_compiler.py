@@ -33,7 +33,7 @@ from burnish.runtime.later import later
 
 def model(seed=0):
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(6, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 3))
+    return nn.Sequential(nn.Linear(6, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 3)).to(sys.argv[2])
 
 def told(compiled):
     stats = burnish.stats(compiled)
@@ -50,7 +50,7 @@ def told(compiled):
     }
 
 options = {"cache_dir": sys.argv[1], "warm_start": True, "gate": False, "products": "ours"}
-x, report = torch.linspace(-1, 1, 24).reshape(4, 6), {}
+x, report = torch.linspace(-1, 1, 24).reshape(4, 6).to(sys.argv[2]), {}
 
 ours, twin = model(), model()
 inference = burnish.compile(ours, options=options)
@@ -80,9 +80,9 @@ print(json.dumps(report))
 """
 
 
-def run(cache: Path, **environment: str) -> dict[str, Any]:
+def run(cache: Path, device: str = "cpu", **environment: str) -> dict[str, Any]:
     base = {name: value for name, value in os.environ.items() if name not in ("CC", "BURNISH_CC")}
-    command = [sys.executable, "-c", _PROCESS, str(cache)]
+    command = [sys.executable, "-c", _PROCESS, str(cache), device]
     done = subprocess.run(command, env=base | environment, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -118,6 +118,15 @@ def test_the_host_extension_is_there(shipped: tuple[Path, dict[str, Any]], witho
 
 def test_its_verdicts_are_taken(without: dict[str, Any]) -> None:
     assert without["inference"]["sources"] == ["remembered"]
+
+
+@pytest.mark.gpu
+def test_on_a_gpu(tmp_path: Path) -> None:
+    """Kernels are cubins, and the launcher is a library in C."""
+    run(tmp_path / "cache", "cuda")
+    again = run(tmp_path / "cache", "cuda", PATH=str(tmp_path))
+    for what in ("inference", "training", "sealed"):
+        assert again[what]["fallbacks"] == [] and again[what]["misses"] == 0, again[what]
 
 
 # -- by hand -------------------------------------------------------------------------------------------------------
