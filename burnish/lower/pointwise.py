@@ -22,10 +22,15 @@ def tensor_of(b: Builder, x: Operand, dtype: DType) -> Node:
     return b.cast(x, dtype) if isinstance(x, Node) else b.full(x, (), dtype)
 
 
+def operand_of(b: Builder, x: Operand, dtype: DType) -> Node:
+    """The same, of arithmetic and comparisons, in which numbers need not fit."""
+    return b.cast(x, dtype) if isinstance(x, Node) else b.number(x, (), dtype)
+
+
 def apply(b: Builder, fn: str, *args: Operand, compute: DType | None = None) -> Node:
     """Compute in `compute` (default: the result's type) and return the result's type."""
     compute = compute or b.out_dtype
-    ready = [tensor_of(b, a, compute) for a in args]
+    ready = [operand_of(b, a, compute) for a in args]
     return b.cast(b.map(fn, *ready), b.out_dtype)
 
 
@@ -78,14 +83,14 @@ def add(b: Builder, x: Operand, y: Operand, alpha: Any = 1) -> Node:
     dtype = b.out_dtype
     if dtype is DType.bool:
         return apply(b, "or", x, y)
-    scaled = y if alpha == 1 else b.map("mul", tensor_of(b, y, dtype), b.full(alpha, (), dtype))
+    scaled = y if alpha == 1 else b.map("mul", operand_of(b, y, dtype), b.full(alpha, (), dtype))
     return apply(b, "add", x, scaled)
 
 
 @lowering("sub.Tensor", "sub.Scalar")
 def sub(b: Builder, x: Operand, y: Operand, alpha: Any = 1) -> Node:
     dtype = b.out_dtype
-    scaled = y if alpha == 1 else b.map("mul", tensor_of(b, y, dtype), b.full(alpha, (), dtype))
+    scaled = y if alpha == 1 else b.map("mul", operand_of(b, y, dtype), b.full(alpha, (), dtype))
     return apply(b, "sub", x, scaled)
 
 
@@ -154,7 +159,7 @@ def _binary(name: str, fn: str) -> None:
     lowering(name)(lower)
 
 
-for _name in ("maximum", "minimum", "fmax", "fmin", "atan2", "hypot", "copysign", "nextafter"):
+for _name in ("maximum", "minimum", "fmax", "fmin", "atan2", "hypot", "copysign"):
     _binary(f"{_name}.default", _name)
 for _overload in ("Tensor", "Scalar"):
     _binary(f"fmod.{_overload}", "fmod")
@@ -165,6 +170,13 @@ for _aten, _fn in (("bitwise_left_shift", "shl"), ("bitwise_right_shift", "shr")
     for _overload in ("Tensor", "Tensor_Scalar"):
         _binary(f"{_aten}.{_overload}", _fn)
 _binary("copysign.Tensor", "copysign")
+
+
+@lowering("nextafter.default")
+def nextafter(b: Builder, x: Operand, y: Operand) -> Node:
+    if b.out_dtype.compute is not b.out_dtype:  # the next float is not the next half
+        raise NotLowered("nextafter of a half type")
+    return apply(b, "nextafter", x, y)
 
 
 def _shift(name: str, fn: str) -> None:
@@ -211,7 +223,7 @@ for _aten, _fn in (("logical_and", "and"), ("logical_or", "or"), ("logical_xor",
 def _comparison(name: str) -> None:
     def lower(b: Builder, x: Operand, y: Operand) -> Node:
         compute = promote(x, y)
-        return b.compare(name, tensor_of(b, x, compute), tensor_of(b, y, compute))
+        return b.compare(name, operand_of(b, x, compute), operand_of(b, y, compute))
 
     for overload in ("Tensor", "Scalar"):
         lowering(f"{name}.{overload}")(lower)
@@ -412,12 +424,23 @@ def arange(b: Builder, *bounds: Any, **options: Any) -> Node:
     start, step = (bounds[0] if len(bounds) > 1 else 0), (bounds[2] if len(bounds) > 2 else 1)
     if isinstance(start, float) or isinstance(step, float):
         raise NotLowered("a range of floats")
-    return b.iota(b.out[0].shape, lambda a: a * step + start, b.out_dtype)
+    return _range(b, start, step)
 
 
 @lowering("prims::iota.default")
 def iota(b: Builder, length: Any, start: Any = 0, step: Any = 1, **options: Any) -> Node:
-    return b.iota(b.out[0].shape, lambda a: a * step + start, b.out_dtype)
+    return _range(b, start, step)
+
+
+_LARGE = 1 << 31  # times any size there is, 64 bits hold it
+
+
+def _range(b: Builder, start: Any, step: Any) -> Node:
+    shape = b.out[0].shape
+    if all(isinstance(x, Expr) or abs(x) < _LARGE for x in (start, step)):
+        return b.iota(shape, lambda a: a * step + start, b.out_dtype)
+    place = b.iota(shape, lambda a: a)  # with numbers that wrap around, as no index does
+    return b.cast(b.map("add", b.map("mul", place, step), start), b.out_dtype)
 
 
 def is_number(x: object) -> bool:

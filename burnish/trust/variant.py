@@ -16,6 +16,7 @@ import torch
 
 from burnish.capture.boxed import BOXED
 from burnish.capture.saved_tensors import hooks_are_active
+from burnish.runtime.mistakes import is_callers_mistake
 from burnish.trust.faults import Fault
 from burnish.trust.gate import Call, Failure, Gate, GraphFacts, Verdict
 from burnish.trust.record import Engine, GateStats, State, VariantStats
@@ -315,7 +316,7 @@ class Variant:
         return result
 
     def _refuse_half_done(self, error: Exception) -> NoReturn:
-        if not isinstance(error, IndexError):  # which our own checks raise, for a mistake in the caller's indices
+        if not is_callers_mistake(error) and not isinstance(error, IndexError):  # his divisors; his indices
             self.roll_back(Failure.of(error))
             error.add_note(
                 "burnish: this failed in a compiled program that had begun to write its inputs in place, so that this "
