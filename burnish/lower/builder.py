@@ -64,10 +64,10 @@ class Builder:
         """Of one number, which the type must hold: eager raises otherwise, and so does its own call."""
         if not isinstance(value, Expr) and not _fits(value, dtype):
             raise NotLowered(f"{value} is no {dtype.value}")
-        return self.number(value, shape, dtype)
+        return self.number(rounded(value, dtype), shape, dtype)
 
     def number(self, value: Scalar, shape: Sequence[Dim], dtype: DType) -> Node:
-        """An operand of arithmetic, shifts and comparisons: integers wrap around, as eager's do."""
+        """An operand of arithmetic: integers wrap around, and half types have numbers between theirs, as in eager."""
         if not isinstance(value, Expr):
             value = bool(value) if dtype is DType.bool else float(value) if dtype.is_float else _wrapped(value, dtype)
         return self.add(Full(value), (), TensorType(dtype, tuple(shape)))
@@ -222,6 +222,14 @@ def _wrapped(value: bool | int | float, dtype: DType) -> int:
         raise NotLowered("an integer that is infinite, or no number")
     low, high = dtype.range
     return (int(value) - low) % (high - low + 1) + low
+
+
+def rounded(value: Scalar, dtype: DType) -> Scalar:
+    """A number as a tensor of a half type holds it."""
+    if isinstance(value, Expr) or dtype.compute is dtype:
+        return value
+    held: float = torch.tensor(value, dtype=torch.float64).to(dtype.torch).item()
+    return held
 
 
 def _fits(value: bool | int | float, dtype: DType) -> bool:

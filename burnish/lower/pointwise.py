@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from burnish.ir.dtypes import DType, from_torch
-from burnish.ir.expr import Expr
-from burnish.ir.graph import Node
-from burnish.lower.builder import Builder, NotLowered, Operand, promote
+from burnish.ir.expr import Expr, is_nonneg
+from burnish.ir.graph import Full, Map, Node
+from burnish.lower.builder import Builder, NotLowered, Operand, promote, rounded
 from burnish.lower.registry import lowering
 
 
@@ -22,15 +22,24 @@ def tensor_of(b: Builder, x: Operand, dtype: DType) -> Node:
     return b.cast(x, dtype) if isinstance(x, Node) else b.full(x, (), dtype)
 
 
-def operand_of(b: Builder, x: Operand, dtype: DType) -> Node:
+def operand_of(b: Builder, x: Operand, dtype: DType, fn: str = "") -> Node:
     """The same, of arithmetic and comparisons, in which numbers need not fit."""
-    return b.cast(x, dtype) if isinstance(x, Node) else b.number(x, (), dtype)
+    if isinstance(x, Node):
+        return b.cast(x, dtype)
+    keeps = fn in _KEEP_NUMBERS or (b.device == "cuda" and fn in _KEEP_NUMBERS_ON_CUDA)
+    return b.number(x if keeps else rounded(x, dtype), (), dtype)
+
+
+# Eager computes these of half types in float with the number as it was written; all others with what a tensor of the
+# half type would hold of it, so that x == 0.1 is true where x was made from 0.1.
+_KEEP_NUMBERS = ("mul", "div", "floordiv", "truncdiv")
+_KEEP_NUMBERS_ON_CUDA = ("add", "sub", "pow")
 
 
 def apply(b: Builder, fn: str, *args: Operand, compute: DType | None = None) -> Node:
     """Compute in `compute` (default: the result's type) and return the result's type."""
     compute = compute or b.out_dtype
-    ready = [operand_of(b, a, compute) for a in args]
+    ready = [operand_of(b, a, compute, fn) for a in args]
     return b.cast(b.map(fn, *ready), b.out_dtype)
 
 
@@ -109,19 +118,39 @@ def div(b: Builder, x: Operand, y: Operand) -> Node:
     return apply(b, "div", x, y)
 
 
+def divide(b: Builder, fn: str, x: Operand, y: Operand) -> Node:
+    """A quotient that is a whole number, or a remainder. What an integer divided by zero is, a CPU's kernels say by
+    raising. On a GPU it is what the vendor's compiler makes of it, so eager's own kernel has to."""
+    divisor = operand_of(b, y, b.out_dtype, fn)
+    if b.device == "cuda" and not b.out_dtype.is_float and not _is_never_zero(divisor):
+        raise NotLowered("an integer divided by what may be zero")
+    return apply(b, fn, x, divisor)
+
+
+def _is_never_zero(x: Node) -> bool:
+    return isinstance(x.op, Full) and (is_nonneg(x.op.value - 1) if isinstance(x.op.value, Expr) else x.op.value != 0)
+
+
 @lowering("div.Tensor_mode", "div.Scalar_mode")
 def div_mode(b: Builder, x: Operand, y: Operand, rounding_mode: str | None = None) -> Node:
-    return apply(b, {None: "div", "floor": "floordiv", "trunc": "truncdiv"}[rounding_mode], x, y)
+    if rounding_mode is None:
+        return apply(b, "div", x, y)
+    return divide(b, {"floor": "floordiv", "trunc": "truncdiv"}[rounding_mode], x, y)
 
 
 @lowering("floor_divide.default", "floor_divide.Scalar")
 def floor_divide(b: Builder, x: Operand, y: Operand) -> Node:
-    return apply(b, "floordiv", x, y)
+    return divide(b, "floordiv", x, y)
 
 
 @lowering("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor")
 def remainder(b: Builder, x: Operand, y: Operand) -> Node:
-    return apply(b, "mod", x, y)
+    return divide(b, "mod", x, y)
+
+
+@lowering("fmod.Tensor", "fmod.Scalar")
+def fmod(b: Builder, x: Operand, y: Operand) -> Node:
+    return divide(b, "fmod", x, y)
 
 
 @lowering("pow.Tensor_Scalar")
@@ -142,7 +171,7 @@ def pow_scalar(b: Builder, x: Node, exponent: Any) -> Node:
         return b.map("reciprocal", x if exponent == -1 else b.map("mul", x, x))
     if not dtype.is_float:
         raise NotLowered("integer power")
-    return b.map("pow", x, float(exponent))
+    return b.map("pow", x, operand_of(b, float(exponent), dtype, "pow"))
 
 
 @lowering("pow.Tensor_Tensor", "pow.Scalar")
@@ -161,8 +190,6 @@ def _binary(name: str, fn: str) -> None:
 
 for _name in ("maximum", "minimum", "fmax", "fmin", "atan2", "hypot", "copysign"):
     _binary(f"{_name}.default", _name)
-for _overload in ("Tensor", "Scalar"):
-    _binary(f"fmod.{_overload}", "fmod")
 for _aten, _fn in (("bitwise_and", "and"), ("bitwise_or", "or"), ("bitwise_xor", "xor")):
     for _overload in ("Tensor", "Scalar", "Scalar_Tensor"):
         _binary(f"{_aten}.{_overload}", _fn)
@@ -270,7 +297,39 @@ def to_copy(b: Builder, x: Node, dtype: torch.dtype | None = None, **placement: 
     device = placement.get("device")
     if (device is not None and device.type != b.device) or placement.get("layout") not in (None, torch.strided):
         raise NotLowered("moves between devices")
-    return b.cast(x, b.out_dtype)
+    return converted(b, x, b.out_dtype)
+
+
+def converted(b: Builder, x: Node, dtype: DType) -> Node:
+    """A cast that the user wrote. What a GPU makes of a float that a narrow integer does not hold is what the vendor's
+    compiler takes for it: no document says so."""
+    if b.device == "cuda" and x.dtype.is_float and dtype in (DType.i8, DType.i16) and not _is_within(x, *dtype.range):
+        raise NotLowered("a float that may not fit a narrow integer")
+    return b.cast(x, dtype)
+
+
+def _is_within(x: Node, low: float, high: float) -> bool:
+    """Whether a node's values are known to lie between two numbers, but for NaN: they were clamped."""
+    least, most = _bounds(x)
+    return low <= least and most <= high
+
+
+def _bounds(x: Node) -> tuple[float, float]:
+    match x.op:
+        case Full(value) if not isinstance(value, Expr):
+            return value, value
+        case Map("cast") if x.dtype.is_float and x.inputs[0].dtype.is_float:
+            least, most = torch.tensor(_bounds(x.inputs[0]), dtype=torch.float64).to(x.dtype.torch).tolist()
+            return least, most
+        case Map("round" | "floor" | "ceil" | "trunc"):
+            least, most = _bounds(x.inputs[0])
+            return (math.floor(least), math.ceil(most)) if math.isfinite(least + most) else (least, most)
+        case Map("minimum" | "maximum" as fn):
+            pick = min if fn == "minimum" else max
+            ends = zip(*map(_bounds, x.inputs), strict=True)
+            least, most = map(pick, ends)
+            return least, most
+    return -math.inf, math.inf
 
 
 @lowering("prims::convert_element_type.default")
@@ -278,7 +337,7 @@ def convert_element_type(b: Builder, x: Node, dtype: torch.dtype) -> Node:
     held = from_torch(dtype)
     if held is None:
         raise NotLowered(f"type {dtype}")
-    return b.cast(x, held)
+    return converted(b, x, held)
 
 
 @lowering(
@@ -295,7 +354,7 @@ def identity(b: Builder, x: Node, memory_format: Any = None) -> Node:
 
 @lowering("copy.default")
 def copy(b: Builder, x: Node, src: Node, non_blocking: bool = False) -> Node:
-    return b.expand(b.cast(src, x.dtype), x.shape)
+    return b.expand(converted(b, src, x.dtype), x.shape)
 
 
 # --- activations ------------------------------------------------------------------------------------------------

@@ -177,20 +177,18 @@ def _variance(b: Builder, x: Node, dims: Any, correction: Any, keepdim: bool, ro
 
 
 def _spread(name: str, root: bool) -> None:
-    def correction(b: Builder, x: Node, dims: Any = None, *, correction: Any = None, keepdim: bool = False) -> Node:
+    def spread(b: Builder, x: Node, dims: Any = None, *, correction: Any = None, keepdim: bool = False) -> Node:
         return _variance(b, x, dims, correction, keepdim, root)[0]
 
-    def unbiased(b: Builder, x: Node, dims: Any, unbiased: bool = True, keepdim: bool = False) -> Node:
+    def unbiased_or_not(b: Builder, x: Node, dims: Any, unbiased: bool = True, keepdim: bool = False) -> Node:
         return _variance(b, x, dims, int(unbiased), keepdim, root)[0]
 
-    def with_mean(
-        b: Builder, x: Node, dims: Any = None, *, correction: Any = None, keepdim: bool = False
-    ) -> list[Node]:
+    def both(b: Builder, x: Node, dims: Any = None, *, correction: Any = None, keepdim: bool = False) -> list[Node]:
         return list(_variance(b, x, dims, correction, keepdim, root))
 
-    lowering(f"{name}.correction")(correction)
-    lowering(f"{name}.dim")(unbiased)
-    lowering(f"{name}_mean.correction")(mean)
+    lowering(f"{name}.correction")(spread)
+    lowering(f"{name}.dim")(unbiased_or_not)
+    lowering(f"{name}_mean.correction")(both)
 
 
 _spread("var", root=False)

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import burnish
+from tests.programs import capture
 
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -385,3 +386,30 @@ def test_every_pair_of_types() -> None:
 
 MIXED = (*INTEGERS, torch.bool)
 MIXED_OPS = (torch.add, torch.mul, torch.lt, torch.maximum, torch.bitwise_xor)
+
+
+# --- what a GPU leaves to eager's kernels -----------------------------------------------------------------------
+
+
+def left_to_eager(fn: Callable[..., Any], *args: torch.Tensor) -> list[str]:
+    (captured,) = capture(fn, *args, device="cuda")
+    return [name for name, _ in captured.captured.externs]
+
+
+def test_divisors_that_may_be_zero_are_left_to_a_gpus_eager() -> None:
+    a, b = torch.arange(8), torch.ones(8, dtype=torch.int64)
+    assert left_to_eager(lambda a, b: a // b, a, b) == ["aten::floor_divide.default"]
+    assert left_to_eager(lambda a, b: a.to(torch.uint8) % b.to(torch.uint8), a, b) == ["aten::remainder.Tensor"]
+    assert left_to_eager(lambda a: (a // 3, a % -1, torch.fmod(a, 7)), a) == []
+    assert left_to_eager(lambda a, b: a.float() // b, a, b) == []
+
+
+def test_floats_that_may_not_fit_a_narrow_integer_are_left_to_a_gpus_eager() -> None:
+    x = torch.randn(8)
+    assert left_to_eager(lambda x: x.to(torch.int8), x) == ["aten::_to_copy.default"]
+    assert left_to_eager(lambda x: x.clamp(-128, 128).to(torch.int8), x) == ["aten::_to_copy.default"]
+    assert left_to_eager(lambda x: x.clamp(-9, 9).clamp_min(300).to(torch.int8), x) == ["aten::_to_copy.default"]
+    assert left_to_eager(lambda x: x.bfloat16().clamp(-1, 32767).to(torch.int16), x) == ["aten::_to_copy.default"]
+    assert left_to_eager(lambda x: (x * 4).round().clamp(-128, 127).to(torch.int8), x) == []
+    assert left_to_eager(lambda x: (x * 4).clamp(-127.5, 127).round().to(torch.int8), x) == []
+    assert left_to_eager(lambda x: (x.to(torch.int32), x.to(torch.int64), x.to(torch.uint8)), x) == []
