@@ -10,6 +10,7 @@ from torch import fx
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from burnish.capture.assume import as_captured, assumptions_of
+from burnish.trust.exactness import BITWISE, DEPENDS_ON_TYPE, EXACT, EXACT_IN_INTEGERS, ROUNDED
 from burnish.trust.gate import GraphFacts
 from burnish.trust.record import GraphKind
 
@@ -76,7 +77,80 @@ def graph_facts(
         _module_calls(graph),
         reason,
         assumptions,
+        exactness=result_exactness(graph),
+        depends_on_type=depends_on_type(graph),
     )
+
+
+# -- how exact its results are ------------------------------------------------------------------------------------
+
+
+def depends_on_type(graph: fx.GraphModule) -> bool:
+    """Whether the graph would compute something else in float64, beyond more digits."""
+    return any(_name(node) in DEPENDS_ON_TYPE or _views_bits(node) for node in graph.graph.nodes)
+
+
+def result_exactness(graph: fx.GraphModule) -> tuple[int, ...]:
+    """For each tensor that the graph returns, whether it has one right value. Nothing is said of graphs that write
+    into tensors, whose values are not what their nodes say."""
+    found: dict[fx.Node, int] = {}
+    for node in graph.graph.nodes:
+        if _writes(node):
+            return ()
+        if node.op == "output":
+            flat = node.args[0] if isinstance(node.args[0], (tuple, list)) else node.args
+            return tuple(found[x] for x in flat if isinstance(x, fx.Node) and isinstance(_example(x), torch.Tensor))
+        found[node] = min([_own_exactness(node), *(found[x] for x in node.all_input_nodes)])
+    return ()
+
+
+def _own_exactness(node: fx.Node) -> int:
+    """Of what a node does with operands that are exact."""
+    if node.op in ("placeholder", "get_attr"):
+        return BITWISE
+    if isinstance(_example(node), (int, torch.SymInt, torch.SymBool)):
+        return BITWISE  # a size
+    values = [_example(x) for x in (node, *node.all_input_nodes)]
+    tensors = [v for v in values if isinstance(v, torch.Tensor)]
+    if any(v.is_complex() for v in tensors):
+        return ROUNDED
+    name = _name(node)
+    if name == "round" and len(node.args) + len(node.kwargs) > 1:
+        return ROUNDED  # to decimals
+    if name in EXACT:
+        return EXACT[name] if tensors or name == "getitem" else ROUNDED
+    whole = bool(tensors) and not any(v.is_floating_point() for v in tensors)
+    return BITWISE if whole and name in EXACT_IN_INTEGERS else ROUNDED
+
+
+def _example(node: fx.Node) -> Any:
+    return node.meta.get("example_value", node.meta.get("val"))
+
+
+def _name(node: fx.Node) -> str:
+    if node.op == "call_method":
+        return str(node.target)
+    if node.op != "call_function":
+        return ""
+    if node.target is getattr:
+        return str(node.args[1])
+    return str(getattr(node.target, "__name__", node.target))
+
+
+def _writes(node: fx.Node) -> bool:
+    name = _name(node)
+    by_name = (name.endswith("_") and name not in ("and_", "or_", "not_")) or name in _IN_PLACE
+    return by_name or bool(node.kwargs.get("inplace")) or "out" in node.kwargs
+
+
+_IN_PLACE = frozenset(
+    "setitem iadd isub imul itruediv ifloordiv imod ipow iand ior ixor ilshift irshift imatmul copy_".split()
+)
+
+
+def _views_bits(node: fx.Node) -> bool:
+    named = _name(node) in ("view", "view_dtype")
+    return named and any(isinstance(x, torch.dtype) for x in (*node.args, *node.kwargs.values()))
 
 
 def _signature(inputs: Sequence[Any], static: frozenset[int]) -> str:

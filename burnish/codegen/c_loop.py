@@ -12,12 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from burnish.codegen.c_scalar import (
+    INTEGER_DIVISIONS,
     MEMORY_TYPE,
     VALUE_TYPE,
     apply_text,
     cast_text,
     combine_text,
     constant_text,
+    divisor_text,
     load_text,
     reduction_identity,
     store_text,
@@ -75,8 +77,7 @@ class LoopPrinter:
             if isinstance(i, Load | Store):
                 stored = isinstance(i, Store) or self.buffer_types.get(i.buffer, (DType.f32, False))[1]
                 self.buffer_types[i.buffer] = (i.dtype, stored)
-            if isinstance(i, Checked):
-                self.signature.checks = True
+        self.signature.checks = any(self.may_raise(n) for n in range(len(self.body)))
 
     # --- names --------------------------------------------------------------------------------------------------
 
@@ -138,7 +139,21 @@ class LoopPrinter:
         """A divisor or exponent that is a constant stands where it is used: read by a parallel loop, a variable that is
         set before it is nothing that GCC knows, and dividing by a number that is known takes no division."""
         i = self.body[value]
-        return self.expression(i) if position == 1 and fn in _KNOWN_BEST and isinstance(i, Const) else self.ref(value)
+        if position != 1 or fn not in _KNOWN_BEST:
+            return self.ref(value)
+        text = self.expression(i) if isinstance(i, Const) else self.ref(value)
+        return divisor_text(text) if self._may_be_zero(fn, value) else text
+
+    def _may_be_zero(self, fn: str, divisor: int) -> bool:
+        """Whether a division of integers by it may be the caller's mistake."""
+        i = self.body[divisor]
+        known = isinstance(i, Const) and i.value != 0
+        return fn in INTEGER_DIVISIONS and not i.dtype.is_float and not known
+
+    def may_raise(self, n: int) -> bool:
+        """Whether a value says where the caller made a mistake, which vector lanes cannot."""
+        i = self.body[n]
+        return isinstance(i, Checked) or (isinstance(i, Apply) and self._may_be_zero(i.fn, i.args[-1]))
 
     def statement(self, n: int) -> None:
         i = self.body[n]
@@ -389,7 +404,7 @@ class _RowNest(_Nest):
     def _lanes(self, reductions: list[int], blocked: list[int], values: list[int]) -> None:
         if any(self.body[n].kind.startswith("arg") for n in reductions):  # type: ignore[union-attr]
             return
-        if any(isinstance(self.body[n], Checked) for n in values):
+        if any(self.p.may_raise(n) for n in values):
             return
         clauses = "".join(_reduction_clause(self.body[n], f"b{n}" if n in blocked else f"v{n}") for n in reductions)
         self.p.line(f"#pragma omp simd{clauses}")
@@ -441,11 +456,7 @@ class _ColumnNest(_Nest):
         values = self.row_values(phase)
         if not values:
             return
-        p.line(
-            "#pragma omp simd"
-            if not any(isinstance(self.body[n], Checked) for n in values)
-            else "// positions are checked one by one"
-        )
+        p.line("#pragma omp simd" if not any(p.may_raise(n) for n in values) else "// values are checked one by one")
         p.open("for (int64_t l = 0; l < width; l++)")
         for n in values:
             p.statement(n)
@@ -481,8 +492,7 @@ class _ColumnNest(_Nest):
             x = p.axis_names[a.name]
             p.open(f"for (int64_t {x} = 0; {x} < {p.index(a.size)}; {x}++)")
         values = self.needed(self.pass_roots(phase), set())
-        checked = any(isinstance(self.body[n], Checked) for n in values)
-        if not checked:
+        if not any(p.may_raise(n) for n in values):
             p.line("#pragma omp simd")
         p.open("for (int64_t l = 0; l < width; l++)")
         for n in values:
@@ -536,7 +546,6 @@ def _accumulate(p: LoopPrinter, n: int, acc: str, best: str | None = None) -> No
 def _reduction_clause(i: Instr, name: str) -> str:
     assert isinstance(i, Reduced)
     op = {"sum": "+", "prod": "*", "any": "|", "all": "&"}.get(i.kind)
-    if op is None:
-        suffix = i.dtype.compute.value
-        op = f"bn_{i.kind}_{suffix}"
+    if op is None or (op in "+*" and i.dtype in (DType.i64, DType.i32)):  # integers wrap around, and OpenMP's do not
+        op = f"bn_{i.kind}_{i.dtype.compute.value}"
     return f" reduction({op}:{name})"

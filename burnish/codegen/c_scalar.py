@@ -64,8 +64,9 @@ def cast_text(have: DType, want: DType, value: str) -> str:
     if want is DType.f16:
         return f"bn_f16_to_f32(bn_f32_to_f16((float){value}))"
     if have.is_float and not want.is_float:
-        # Out-of-range conversions are undefined in C: go through the widest integer first, as eager's do.
-        return f"({MEMORY_TYPE[want]})bn_to_i64({value})" if want is not DType.i64 else f"bn_to_i64({value})"
+        through = DType.i32 if want in (DType.i16, DType.i8) else want  # as in eager, whose low bits they are
+        text = f"bn_{have.compute.value}_to_{through.value}({value})"
+        return text if want is through else f"({MEMORY_TYPE[want]}){text}"
     return f"({VALUE_TYPE[want]}){value}"
 
 
@@ -91,11 +92,20 @@ _INFIX = {
     "or": "|",
     "xor": "^",
 }
+_WRAPPING = ("add", "sub", "mul", "neg", "abs")  # narrower integers are computed in int, which holds their results
+INTEGER_DIVISIONS = ("floordiv", "mod", "truncdiv", "fmod")
+
+
+def divisor_text(value: str) -> str:
+    """Of integers, where it is not known not to be zero: then the caller is told."""
+    return f"bn_divisor({value}, error)"
 
 
 def apply_text(fn: str, dtype: DType, operand: DType, args: list[str]) -> str:
     """`dtype` is the result's type, `operand` the type the operation works in."""
     kind = operand.compute
+    if fn in _WRAPPING and kind in (DType.i64, DType.i32):
+        return f"bn_{fn}_{kind.value}({', '.join(args)})"
     if fn in _INFIX:
         if fn in ("and", "or", "xor") and kind is DType.bool:
             return f"({args[0]} {_INFIX[fn]} {args[1]})"
@@ -207,9 +217,9 @@ def combine_text(kind: str, dtype: DType, acc: str, value: str) -> str:
     """One step of a reduction, as an expression."""
     match kind:
         case "sum" | "add":
-            return _narrow(f"({acc} + {value})", dtype)
+            return apply_text("add", dtype, dtype, [acc, value])
         case "prod":
-            return _narrow(f"({acc} * {value})", dtype)
+            return apply_text("mul", dtype, dtype, [acc, value])
         case "any":
             return f"({acc} | {value})"
         case "all":

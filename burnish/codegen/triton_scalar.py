@@ -132,8 +132,8 @@ def apply_text(fn: str, dtype: DType, operand: DType, args: list[str]) -> str:
         return f"({args[0]} {_INFIX[fn]} {args[1]})"
     if fn == "not" or (fn == "invert" and kind is DType.bool):
         return f"({args[0]} == 0)"
-    if fn == "neg":
-        return f"(-{args[0]})"
+    if fn == "neg":  # Triton's own takes x from zero, which leaves a zero positive
+        return f"({args[0]} * -1.0)" if kind.is_float else f"(-{args[0]})"
     if fn == "sign":
         return f"(({args[0]} > 0).to({STORED_TYPE[kind]}) - ({args[0]} < 0).to({STORED_TYPE[kind]}))"
     return _float_text(fn, kind, args) if kind.is_float else _integer_text(fn, kind, args)

@@ -31,6 +31,12 @@ class DType(Enum):
         return _TORCH[self].itemsize
 
     @property
+    def range(self) -> tuple[int, int]:
+        """The least and the greatest integer of an integer type."""
+        held = torch.iinfo(_TORCH[self])
+        return held.min, held.max
+
+    @property
     def torch(self) -> torch.dtype:
         return _TORCH[self]
 

@@ -81,5 +81,11 @@ SCALAR_OPS: dict[str, ScalarOp] = _table(
     ScalarOp("cast", 1, lambda x: x),
 )
 
+# Operations that jump: a little less in an operand is another result altogether. Half types are computed in float and
+# rounded where they are stored, but these take what eager would have stored.
+JUMPS = frozenset("floor ceil trunc round mod fmod floordiv truncdiv eq ne lt le gt ge".split())
+# Operations whose results a half type holds if it holds their operands.
+PICKS = frozenset("neg abs sign maximum minimum fmax fmin where copysign floor ceil trunc round".split())
+
 # How a reduction combines: its identity is written by the printers, which know the type.
 REDUCTIONS: frozenset[str] = frozenset({"sum", "prod", "max", "min", "argmax", "argmin", "any", "all"})

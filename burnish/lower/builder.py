@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -60,8 +61,15 @@ class Builder:
     # --- constants and positions --------------------------------------------------------------------------------
 
     def full(self, value: Scalar, shape: Sequence[Dim], dtype: DType) -> Node:
+        """Of one number, which the type must hold: eager raises otherwise, and so does its own call."""
+        if not isinstance(value, Expr) and not _fits(value, dtype):
+            raise NotLowered(f"{value} is no {dtype.value}")
+        return self.number(rounded(value, dtype), shape, dtype)
+
+    def number(self, value: Scalar, shape: Sequence[Dim], dtype: DType) -> Node:
+        """An operand of arithmetic: integers wrap around, and half types have numbers between theirs, as in eager."""
         if not isinstance(value, Expr):
-            value = bool(value) if dtype is DType.bool else float(value) if dtype.is_float else int(value)
+            value = bool(value) if dtype is DType.bool else float(value) if dtype.is_float else _wrapped(value, dtype)
         return self.add(Full(value), (), TensorType(dtype, tuple(shape)))
 
     def iota(self, shape: Sequence[Dim], expr: Callable[..., Dim], dtype: DType = DType.i64) -> Node:
@@ -77,7 +85,7 @@ class Builder:
         shape = broadcast_shapes(*(n.shape for n in nodes))
         operand_type = next((n.dtype for n in nodes if not (fn == "where" and n is args[0])), None) or dtype
         assert operand_type is not None
-        ready = [self.expand(a, shape) if isinstance(a, Node) else self.full(a, shape, operand_type) for a in args]
+        ready = [self.expand(a, shape) if isinstance(a, Node) else self.number(a, shape, operand_type) for a in args]
         return self.add(Map(fn), ready, TensorType(dtype or operand_type, shape))
 
     def compare(self, fn: str, a: Operand, b: Operand) -> Node:
@@ -95,6 +103,8 @@ class Builder:
         return self.add(Map("cast"), (x,), TensorType(dtype, x.shape))
 
     def _cast_constant(self, x: Node, value: bool | int | float, dtype: DType) -> Node:
+        if x.dtype.is_float and not is_safely(value, dtype):
+            return self.add(Map("cast"), (x,), TensorType(dtype, x.shape))  # what comes of it, the device decides
         held = torch.tensor(value, dtype=x.dtype.torch).to(dtype.torch).item()
         return self.full(held, x.shape, dtype)
 
@@ -205,6 +215,39 @@ class Builder:
 
     def pick(self, node: Node, position: int) -> Node:
         return self.add(Pick(position), (node,), node.types[position])
+
+
+def _wrapped(value: bool | int | float, dtype: DType) -> int:
+    if not math.isfinite(value):
+        raise NotLowered("an integer that is infinite, or no number")
+    low, high = dtype.range
+    return (int(value) - low) % (high - low + 1) + low
+
+
+def rounded(value: Scalar, dtype: DType) -> Scalar:
+    """A number as a tensor of a half type holds it."""
+    if isinstance(value, Expr) or dtype.compute is dtype:
+        return value
+    held: float = torch.tensor(value, dtype=torch.float64).to(dtype.torch).item()
+    return held
+
+
+def _fits(value: bool | int | float, dtype: DType) -> bool:
+    """Whether eager makes a number of this type from it (c10::overflows). Unsigned types take negative numbers."""
+    if dtype is DType.bool:
+        return True
+    if dtype.is_float:
+        return not math.isfinite(value) or abs(value) <= torch.finfo(dtype.torch).max
+    low, high = dtype.range
+    return math.isfinite(value) and (low or -high) <= value <= high
+
+
+def is_safely(value: bool | int | float, dtype: DType) -> bool:
+    """Whether a number becomes the same one of this type everywhere. A float that is no integer's value may not."""
+    if dtype is DType.bool or dtype.is_float:
+        return True
+    low, high = dtype.range
+    return math.isfinite(value) and low <= int(value) <= high
 
 
 def broadcast_shapes(*shapes: tuple[Dim, ...]) -> tuple[Dim, ...]:

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from burnish.ir.dtypes import DType, from_torch
-from burnish.ir.expr import Expr
-from burnish.ir.graph import Node
-from burnish.lower.builder import Builder, NotLowered, Operand, promote
+from burnish.ir.expr import Expr, is_nonneg
+from burnish.ir.graph import Full, Map, Node
+from burnish.lower.builder import Builder, NotLowered, Operand, promote, rounded
 from burnish.lower.registry import lowering
 
 
@@ -22,10 +22,24 @@ def tensor_of(b: Builder, x: Operand, dtype: DType) -> Node:
     return b.cast(x, dtype) if isinstance(x, Node) else b.full(x, (), dtype)
 
 
+def operand_of(b: Builder, x: Operand, dtype: DType, fn: str = "") -> Node:
+    """The same, of arithmetic and comparisons, in which numbers need not fit."""
+    if isinstance(x, Node):
+        return b.cast(x, dtype)
+    keeps = fn in _KEEP_NUMBERS or (b.device == "cuda" and fn in _KEEP_NUMBERS_ON_CUDA)
+    return b.number(x if keeps else rounded(x, dtype), (), dtype)
+
+
+# Eager computes these of half types in float with the number as it was written; all others with what a tensor of the
+# half type would hold of it, so that x == 0.1 is true where x was made from 0.1.
+_KEEP_NUMBERS = ("mul", "div", "floordiv", "truncdiv")
+_KEEP_NUMBERS_ON_CUDA = ("add", "sub", "pow")
+
+
 def apply(b: Builder, fn: str, *args: Operand, compute: DType | None = None) -> Node:
     """Compute in `compute` (default: the result's type) and return the result's type."""
     compute = compute or b.out_dtype
-    ready = [tensor_of(b, a, compute) for a in args]
+    ready = [operand_of(b, a, compute, fn) for a in args]
     return b.cast(b.map(fn, *ready), b.out_dtype)
 
 
@@ -78,14 +92,14 @@ def add(b: Builder, x: Operand, y: Operand, alpha: Any = 1) -> Node:
     dtype = b.out_dtype
     if dtype is DType.bool:
         return apply(b, "or", x, y)
-    scaled = y if alpha == 1 else b.map("mul", tensor_of(b, y, dtype), b.full(alpha, (), dtype))
+    scaled = y if alpha == 1 else b.map("mul", operand_of(b, y, dtype), b.full(alpha, (), dtype))
     return apply(b, "add", x, scaled)
 
 
 @lowering("sub.Tensor", "sub.Scalar")
 def sub(b: Builder, x: Operand, y: Operand, alpha: Any = 1) -> Node:
     dtype = b.out_dtype
-    scaled = y if alpha == 1 else b.map("mul", tensor_of(b, y, dtype), b.full(alpha, (), dtype))
+    scaled = y if alpha == 1 else b.map("mul", operand_of(b, y, dtype), b.full(alpha, (), dtype))
     return apply(b, "sub", x, scaled)
 
 
@@ -104,19 +118,39 @@ def div(b: Builder, x: Operand, y: Operand) -> Node:
     return apply(b, "div", x, y)
 
 
+def divide(b: Builder, fn: str, x: Operand, y: Operand) -> Node:
+    """A quotient that is a whole number, or a remainder. What an integer divided by zero is, a CPU's kernels say by
+    raising. On a GPU it is what the vendor's compiler makes of it, so eager's own kernel has to."""
+    divisor = operand_of(b, y, b.out_dtype, fn)
+    if b.device == "cuda" and not b.out_dtype.is_float and not _is_never_zero(divisor):
+        raise NotLowered("an integer divided by what may be zero")
+    return apply(b, fn, x, divisor)
+
+
+def _is_never_zero(x: Node) -> bool:
+    return isinstance(x.op, Full) and (is_nonneg(x.op.value - 1) if isinstance(x.op.value, Expr) else x.op.value != 0)
+
+
 @lowering("div.Tensor_mode", "div.Scalar_mode")
 def div_mode(b: Builder, x: Operand, y: Operand, rounding_mode: str | None = None) -> Node:
-    return apply(b, {None: "div", "floor": "floordiv", "trunc": "truncdiv"}[rounding_mode], x, y)
+    if rounding_mode is None:
+        return apply(b, "div", x, y)
+    return divide(b, {"floor": "floordiv", "trunc": "truncdiv"}[rounding_mode], x, y)
 
 
 @lowering("floor_divide.default", "floor_divide.Scalar")
 def floor_divide(b: Builder, x: Operand, y: Operand) -> Node:
-    return apply(b, "floordiv", x, y)
+    return divide(b, "floordiv", x, y)
 
 
 @lowering("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor")
 def remainder(b: Builder, x: Operand, y: Operand) -> Node:
-    return apply(b, "mod", x, y)
+    return divide(b, "mod", x, y)
+
+
+@lowering("fmod.Tensor", "fmod.Scalar")
+def fmod(b: Builder, x: Operand, y: Operand) -> Node:
+    return divide(b, "fmod", x, y)
 
 
 @lowering("pow.Tensor_Scalar")
@@ -137,7 +171,7 @@ def pow_scalar(b: Builder, x: Node, exponent: Any) -> Node:
         return b.map("reciprocal", x if exponent == -1 else b.map("mul", x, x))
     if not dtype.is_float:
         raise NotLowered("integer power")
-    return b.map("pow", x, float(exponent))
+    return b.map("pow", x, operand_of(b, float(exponent), dtype, "pow"))
 
 
 @lowering("pow.Tensor_Tensor", "pow.Scalar")
@@ -154,10 +188,8 @@ def _binary(name: str, fn: str) -> None:
     lowering(name)(lower)
 
 
-for _name in ("maximum", "minimum", "fmax", "fmin", "atan2", "hypot", "copysign", "nextafter"):
+for _name in ("maximum", "minimum", "fmax", "fmin", "atan2", "hypot", "copysign"):
     _binary(f"{_name}.default", _name)
-for _overload in ("Tensor", "Scalar"):
-    _binary(f"fmod.{_overload}", "fmod")
 for _aten, _fn in (("bitwise_and", "and"), ("bitwise_or", "or"), ("bitwise_xor", "xor")):
     for _overload in ("Tensor", "Scalar", "Scalar_Tensor"):
         _binary(f"{_aten}.{_overload}", _fn)
@@ -165,6 +197,13 @@ for _aten, _fn in (("bitwise_left_shift", "shl"), ("bitwise_right_shift", "shr")
     for _overload in ("Tensor", "Tensor_Scalar"):
         _binary(f"{_aten}.{_overload}", _fn)
 _binary("copysign.Tensor", "copysign")
+
+
+@lowering("nextafter.default")
+def nextafter(b: Builder, x: Operand, y: Operand) -> Node:
+    if b.out_dtype.compute is not b.out_dtype:  # the next float is not the next half
+        raise NotLowered("nextafter of a half type")
+    return apply(b, "nextafter", x, y)
 
 
 def _shift(name: str, fn: str) -> None:
@@ -211,7 +250,7 @@ for _aten, _fn in (("logical_and", "and"), ("logical_or", "or"), ("logical_xor",
 def _comparison(name: str) -> None:
     def lower(b: Builder, x: Operand, y: Operand) -> Node:
         compute = promote(x, y)
-        return b.compare(name, tensor_of(b, x, compute), tensor_of(b, y, compute))
+        return b.compare(name, operand_of(b, x, compute), operand_of(b, y, compute))
 
     for overload in ("Tensor", "Scalar"):
         lowering(f"{name}.{overload}")(lower)
@@ -258,7 +297,39 @@ def to_copy(b: Builder, x: Node, dtype: torch.dtype | None = None, **placement: 
     device = placement.get("device")
     if (device is not None and device.type != b.device) or placement.get("layout") not in (None, torch.strided):
         raise NotLowered("moves between devices")
-    return b.cast(x, b.out_dtype)
+    return converted(b, x, b.out_dtype)
+
+
+def converted(b: Builder, x: Node, dtype: DType) -> Node:
+    """A cast that the user wrote. What a GPU makes of a float that a narrow integer does not hold is what the vendor's
+    compiler takes for it: no document says so."""
+    if b.device == "cuda" and x.dtype.is_float and dtype in (DType.i8, DType.i16) and not _is_within(x, *dtype.range):
+        raise NotLowered("a float that may not fit a narrow integer")
+    return b.cast(x, dtype)
+
+
+def _is_within(x: Node, low: float, high: float) -> bool:
+    """Whether a node's values are known to lie between two numbers, but for NaN: they were clamped."""
+    least, most = _bounds(x)
+    return low <= least and most <= high
+
+
+def _bounds(x: Node) -> tuple[float, float]:
+    match x.op:
+        case Full(value) if not isinstance(value, Expr):
+            return value, value
+        case Map("cast") if x.dtype.is_float and x.inputs[0].dtype.is_float:
+            least, most = torch.tensor(_bounds(x.inputs[0]), dtype=torch.float64).to(x.dtype.torch).tolist()
+            return least, most
+        case Map("round" | "floor" | "ceil" | "trunc"):
+            least, most = _bounds(x.inputs[0])
+            return (math.floor(least), math.ceil(most)) if math.isfinite(least + most) else (least, most)
+        case Map("minimum" | "maximum" as fn):
+            pick = min if fn == "minimum" else max
+            ends = zip(*map(_bounds, x.inputs), strict=True)
+            least, most = map(pick, ends)
+            return least, most
+    return -math.inf, math.inf
 
 
 @lowering("prims::convert_element_type.default")
@@ -266,7 +337,7 @@ def convert_element_type(b: Builder, x: Node, dtype: torch.dtype) -> Node:
     held = from_torch(dtype)
     if held is None:
         raise NotLowered(f"type {dtype}")
-    return b.cast(x, held)
+    return converted(b, x, held)
 
 
 @lowering(
@@ -283,7 +354,7 @@ def identity(b: Builder, x: Node, memory_format: Any = None) -> Node:
 
 @lowering("copy.default")
 def copy(b: Builder, x: Node, src: Node, non_blocking: bool = False) -> Node:
-    return b.expand(b.cast(src, x.dtype), x.shape)
+    return b.expand(converted(b, src, x.dtype), x.shape)
 
 
 # --- activations ------------------------------------------------------------------------------------------------
@@ -412,12 +483,23 @@ def arange(b: Builder, *bounds: Any, **options: Any) -> Node:
     start, step = (bounds[0] if len(bounds) > 1 else 0), (bounds[2] if len(bounds) > 2 else 1)
     if isinstance(start, float) or isinstance(step, float):
         raise NotLowered("a range of floats")
-    return b.iota(b.out[0].shape, lambda a: a * step + start, b.out_dtype)
+    return _range(b, start, step)
 
 
 @lowering("prims::iota.default")
 def iota(b: Builder, length: Any, start: Any = 0, step: Any = 1, **options: Any) -> Node:
-    return b.iota(b.out[0].shape, lambda a: a * step + start, b.out_dtype)
+    return _range(b, start, step)
+
+
+_LARGE = 1 << 31  # times any size there is, 64 bits hold it
+
+
+def _range(b: Builder, start: Any, step: Any) -> Node:
+    shape = b.out[0].shape
+    if all(isinstance(x, Expr) or abs(x) < _LARGE for x in (start, step)):
+        return b.iota(shape, lambda a: a * step + start, b.out_dtype)
+    place = b.iota(shape, lambda a: a)  # with numbers that wrap around, as no index does
+    return b.cast(b.map("add", b.map("mul", place, step), start), b.out_dtype)
 
 
 def is_number(x: object) -> bool:

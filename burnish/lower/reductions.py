@@ -161,9 +161,10 @@ def drop_axes(b: Builder, x: Node, axes: Sequence[int], keepdim: bool) -> Node:
     return b.reshape(x, tuple(d for i, d in enumerate(x.shape) if i not in axes))
 
 
-def _variance(b: Builder, x: Node, dims: Any, correction: Any, keepdim: bool) -> tuple[Node, Node]:
+def _variance(b: Builder, x: Node, dims: Any, correction: Any, keepdim: bool, root: bool = False) -> tuple[Node, Node]:
+    """Of a CPU in double, as eager's: squares of floats beyond 1e19 are no floats, and their root is."""
     dtype = b.out_dtype
-    x = b.cast(x, wide(dtype))
+    x = b.cast(x, DType.f64 if b.device == "cpu" else wide(dtype))
     axes = axes_of(x, dims)
     n = product([x.shape[a] for a in axes])
     if not isinstance(n, int):
@@ -171,22 +172,27 @@ def _variance(b: Builder, x: Node, dims: Any, correction: Any, keepdim: bool) ->
     center, squares = moments(b, x, axes)
     degrees = max(n - (1 if correction is None else correction), 0)
     spread = b.map("div", squares, float(degrees))
+    spread = b.map("sqrt", spread) if root else spread
     return b.cast(drop_axes(b, spread, axes, keepdim), dtype), b.cast(drop_axes(b, center, axes, keepdim), dtype)
 
 
-@lowering("var.correction")
-def var(b: Builder, x: Node, dims: Any = None, *, correction: Any = None, keepdim: bool = False) -> Node:
-    return _variance(b, x, dims, correction, keepdim)[0]
+def _spread(name: str, root: bool) -> None:
+    def spread(b: Builder, x: Node, dims: Any = None, *, correction: Any = None, keepdim: bool = False) -> Node:
+        return _variance(b, x, dims, correction, keepdim, root)[0]
+
+    def unbiased_or_not(b: Builder, x: Node, dims: Any, unbiased: bool = True, keepdim: bool = False) -> Node:
+        return _variance(b, x, dims, int(unbiased), keepdim, root)[0]
+
+    def both(b: Builder, x: Node, dims: Any = None, *, correction: Any = None, keepdim: bool = False) -> list[Node]:
+        return list(_variance(b, x, dims, correction, keepdim, root))
+
+    lowering(f"{name}.correction")(spread)
+    lowering(f"{name}.dim")(unbiased_or_not)
+    lowering(f"{name}_mean.correction")(both)
 
 
-@lowering("var.dim")
-def var_dim(b: Builder, x: Node, dims: Any, unbiased: bool = True, keepdim: bool = False) -> Node:
-    return _variance(b, x, dims, int(unbiased), keepdim)[0]
-
-
-@lowering("var_mean.correction")
-def var_mean(b: Builder, x: Node, dims: Any = None, *, correction: Any = None, keepdim: bool = False) -> list[Node]:
-    return list(_variance(b, x, dims, correction, keepdim))
+_spread("var", root=False)
+_spread("std", root=True)
 
 
 @lowering("logsumexp.default")

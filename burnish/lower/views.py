@@ -7,7 +7,7 @@ from typing import Any
 
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, Expr, floordiv, maximum, minimum, mod, product
-from burnish.ir.graph import Node
+from burnish.ir.graph import Full, Node
 from burnish.lower.builder import Builder, NotLowered, contiguous_strides
 from burnish.lower.registry import lowering
 
@@ -185,8 +185,9 @@ def constant_pad_nd(b: Builder, x: Node, pad: Sequence[int], value: Any = 0) -> 
         low[len(x.shape) - 1 - i] = pad[2 * i]
     if 0 in x.shape or any(not isinstance(p, int) for p in pad):
         raise NotLowered("padding of nothing")
-    held = bool(value) if x.dtype is DType.bool else float(value) if x.dtype.is_float else int(value)
-    return b.view(x, b.out[0].shape, lambda *a: [e - p for e, p in zip(a, low, strict=True)], fill=held)
+    held = b.full(value, (), x.dtype).op
+    assert isinstance(held, Full)
+    return b.view(x, b.out[0].shape, lambda *a: [e - p for e, p in zip(a, low, strict=True)], fill=held.value)
 
 
 @lowering("cat.default")

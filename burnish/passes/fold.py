@@ -10,7 +10,7 @@ from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, Expr, is_less, is_nonneg, substitute
 from burnish.ir.graph import Constant, Full, Gather, Input, Iota, Map, Node, Scatter, axes_for
 from burnish.ir.scalar import SCALAR_OPS
-from burnish.lower.builder import Builder
+from burnish.lower.builder import Builder, is_safely
 
 Number = bool | int | float
 
@@ -41,6 +41,8 @@ def fold_constants(b: Builder, node: Node, inputs: tuple[Node, ...]) -> Node | N
 
 def _evaluated(b: Builder, node: Node, inputs: tuple[Node, ...]) -> Node | None:
     assert isinstance(node.op, Map)
+    if node.op.fn == "cast" and inputs[0].dtype.is_float and not is_safely(constant(inputs[0]) or 0, node.dtype):
+        return None  # what comes of it, the device decides
     held = [torch.tensor(constant(x), dtype=x.dtype.compute.torch) for x in inputs]
     try:
         value = SCALAR_OPS[node.op.fn].reference(*held).to(node.dtype.torch).item()
@@ -55,17 +57,28 @@ def _decided(b: Builder, node: Node, inputs: tuple[Node, ...]) -> Node | None:
     if len(inputs) != 2:
         return None
     x, y = position(inputs[0]), position(inputs[1])
-    if x is None or y is None:
+    if x is None or y is None or not (_is_small(x) and _is_small(y)):
         return None
     match node.op.fn:
         case "add" | "sub" if node.dtype is DType.i64:
             total = x + y if node.op.fn == "add" else x - y
+            if not _is_small(total):  # values wrap around, index expressions do not
+                return None
             return b.iota(node.shape, lambda *a: total)
         case "lt":
             return _truth(b, node, is_less(x, y), is_nonneg(x - y))
         case "ge":
             return _truth(b, node, is_nonneg(x - y), is_less(x, y))
     return None
+
+
+_LARGEST_POSITION = 1 << 40  # of any memory there is
+
+
+def _is_small(x: Dim) -> bool:
+    """Whether no factor or term of an index expression is so large that 64 bits might not hold it."""
+    numbers = (x,) if isinstance(x, int) else x.terms.values()
+    return all(abs(n) < _LARGEST_POSITION for n in numbers)
 
 
 def _truth(b: Builder, node: Node, yes: bool, no: bool) -> Node | None:

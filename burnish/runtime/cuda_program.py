@@ -196,7 +196,7 @@ class CudaRenderer(Renderer):
             self.line(f"t[{slot}] = address = {name}.data_ptr()")
             self.line(f"if address & {KERNEL_ALIGNMENT - 1}: {name} = aligned({name}); t[{slot}] = {name}.data_ptr()")
 
-    def _raise_if_out_of_range(self) -> None:
+    def _raise_mistakes(self) -> None:
         """Not now, which would wait for the device: the next call looks."""
 
     def _run_segment(self, segment: int) -> None:

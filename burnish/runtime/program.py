@@ -17,6 +17,7 @@ import torch
 from burnish.codegen.c import ERROR_SLOT
 from burnish.ir.expr import Dim, Expr, render, symbols
 from burnish.ir.graph import Ref
+from burnish.runtime.mistakes import callers_mistake
 from burnish.schedule.kernels import ExternKernel, Kernel, Operand, ResultBuffer, Schedule
 from burnish.schedule.memory import Lifetime, lifetimes, plan
 
@@ -193,6 +194,7 @@ def load_rendered(program: Program, renderer: Renderer, natives: Mapping[str, An
         "operators": [s.kernel.op.target for s in program.steps if isinstance(s, ExternStep)],
         "constants": program.schedule.constants,
         "restrided": restrided,
+        "callers_mistake": callers_mistake,
         "torch": torch,
         "literals": renderer.literals,
         **natives,
@@ -272,7 +274,7 @@ class Renderer:
                 self._extern(step)
             self._free(dead.get(n, ()))
         if self.unit.checks:
-            self._raise_if_out_of_range()
+            self._raise_mistakes()
         self._finish()
         results = [self._result(r) for r in self.schedule.results]
         self.line(f"pool.release(workspace{', ' + names if names else ''})")
@@ -296,10 +298,10 @@ class Renderer:
     def _run_segment(self, segment: int) -> None:
         self.line(f"native_{segment}(workspace.address)")
 
-    def _raise_if_out_of_range(self) -> None:
+    def _raise_mistakes(self) -> None:
         self.line(f"if t[{ERROR_SLOT}]:")
-        self.line(f"    t[{ERROR_SLOT}] = 0")
-        self.line("    raise IndexError('index out of range in a compiled gather or scatter')")
+        self.line(f"    mistakes, t[{ERROR_SLOT}] = t[{ERROR_SLOT}], 0")
+        self.line("    raise callers_mistake(mistakes)")
 
     def _finish(self) -> None:
         """For what a device's program does after its last kernel."""

@@ -202,8 +202,9 @@ def shl(a, b, BITS: tl.constexpr):
 
 @triton.jit
 def shr(a, b, BITS: tl.constexpr):
+    """A shift by too much leaves the sign alone."""
     inside = (b >= 0) & (b < BITS)
-    return a >> tl.where(inside, b, BITS - 1)
+    return tl.where(inside, a >> tl.where(inside, b, 0), tl.where(a < 0, -1, 0).to(a.dtype))
 
 
 @triton.jit

@@ -8,7 +8,22 @@ from burnish.errors import CompileError
 from burnish.ir.body import Apply, BodyBuilder, Checked, Load, Position, Store, const, value_symbol
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, Expr, Sym, is_less, is_nonneg, substitute, symbols
-from burnish.ir.graph import Concat, Full, Gather, Iota, Map, Node, View
+from burnish.ir.graph import (
+    Attend,
+    Concat,
+    Contract,
+    Convolve,
+    Full,
+    Gather,
+    Iota,
+    Map,
+    Node,
+    Reduce,
+    Scan,
+    Scatter,
+    View,
+)
+from burnish.ir.scalar import JUMPS, PICKS
 from burnish.schedule.kernels import Buffer
 from burnish.schedule.layouts import dot
 
@@ -22,6 +37,7 @@ class Emitter:
         self.body = BodyBuilder()
         self.guard: int | None = None  # where it is false, nothing is to be read
         self._memo: dict[tuple[int, tuple[Dim, ...], int | None], int] = {}
+        self._more_bits: dict[int, bool] = {}  # by node
 
     def value(self, node: Node, index: tuple[Dim, ...]) -> int:
         if node.id in self.stored:
@@ -64,9 +80,11 @@ class Emitter:
                 return self.body.emit(Position(at))
             case Map("cast"):
                 source = node.inputs[0]
-                return self._converted(self.value(source, index), source.dtype, node.dtype)
+                read = self.value if node.dtype.is_float else self._rounded
+                return self._converted(read(source, index), source.dtype, node.dtype)
             case Map(fn):
-                args = tuple(self.value(x, index) for x in node.inputs)
+                read = self._rounded if fn in JUMPS and not _is_sign_test(node) else self.value
+                args = tuple(read(x, index) for x in node.inputs)
                 return self.body.emit(Apply(fn, args, node.dtype.compute))
             case View():
                 return self._view(node, index)
@@ -77,6 +95,30 @@ class Emitter:
                 return self.load(source, self.indirect(axes, exprs, source.shape, indices, index))
             case _:
                 raise CompileError("schedule", f"{node.op} is not computed inside a loop")
+
+    def _rounded(self, node: Node, index: tuple[Dim, ...]) -> int:
+        """A node's value as a tensor would hold it."""
+        value = self.value(node, index)
+        return self.body.emit(Apply("cast", (value,), node.dtype)) if self._has_more_bits(node) else value
+
+    def _has_more_bits(self, node: Node) -> bool:
+        """Whether a node of a half type may be at hand as a float that has not been rounded. (What is stored is, too: a
+        kernel that reads it may become one with the kernel that stores it.)"""
+        if node.id not in self._more_bits:
+            self._more_bits[node.id] = node.dtype.compute is not node.dtype and self._is_unrounded(node)
+        return self._more_bits[node.id]
+
+    def _is_unrounded(self, node: Node) -> bool:
+        match node.op:
+            case Map("cast"):
+                return False
+            case Map(fn) if fn not in PICKS:
+                return True
+            case Map() | View() | Concat() | Gather():
+                return any(self._has_more_bits(x) for x in node.inputs)
+            case Contract() | Convolve() | Attend() | Reduce() | Scan() | Scatter():
+                return True
+        return False
 
     def _converted(self, value: int, have: DType, want: DType) -> int:
         if have is want or (want is have.compute and want.is_float):
@@ -131,6 +173,11 @@ class Emitter:
             env[f"%{k}"] = value_symbol(self.body.emit(Checked(self.value(tensor, index), size)))
         # value symbols of the body reuse the %k spelling, so all are replaced at once
         return tuple(substitute(e, env) for e in exprs)
+
+
+def _is_sign_test(node: Node) -> bool:
+    """A comparison with zero, which rounding leaves alone."""
+    return node.dtype is DType.bool and any(isinstance(x.op, Full) and x.op.value == 0 for x in node.inputs)
 
 
 def inside(body: BodyBuilder, index: tuple[Dim, ...], shape: tuple[Dim, ...]) -> int | None:

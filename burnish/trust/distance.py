@@ -64,6 +64,19 @@ def distance(candidate: torch.Tensor, truth: torch.Tensor, like: torch.Tensor) -
     return so_far.distance()
 
 
+def unequal(ours: torch.Tensor, theirs: torch.Tensor, signs: bool) -> int:
+    """How many elements of exact results differ. One NaN is as good as another; `signs`: zeros have theirs."""
+    count = 0
+    for a, b in _pieces(ours.detach(), theirs.detach()):
+        differs = a != b
+        if a.is_floating_point():
+            differs &= ~((a != a) & (b != b))
+            if signs:
+                differs |= (a.signbit() != b.signbit()) & (a == a)
+        count += int(differs.sum())
+    return count
+
+
 class Nearness:
     """Of results to eager's. The worst element is measured by the size of ours: if that is not eager's, the mean
     distance says so."""

@@ -225,9 +225,10 @@ class Gate:
         return judge(
             ours,
             eagers,
-            exact=None if self.facts.draws else lambda wide: rig.run(eager, wide)[1],
+            exact=None if self.facts.has_no_referee else lambda wide: rig.run(eager, wide)[1],
             eager_again=lambda: rig.run(eager)[1],
             coarsest=self.facts.coarsest,
+            exactness=self.facts.exactness,
             room=1.0 if self.strict else ROOM,
         )
 

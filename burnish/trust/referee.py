@@ -5,6 +5,8 @@ float64: ours must not be further from it than 1.5 times eager's distance (root 
 element). Before that counts as wrong, honest reasons are ruled out: eager that differs from itself, and graphs in
 which rounding alone moves the result as far (the float64 run is repeated with every operation rounded at random).
 
+Results that no rounding operation has a part in are not judged at all: they are eager's, or wrong (`exactness.py`).
+
 `verify/judge.py` answers the same question for those who have time and want to know where: tensor by tensor, every run
 made beforehand, three times eager's error allowed. Here a call waits, a verdict takes the compiled program out of
 service or leaves it in, and nobody looks at it again: so runs are made only when they are needed, the measure is
@@ -24,7 +26,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from burnish.capture.rounding import RandomRounding
-from burnish.trust.distance import FLOOR, Distance, Nearness, distance
+from burnish.trust.distance import FLOOR, Distance, Nearness, distance, unequal
+from burnish.trust.exactness import BITWISE, ROUNDED
 from burnish.trust.inputs import CannotCopy, free_bytes
 
 _ROUNDED_RUNS = 2
@@ -64,13 +67,15 @@ def judge(
     eager_again: Callable[[], Results],
     coarsest: torch.dtype = torch.float32,
     room: float = 1.0,
+    exactness: Sequence[int] = (),
 ) -> Opinion:
     """Compare results, then gradients, then changed inputs: lists in the same order.
 
     `exact` runs the graph under the mode it is given, on float64 inputs; None where that would draw other random
-    numbers. `eager_again` repeats eager's run. `coarsest` is the least exact type that the graph computes in. `room` is
-    how many floors need no referee."""
-    problem = _unlike(ours, eagers)
+    numbers, or mean something else. `eager_again` repeats eager's run. `coarsest` is the least exact type that the
+    graph computes in. `room` is how many floors need no referee. `exactness` is that of the first results, as far as
+    it is known: what is exact is not judged, but equal to eager's or wrong."""
+    problem = _unlike(ours, eagers) or _inexact(ours, eagers, exactness, eager_again)
     if problem:
         return Opinion(problem, math.inf)
     near = _distances(ours, eagers)
@@ -98,6 +103,21 @@ def judge(
                 doubt = doubt or (f"result {k} is off by {factor:.2g} as a whole" if factor > FLOOR[coarsest] else "")
     wrong = f"result {suspects[0]} {own[suspects[0]].beside(theirs[suspects[0]])}" if suspects else ""
     return Opinion(wrong, error, eager_error, doubt)
+
+
+def _inexact(ours: Results, eagers: Results, exactness: Sequence[int], eager_again: Callable[[], Results]) -> str:
+    """What is wrong with results that have one right value. (Unless eager has several: its order of writes may not be
+    settled, or its memory not filled.)"""
+    differing = {
+        k: count
+        for k, (a, b, level) in enumerate(zip(ours, eagers, exactness, strict=False))
+        if level != ROUNDED and (count := unequal(a, b, level == BITWISE))
+    }
+    again = eager_again() if differing else []
+    for k, count in differing.items():
+        if not unequal(again[k], eagers[k], exactness[k] == BITWISE):
+            return f"result {k} differs in {count} elements from eager's, and nothing that it is made by rounds"
+    return ""
 
 
 def first_look(near: Nearness) -> Opinion | None:

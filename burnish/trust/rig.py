@@ -34,6 +34,13 @@ class GraphFacts:
     modules: int = 0  # module calls that eager makes, and the captured graph does not
     unjudgeable: str = ""  # why the graph cannot be run a second time beside the real call
     assumptions: Assumptions | None = None  # what engines were made for
+    exactness: tuple[int, ...] = ()  # of each result (trust/exactness.py); empty where nothing is known
+    depends_on_type: bool = False  # float64 would compute something else
+
+    @property
+    def has_no_referee(self) -> bool:
+        """Whether a run in float64 would tell nothing: other random numbers, or another meaning."""
+        return self.draws or self.depends_on_type
 
 
 class Rig:

@@ -184,9 +184,9 @@ class Sample:
 
     def _opinion(self, ours: Results) -> Opinion:
         facts = self.variant.facts
-        exact = None if facts.draws else self._in_float64
+        exact = None if facts.has_no_referee else self._in_float64
         again = lambda: self._run(self.variant.eager)  # noqa: E731
-        return judge(ours, again(), exact=exact, eager_again=again, coarsest=facts.coarsest)
+        return judge(ours, again(), exact=exact, eager_again=again, coarsest=facts.coarsest, exactness=facts.exactness)
 
     def _is_confirmed(self) -> bool:
         """Parameters are shared, and may have changed since the call: then what was seen counts for nothing, and both

@@ -20,6 +20,7 @@ from burnish.capture.boxed import BOXED
 from burnish.capture.checks import Boxed, checked
 from burnish.capture.host import Host
 from burnish.capture.saved_tensors import Checkpoint, begun, checkpoint_here, hooks_are_active
+from burnish.runtime.mistakes import is_callers_mistake
 from burnish.trust.faults import Fault
 from burnish.trust.gate import Call, Failure, Gate, GraphFacts, Verdict
 from burnish.trust.record import Engine, GateStats, State, VariantStats
@@ -379,7 +380,7 @@ class Variant:
         return self.eager(*args)
 
     def _refuse_half_done(self, error: Exception) -> NoReturn:
-        if not isinstance(error, IndexError):  # which our own checks raise, for a mistake in the caller's indices
+        if not is_callers_mistake(error) and not isinstance(error, IndexError):  # his divisors; his indices
             self.roll_back(Failure.of(error))
             error.add_note(
                 "burnish: this failed in a compiled program that had begun to write its inputs in place, so that this "

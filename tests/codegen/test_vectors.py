@@ -48,6 +48,29 @@ def test_it_is_a_loop_over_vectors(function: Callable[[torch.Tensor], torch.Tens
     assert "loop vectorized" in what_gcc_says(text, tmp_path)
 
 
+INTEGER_LOOPS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "sum": lambda x: x.sum(-1),
+    "sum of columns": lambda x: x.sum(0),
+    "negative": lambda x: -x,
+    "largest": lambda x: x.amax(-1),
+    "compared": lambda x: x + 1 > x,
+    "shifted": lambda x: (x << 3) + 5,
+}
+
+
+@pytest.mark.parametrize("name", INTEGER_LOOPS)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32], ids=str)
+def test_integers_that_wrap_around_are_vectors_too(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    (got,) = capture(INTEGER_LOOPS[name], torch.zeros(64, 1000, dtype=dtype))
+    assert "loop vectorized" in what_gcc_says(generate(schedules(got.captured)[1]).text, tmp_path)
+
+
+@pytest.mark.parametrize("want", [torch.int32, torch.int16, torch.int8, torch.uint8], ids=str)
+def test_casts_to_integers_are_vectors(want: torch.dtype, tmp_path: Path) -> None:
+    (got,) = capture(lambda x: (x * 3).to(want), torch.zeros(64, 1000))
+    assert "loop vectorized" in what_gcc_says(generate(schedules(got.captured)[1]).text, tmp_path)
+
+
 def test_a_known_divisor_or_exponent_stands_where_it_is_used() -> None:
     (got,) = capture(lambda x, n: (x.abs().pow(2.5), n // 3), torch.zeros(64, 1000), torch.zeros(64, dtype=torch.int64))
     text = generate(schedules(got.captured)[1]).text

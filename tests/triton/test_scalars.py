@@ -66,6 +66,44 @@ def test_operations(interpreter: Interpreter, dtype: DType) -> None:
     interpreter.check(loop, buffers, tolerance=1e-12 if dtype is DType.f64 else 3e-6, launches=1)
 
 
+_DIVISIONS = "floordiv truncdiv mod fmod".split()
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=lambda d: d.value)
+def test_integers_wrap_around(interpreter: Interpreter, dtype: DType) -> None:
+    """At the ends of their types, and shifted by more bits than there are or by less than none."""
+    low, high = dtype.range
+    values = torch.tensor([low, low + 1, high, high - 1, 0, 1, 2, 3, 7, 8 * dtype.itemsize - 1, 8 * dtype.itemsize])
+    values = torch.cat([values, torch.tensor([-1, -2, low // 2 - 1] if low else [200, 128, 9])])
+    a, b = torch.cartesian_prod(values, values).to(dtype.torch).T.contiguous()
+    space, w = axes(len(a)), Writer()
+    left, right = w.load("a", at(space[0]), dtype), w.load("b", at(space[0]), dtype)
+    buffers = {"a": a, "b": b}
+    for op in operations(dtype):
+        if op in _DIVISIONS:
+            continue
+        result = DType.bool if SCALAR_OPS[op].returns_bool else dtype
+        w.store(op, at(space[0]), w.apply(op, *(left, right)[: SCALAR_OPS[op].arity], dtype=result), result)
+        buffers[op] = torch.zeros(len(a), dtype=result.torch)
+    interpreter.check(w.loop(space), buffers, launches=1)
+
+
+@pytest.mark.parametrize("divisor", [3, -3, -1, 100], ids=str)
+def test_division_by_a_known_number(interpreter: Interpreter, divisor: int) -> None:
+    space, w = axes(8), Writer()
+    buffers: dict[str, torch.Tensor] = {}
+    for dtype in INTEGERS:
+        low, high = dtype.range
+        name, low = f"x_{dtype.value}", low if divisor != -1 else low + 1  # which eager cannot divide everywhere
+        x = w.load(name, at(space[0]), dtype)
+        buffers[name] = torch.tensor([low, low + 1, high, high - 1, 0, 1, 7, 50]).to(dtype.torch)
+        known = w.const(divisor % 256 if dtype is DType.u8 else divisor, dtype)
+        for op in _DIVISIONS:
+            w.store(f"{op}_{dtype.value}", at(space[0]), w.apply(op, x, known, dtype=dtype), dtype)
+            buffers[f"{op}_{dtype.value}"] = torch.zeros(8, dtype=dtype.torch)
+    interpreter.check(w.loop(space), buffers, launches=1)
+
+
 def test_casts(interpreter: Interpreter) -> None:
     space, w = axes(8), Writer()
     buffers: dict[str, torch.Tensor] = {}

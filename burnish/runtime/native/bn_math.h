@@ -99,8 +99,47 @@ BN_MATH double bn_fmin_f64(double x, double y) { return !(x >= y) && y == y ? x 
 BN_MATH float bn_round_even(float x) { return __builtin_rintf(x); }
 BN_MATH double bn_round_even_f64(double x) { return __builtin_rint(x); }
 
-/* Python's // and %. A zero divisor gives zero and -2^63 // -1 wraps around: those two would
- * otherwise stop the process. */
+/* A float as an integer, toward zero. What C leaves undefined (NaN, and what does not fit) is what the machine's own
+ * instruction gives, which is what eager's loops give: on x86 the smallest integer; elsewhere the nearest one, and zero
+ * for NaN. Eager makes narrower integers from 32 bits, uint8 from 64 (c10::convert), and keeps the low bits. */
+#if defined(__x86_64__) || defined(__i386__)
+#define BN_DEFINE_TO_INTEGER(name, real, integer, limit, least, most)                              \
+    BN_MATH integer name(real x) { return x >= -(limit) && x < (limit) ? (integer)x : least; }
+#else
+#define BN_DEFINE_TO_INTEGER(name, real, integer, limit, least, most)                              \
+    BN_MATH integer name(real x)                                                                   \
+    {                                                                                              \
+        const integer outside = x > 0 ? most : x < 0 ? least : 0;                                  \
+        return x >= -(limit) && x < (limit) ? (integer)x : outside;                                \
+    }
+#endif
+BN_DEFINE_TO_INTEGER(bn_f32_to_i32, float, int32_t, 0x1p31f, INT32_MIN, INT32_MAX)
+BN_DEFINE_TO_INTEGER(bn_f32_to_i64, float, int64_t, 0x1p63f, INT64_MIN, INT64_MAX)
+BN_DEFINE_TO_INTEGER(bn_f64_to_i64, double, int64_t, 0x1p63, INT64_MIN, INT64_MAX)
+/* Through 64 bits, without them: a float beyond 2^31 is a multiple of 256. */
+BN_MATH uint8_t bn_f32_to_u8(float x)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    const int32_t outside = 0;
+#else
+    const int32_t outside = x >= 0x1p63f ? 255 : 0;
+#endif
+    return (uint8_t)(x >= -0x1p31f && x < 0x1p31f ? (int32_t)x : outside);
+}
+BN_MATH uint8_t bn_f64_to_u8(double x) { return (uint8_t)bn_f64_to_i64(x); }
+
+#if defined(__x86_64__) || defined(__i386__)
+BN_MATH int32_t bn_f64_to_i32(double x)
+{
+    return x > -0x1p31 - 1 && x < 0x1p31 ? (int32_t)x : INT32_MIN;
+}
+#else
+/* Eager's vectors go through 64 bits here. (Its last few elements do not: that is in docs/limits.md.) */
+BN_MATH int32_t bn_f64_to_i32(double x) { return (int32_t)bn_f64_to_i64(x); }
+#endif
+
+/* Python's // and % of indices and known divisors. A zero divisor gives zero and -2^63 // -1 wraps around: those two
+ * would otherwise stop the process. */
 BN_MATH int64_t bn_floordiv_i64(int64_t x, int64_t y)
 {
     const int unsafe = y == 0 || y == -1;

@@ -1,0 +1,25 @@
+"""What a caller's values can do wrong inside a program, and the exception that eager has for it.
+
+Kernels cannot raise: they set bits of the program's error word (BN_INDEX_OUT_OF_RANGE and so on in native/bn_kernel.h),
+which is looked at when they are done.
+"""
+
+from __future__ import annotations
+
+INDEX_OUT_OF_RANGE, ZERO_DIVISION = 1, 2
+
+
+def callers_mistake(bits: int) -> Exception:
+    """The exception for an error word; marked, so that nobody takes it for a failure of the program."""
+    if bits & INDEX_OUT_OF_RANGE:
+        return _marked(IndexError("index out of range in a compiled gather or scatter"))
+    return _marked(RuntimeError("ZeroDivisionError"))  # in eager's words
+
+
+def _marked(error: Exception) -> Exception:
+    error.is_callers_mistake = True  # type: ignore[attr-defined]
+    return error
+
+
+def is_callers_mistake(error: BaseException) -> bool:
+    return getattr(error, "is_callers_mistake", False)
