@@ -38,4 +38,25 @@ def kind_of(args: tuple[Any, ...], kwargs: dict[str, Any], grad: bool | None = N
     """Sizes and types: enough to tell most calls apart, and little work. `grad`: as the calling thread has it."""
     values = (*args, *kwargs.values())
     grad = torch.is_grad_enabled() if grad is None else grad
-    return grad, tuple([x.shape if isinstance(x, torch.Tensor) else type(x) for x in values])
+    return grad, tuple([(x.dtype, x.shape) if isinstance(x, torch.Tensor) else _kind_of_value(x) for x in values])
+
+
+def _kind_of_value(value: Any) -> Any:
+    if isinstance(value, (list, tuple, dict)):
+        return type(value), len(value)
+    shape = getattr(value, "shape", None)  # of an array
+    return (type(value), shape) if type(shape) is tuple else type(value)
+
+
+def in_words(kind: Any) -> str:
+    """For people."""
+    grad, values = kind
+    return f"({', '.join(map(_value_in_words, values))})" + (", grad mode" if grad else "")
+
+
+def _value_in_words(kind: Any) -> str:
+    if not isinstance(kind, tuple):
+        return str(kind.__name__)
+    what, size = kind
+    name = what.__name__ if isinstance(what, type) else str(what).removeprefix("torch.")
+    return f"{name} of {size}" if isinstance(size, int) else f"{name}{list(size)}"

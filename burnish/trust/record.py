@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from burnish.trust.interval import said
+
 # on trial: not judged yet.  compiled: in use.  eager: right but not faster.  rolled back: failed, or told to.
 State = Literal["on trial", "compiled", "eager", "rolled back"]
 Engine = Literal["burnish", "inductor", "eager"]
@@ -27,6 +29,9 @@ class GateStats:
     engines_us: tuple[tuple[str, float], ...] = ()  # every engine that was timed
     note: str = ""  # why something was judged by a rule and not by measuring it, or when it was measured
     source: Literal["measured", "remembered"] = "measured"  # the latter: by an earlier process, of the same program
+    # Of a training graph, where its backward took part in the race (0.0: there was none); None: not timed.
+    eager_backward_us: float | None = None
+    compiled_backward_us: float | None = None
 
     @property
     def ratio(self) -> float | None:
@@ -61,3 +66,23 @@ class VariantStats:
         measured = f", {1 / ratio:.2f} x eager's speed" if ratio else ""
         why = f": {self.reason}" if self.reason else ""
         return f"{self.id} {self.kind} {self.signature}: {self.state}, served by {self.engine}{measured}{why}"
+
+
+@dataclass(frozen=True)
+class WholeCall:
+    """Calls of one kind: what the whole compiled object costs, guards and all, against the original."""
+
+    inputs: str  # sizes and types of the arguments
+    served: Literal["compiled", "eager", "racing"]
+    compiled_us: float | None  # medians; of a training step with the backwards of its graphs
+    eager_us: float | None
+    ratio: float | None  # compiled over eager's, the median of the rounds; None: too few of them
+    low: float | None  # the interval of that median
+    high: float | None
+    rounds: int  # pairs of calls, one by each
+    note: str = ""
+
+    def __str__(self) -> str:
+        measured = said(self.ratio, self.low, self.high, self.rounds) or "not raced yet"
+        who = {"racing": "still racing", "eager": "served by eager", "compiled": "served compiled"}[self.served]
+        return f"{self.inputs}: {who}, {self.note or measured}"

@@ -115,7 +115,9 @@ class Variant:
         self._before_trial = before_trial
         self._lock = threading.Lock()  # held for changes of state, never while a graph runs
         self._trying = threading.Lock()  # held by the one call that is the trial; nobody waits for it
-        self.call, self._serve_with = _entry(self)
+        self.judgings = 0  # calls, or parts of them, that were a trial
+        self._serving: Boxed = list
+        self.call, self._put = _entry(self)
         if not self._was_judged():
             self._begin()
         if self.state != "on trial":
@@ -225,6 +227,7 @@ class Variant:
         self, args: Sequence[Any], *, race: bool, backward: bool, strict: bool = True, again: bool = False
     ) -> Verdict:
         """`again`: they have been compared, and everybody has run before."""
+        self.judgings += 1
         gate = Gate(
             self.facts,
             compare=self.policy.verify and not again,
@@ -268,6 +271,28 @@ class Variant:
         self.on_verdict()
 
     # -- serving -------------------------------------------------------------------------------------------------
+
+    def _serve_with(self, serve: Boxed) -> None:
+        self._serving = serve
+        self._put(serve)
+
+    def noting(self, note: Callable[[Variant], None]) -> Callable[[], None]:
+        """Have each call told to `note`, until the function that this returns is called or something else serves."""
+        before = self._serving
+
+        def noted(boxed: list[Any]) -> Any:
+            note(self)
+            return before(boxed)
+
+        def end() -> None:
+            with self._lock:
+                if self._serving is noted:
+                    self._serve_with(before)
+
+        with self._lock:
+            if self._serving is before:
+                self._serve_with(noted)
+        return end
 
     def _settle(self, state: State, engine: Engine, failure: Failure | None = None) -> None:
         self.state, self.engine, self.failure = state, engine, failure
