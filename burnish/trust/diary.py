@@ -24,7 +24,9 @@ class Diary:
         self._log.add_seconds("gate", seconds)
         detail: dict[str, object] = {"engine": variant.engine}
         if gate.ratio is not None:
-            detail |= {"ratio": round(gate.ratio, 3), "eager_us": gate.eager_us, "compiled_us": gate.compiled_us}
+            detail |= {"rounds": gate.rounds, "eager_us": gate.eager_us, "compiled_us": gate.compiled_us}
+        ratio = {"ratio": gate.ratio_median, "low": gate.ratio_low, "high": gate.ratio_high}
+        detail |= {name: round(value, 3) for name, value in ratio.items() if value is not None}
         self._log.emit("gate", variant=self._name, seconds=seconds, reason=_reason(variant), **detail)
 
     def compared(self, seconds: float) -> None:

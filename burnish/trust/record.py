@@ -32,13 +32,24 @@ class GateStats:
     # Of a training graph, where its backward took part in the race (0.0: there was none); None: not timed.
     eager_backward_us: float | None = None
     compiled_backward_us: float | None = None
+    # The ratio of compiled time to eager's round by round: its median, and the interval of that. None: too few rounds.
+    ratio_median: float | None = None
+    ratio_low: float | None = None
+    ratio_high: float | None = None
+    races: int = 1  # processes that held one, and in which it won
 
     @property
     def ratio(self) -> float | None:
-        """Compiled time over eager's, all that a call costs included: below 1 is a gain."""
+        """Compiled time over eager's, the best of each, all that a call costs included: below 1 is a gain. The gate
+        decides by it; to be shown, it wants an interval (`speed`)."""
         if self.eager_us is None or self.compiled_us is None:
             return None
         return (self.compiled_us + self.capture_us) / max(self.eager_us + self.modules_us, 1e-9)
+
+    @property
+    def speed(self) -> str:
+        """In words, with its interval; that there were too few rounds; or nothing, where there was no race."""
+        return said(self.ratio_median, self.ratio_low, self.ratio_high, self.rounds) if self.ratio is not None else ""
 
     @property
     def share_of_compile(self) -> float:
@@ -62,8 +73,7 @@ class VariantStats:
     samples_dropped: int = 0  # live calls that would have been compared, had the comparing thread kept up
 
     def __str__(self) -> str:
-        ratio = self.gate.ratio if self.gate else None
-        measured = f", {1 / ratio:.2f} x eager's speed" if ratio else ""
+        measured = f", {self.gate.speed}" if self.gate and self.gate.speed else ""
         why = f": {self.reason}" if self.reason else ""
         return f"{self.id} {self.kind} {self.signature}: {self.state}, served by {self.engine}{measured}{why}"
 

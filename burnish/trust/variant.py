@@ -260,8 +260,7 @@ class Variant:
                 self.rollbacks += 1
                 self._settle("rolled back", "eager", failed)
             else:
-                ratio = verdict.stats.ratio or 0.0
-                self._settle("eager", "eager", Failure(f"compiled it takes {ratio:.2f} times as long"))
+                self._settle("eager", "eager", Failure(_slower(verdict.stats)))
         if self._listener is not None:
             self._listener.judged(self, verdict.stats.seconds)
             if failed is not None:
@@ -434,6 +433,12 @@ def _entry(variant: Variant) -> tuple[Call, Callable[[Boxed], None]]:
             return recover(error, args)
 
     return call_or_sample, serve_with
+
+
+def _slower(stats: GateStats) -> str:
+    if stats.ratio_median is None:
+        return f"compiled it takes longer ({stats.speed})" if stats.speed else "compiled it takes longer"
+    return f"compiled it takes {stats.ratio_median:.2f} times as long ({stats.ratio_low:.2f} to {stats.ratio_high:.2f})"
 
 
 def _together(compared: GateStats, raced: GateStats) -> GateStats:
