@@ -58,7 +58,30 @@ def graph_facts(
         reason = "AOTAutograd failed on it"
     if any(isinstance(x, torch.Tensor) and is_traceable_wrapper_subclass(x) for x in inputs):
         reason = "it takes tensor subclasses"
-    return GraphFacts(kind, _signature(inputs, static), changed, static, draws, coarsest, _module_calls(graph), reason)
+    return GraphFacts(
+        kind,
+        _signature(inputs, static),
+        changed,
+        static,
+        draws,
+        coarsest,
+        _module_calls(graph),
+        reason,
+        _sizes(graph, inputs),
+    )
+
+
+def _sizes(graph: fx.GraphModule, inputs: Sequence[Any]) -> tuple[int, ...]:
+    """Positions of symbols on which the size of any tensor in the graph depends."""
+    symbols = {i: x.node.expr for i, x in enumerate(inputs) if isinstance(x, torch.SymInt)}
+    if not symbols:
+        return ()
+    values = [node.meta.get("example_value") for node in graph.graph.nodes]
+    tensors = [x for x in (*values, *inputs) if isinstance(x, torch.Tensor)]
+    every: list[Any] = [size for tensor in tensors for size in tensor.shape]
+    sizes = [size.node.expr for size in every if isinstance(size, torch.SymInt)]
+    free = {symbol for size in sizes for symbol in size.free_symbols}
+    return tuple(i for i, expression in symbols.items() if expression in free)
 
 
 def _signature(inputs: Sequence[Any], static: frozenset[int]) -> str:

@@ -37,6 +37,7 @@ class GateStats:
     ratio_low: float | None = None
     ratio_high: float | None = None
     races: int = 1  # processes that held one, and in which it won
+    size_class: int | None = None  # of a graph with symbolic sizes: at which it was judged (size_classes.py)
 
     @property
     def ratio(self) -> float | None:
@@ -49,11 +50,26 @@ class GateStats:
     @property
     def speed(self) -> str:
         """In words, with its interval; that there were too few rounds; or nothing, where there was no race."""
-        return said(self.ratio_median, self.ratio_low, self.ratio_high, self.rounds) if self.ratio is not None else ""
+        timed = max(self.rounds - 1, 1)  # the first was a comparison, and counts only where there is no other
+        return said(self.ratio_median, self.ratio_low, self.ratio_high, timed) if self.ratio is not None else ""
 
     @property
     def share_of_compile(self) -> float:
         return self.seconds / self.compile_seconds if self.compile_seconds > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class SizeClass:
+    """Of a graph with symbolic sizes: who serves calls with so much work (the product of its symbols), and why."""
+
+    work: int  # from here to twice as much, and to its neighbours where no race was held there
+    engine: Engine
+    gate: GateStats | None = None
+
+    def __str__(self) -> str:
+        return f"work of {self.work:,}: {self.engine}" + (
+            f", {self.gate.speed}" if self.gate and self.gate.speed else ""
+        )
 
 
 @dataclass(frozen=True)
@@ -71,11 +87,13 @@ class VariantStats:
     rollbacks: int = 0
     samples: int = 0  # live calls compared with eager
     samples_dropped: int = 0  # live calls that would have been compared, had the comparing thread kept up
+    classes: tuple[SizeClass, ...] = ()  # of a graph with symbolic sizes, each raced by itself
 
     def __str__(self) -> str:
         measured = f", {self.gate.speed}" if self.gate and self.gate.speed else ""
         why = f": {self.reason}" if self.reason else ""
-        return f"{self.id} {self.kind} {self.signature}: {self.state}, served by {self.engine}{measured}{why}"
+        sizes = f" [{'; '.join(map(str, self.classes))}]" if len(self.classes) > 1 else ""
+        return f"{self.id} {self.kind} {self.signature}: {self.state}, served by {self.engine}{measured}{why}{sizes}"
 
 
 @dataclass(frozen=True)

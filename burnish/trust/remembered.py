@@ -14,7 +14,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, NewType
 
 from burnish.runtime.cache import Cache, CacheKey
 from burnish.trust.record import GateStats
@@ -29,6 +29,11 @@ _RACES = 3  # processes in which it won, by however little: it is not raced for 
 
 # graph: compared and raced, all that the gate does.  forward, backward: the comparisons of a training step's halves.
 Part = Literal["graph", "forward", "backward"]
+ClassPart = NewType("ClassPart", str)  # the graph at other sizes
+
+
+def class_part(size: int) -> ClassPart:
+    return ClassPart(f"size class {size}")
 
 
 class Verdicts:
@@ -46,14 +51,14 @@ class Verdicts:
         factor = ("backward", hashlib.sha256(program).hexdigest())
         return Verdicts(self._cache, (*self._factors, factor), self._now)
 
-    def passed(self, part: Part, *, compared: bool, raced: bool) -> GateStats | None:
+    def passed(self, part: Part | ClassPart, *, compared: bool, raced: bool) -> GateStats | None:
         """What was found then, if that was both, as far as it is asked for, and not too long ago."""
         found = self._read(part)
         if found is None or (compared and found.compiled_error is None):
             return None
         return None if raced and not _was_won(found) else found
 
-    def _read(self, part: Part) -> GateStats | None:
+    def _read(self, part: Part | ClassPart) -> GateStats | None:
         data = self._cache.get(KIND, self._key(part))
         if data is None:
             return None
@@ -71,7 +76,7 @@ class Verdicts:
         note = f"judged by an earlier process, on {day}"
         return dataclasses.replace(stats, engines_us=engines, seconds=0.0, source="remembered", note=note)
 
-    def keep(self, part: Part, stats: GateStats) -> None:
+    def keep(self, part: Part | ClassPart, stats: GateStats) -> None:
         """The graph passed. What was trusted by a rule, or is remembered itself, is no verdict."""
         if stats.note or stats.source != "measured":
             return
@@ -82,7 +87,7 @@ class Verdicts:
         self._cache.put(KIND, self._key(part), json.dumps(data).encode())
 
     def forget(self) -> None:
-        for part in ("graph", "forward", "backward"):
+        for part in ("graph", "forward", "backward", *map(class_part, range(64))):
             self._cache.discard(KIND, self._key(part))
 
     def _key(self, part: str) -> CacheKey:

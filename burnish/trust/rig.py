@@ -32,6 +32,7 @@ class GraphFacts:
     coarsest: torch.dtype = torch.float32  # the least exact type it computes in
     modules: int = 0  # module calls that eager makes, and the captured graph does not
     unjudgeable: str = ""  # why the graph cannot be run a second time beside the real call
+    sizes: tuple[int, ...] = ()  # inputs that are symbols on which tensors' sizes depend
 
 
 class Rig:

@@ -18,11 +18,14 @@ from burnish.capture.boxed import BOXED
 from burnish.capture.saved_tensors import hooks_are_active
 from burnish.trust.faults import Fault
 from burnish.trust.gate import Call, Failure, Gate, GraphFacts, Verdict
-from burnish.trust.record import Engine, GateStats, State, VariantStats
-from burnish.trust.remembered import Verdicts
+from burnish.trust.record import Engine, GateStats, SizeClass, State, VariantStats
+from burnish.trust.remembered import Verdicts, class_part
 from burnish.trust.sampling import gaps, sampled
+from burnish.trust.size_classes import SizeClasses
 
 Boxed = Callable[[list[Any]], Any]
+
+_SHARE_FOR_CLASS = 0.03  # of the compile's time: what racing again at another size may take
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class Listener(Protocol):
 
     def rolled_back(self, variant: Variant, failure: Failure) -> None: ...
 
-    def judged(self, variant: Variant, seconds: float) -> None: ...
+    def judged(self, variant: Variant, seconds: float, at: SizeClass | None = None) -> None: ...
 
     def compared(self, seconds: float) -> None: ...
 
@@ -117,6 +120,8 @@ class Variant:
         self._trying = threading.Lock()  # held by the one call that is the trial; nobody waits for it
         self.judgings = 0  # calls, or parts of them, that were a trial
         self._serving: Boxed = list
+        self._classes = SizeClasses(facts.sizes, self._other_size) if facts.sizes and policy.gate and engines else None
+        self._size_class: int | None = None  # of the call that was judged last
         self.call, self._put = _entry(self)
         if not self._was_judged():
             self._begin()
@@ -131,7 +136,10 @@ class Variant:
         found = self._verdicts.passed("graph", compared=policy.verify, raced=policy.gate)
         if found is None:
             return False
+        if self._classes is not None and found.size_class is None:
+            return False
         self.gate = dataclasses.replace(found, compile_seconds=self.compile_seconds)
+        self._size_class = found.size_class
         self._settle("compiled", "burnish")
         if policy.verify and not self.facts.draws and not self.facts.unjudgeable:
             self._serve_with(self._first_of_judged)
@@ -149,6 +157,8 @@ class Variant:
         return sampled(self, self._run, args)
 
     def _begin(self) -> None:
+        if self._classes is not None:
+            self._classes.clear()
         if not self._engines:
             self._settle("eager", "eager", Failure("it was not compiled"))
         elif self.policy.tries:
@@ -224,13 +234,22 @@ class Variant:
         return verdict.result if verdict.has_result else self._run(args)
 
     def _judge(
-        self, args: Sequence[Any], *, race: bool, backward: bool, strict: bool = True, again: bool = False
+        self,
+        args: Sequence[Any],
+        *,
+        race: bool,
+        backward: bool,
+        strict: bool = True,
+        again: bool = False,
+        **settings: Any,
     ) -> Verdict:
         """`again`: they have been compared, and everybody has run before."""
         self.judgings += 1
+        self._size_class = self._classes.of(args) if self._classes is not None else None
+        settings.setdefault("compare", self.policy.verify and not again)
         gate = Gate(
             self.facts,
-            compare=self.policy.verify and not again,
+            **settings,
             race=race,
             backward=backward,
             strict=strict,
@@ -240,9 +259,83 @@ class Variant:
             modules_us=self.modules_us,
         )
         try:
-            return gate.judge(self.eager, self._engines, args, self._ready)
+            verdict = gate.judge(self.eager, self._engines, args, self._ready)
         except Exception as error:
             raise EagersOwn(error) from None
+        return dataclasses.replace(verdict, stats=dataclasses.replace(verdict.stats, size_class=self._size_class))
+
+    # -- other sizes (size_classes.py) ---------------------------------------------------------------------------
+
+    def _other_size(self, boxed: list[Any]) -> Any:
+        """A call of a class of sizes that no race speaks for."""
+        args = tuple(boxed)
+        boxed.clear()
+        if not self._trying.acquire(blocking=False):
+            return self._run(args)
+        try:
+            assert self._classes is not None
+            size = self._classes.of(args)
+            if self.state not in ("compiled", "eager") or not _can_be_tried(args):
+                return self._run(args)
+            if not self._classes.knows(size):
+                with self._lock:
+                    known = self._knows_of(size)
+                if not known:
+                    return self._race_at(size, args)
+            return self._classes.serving(size)(list(args))
+        finally:
+            self._trying.release()
+
+    def _knows_of(self, size: int) -> bool:
+        """Without a race: by an earlier process's, or by those at other sizes, if there were enough of them."""
+        assert self._classes is not None
+        if self._classes.is_full:
+            self._classes.follow_nearest(size)
+            return True
+        found = (
+            self._verdicts.passed(class_part(size), compared=self.policy.verify, raced=True) if self._verdicts else None
+        )
+        if found is not None:
+            self._classes.put(size, self._served_by("burnish"), "burnish", found)
+        return found is not None
+
+    def _race_at(self, size: int, args: Sequence[Any]) -> Any:
+        assert self._classes is not None
+        verdict = self._judge(
+            args,
+            race=True,
+            backward=self.facts.kind == "training" and self._has_backward(),
+            strict=False,
+            again=True,
+            compare=self.policy.verify,
+            share=_SHARE_FOR_CLASS,
+            patient=True,
+        )
+        if verdict.failures:
+            self.roll_back(next(iter(verdict.failures.values())))
+        else:
+            self._accept_at(size, verdict)
+        return verdict.result if verdict.has_result else self._run_at(size, args)
+
+    def _accept_at(self, size: int, verdict: Verdict) -> None:
+        assert self._classes is not None
+        with self._lock:
+            if self.state not in ("compiled", "eager"):  # rolled back meanwhile
+                return
+            self._classes.put(size, self._served_by(verdict.winner), verdict.winner, verdict.stats)
+            engines = self._classes.engines() - {"eager"}
+            if self.state == "eager" and engines:
+                self.state, self.engine, self.failure = "compiled", next(iter(engines)), None
+        if self._listener is not None:
+            self._listener.judged(self, verdict.stats.seconds, self._classes.found(size))
+        if self._verdicts is not None and verdict.winner == "burnish":
+            self._verdicts.keep(class_part(size), verdict.stats)
+        self.on_verdict()
+
+    def _run_at(self, size: int, args: Sequence[Any]) -> Any:
+        if self._classes is None or self.state not in ("compiled", "eager") or not self._classes.knows(size):
+            return self._run(args)
+        return self._classes.serving(size)(list(args))
 
     def _accept(self, verdict: Verdict) -> None:
         with self._lock:
@@ -294,8 +387,17 @@ class Variant:
         return end
 
     def _settle(self, state: State, engine: Engine, failure: Failure | None = None) -> None:
+        again, self.is_provisional = self.is_provisional, False
         self.state, self.engine, self.failure = state, engine, failure
-        self.is_provisional = False
+        serve = self._served_by(engine)
+        if self._classes is not None and self._size_class is not None and state in ("compiled", "eager"):
+            if again:
+                self._classes.clear()
+            self._classes.put(self._size_class, serve, engine, self.gate)
+            serve = self._classes.serve
+        self._serve_with(serve)
+
+    def _served_by(self, engine: Engine) -> Boxed:
         serve: Boxed
         if engine == "eager":
             serve = self._run_eager
@@ -304,7 +406,7 @@ class Variant:
         else:
             call = self._engines[engine]
             serve = lambda boxed: call(*boxed)  # noqa: E731
-        self._serve_with(self._timed(engine, serve) if self._timed else serve)
+        return self._timed(engine, serve) if self._timed else serve
 
     def _run(self, args: Sequence[Any]) -> Any:
         if self.engine == "eager":
@@ -394,6 +496,7 @@ class Variant:
                 rollbacks=self.rollbacks,
                 samples=self.samples,
                 samples_dropped=self.samples_dropped,
+                classes=self._classes.stats() if self._classes is not None else (),
             )
 
 

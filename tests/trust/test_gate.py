@@ -221,7 +221,7 @@ def test_a_ratio_is_shown_with_its_interval_or_not_at_all(eager, ours, interval)
     if interval:
         assert stats.ratio_low <= stats.ratio_median <= stats.ratio_high and stats.speed.startswith("5.00 x eager's")
     else:
-        assert stats.ratio_median is None and stats.speed == "2 rounds, not enough for a ratio"
+        assert stats.ratio_median is None and stats.speed == "1 round, not enough for a ratio"
 
 
 @pytest.mark.parametrize(("compile_seconds", "measured"), [(100.0, True), (0.1, False)])
