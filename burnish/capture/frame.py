@@ -34,6 +34,7 @@ from burnish.capture.deferred import ONCE_IN_EAGER, DeferredFrames
 from burnish.capture.diagnosis import GRAPH_BREAKS, Place, Watch, graph_break_error, serve_eager
 from burnish.capture.dynamo import make_backend
 from burnish.capture.hooks import Hooks
+from burnish.capture.host import host_if_built, prepare_host
 from burnish.capture.overhead import guards_us, module_call_us, way_in_us
 from burnish.capture.quiet import without_headlines
 from burnish.capture.replay import copying_blocks
@@ -135,7 +136,17 @@ class Entrance:
 
     def _go_around(self, through: Callable[..., Any]) -> None:
         if self._around is None or self.call is not self._around:
-            self.call = self._around = bypass(self.target, through)
+            if (host := host_if_built()) is None and self.options.gate:
+                prepare_host(self.options)
+            self.call = self._around = bypass(self.target, through, host, _called_weakly(self._go_around_in_c))
+
+    def _go_around_in_c(self) -> None:
+        """What counts the calls in C is built meanwhile."""
+        if isinstance(self._around, types.FunctionType) and host_if_built() is not None:
+            with self._lock:
+                if self.call is self._around:
+                    self._around = None
+                    self.reconsider()
 
     def _news(self) -> None:
         """Something was compiled, or a verdict on a graph has changed."""

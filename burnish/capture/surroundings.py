@@ -10,7 +10,7 @@ import torch
 from burnish.capture.deferred import DeferredFrames
 from burnish.observe.log import CompileLog
 from burnish.trust.variant import Variant
-from burnish.trust.whole_call import Backwards, Surroundings
+from burnish.trust.whole_call import Graphs, Surroundings
 
 _LEAST_ALLOWANCE, _SHARE_OF_COMPILE = 0.25, 0.10  # seconds; of what compiling took
 
@@ -49,14 +49,14 @@ class EntranceSurroundings(Surroundings):
                 torch.cuda.synchronize(device)
             torch.cuda.synchronize()
 
-    def watching(self) -> Callable[[], Backwards | None]:
+    def watching(self) -> Callable[[], Graphs]:
         reached: list[Variant] = []
-        ends = [each.noting(reached.append) for each in self._compiler.variants() if each.facts.kind == "training"]
+        ends = [each.noting(reached.append) for each in self._compiler.variants()]
 
-        def end() -> Backwards | None:
+        def end() -> Graphs:
             for each in ends:
                 each()
-            return _backwards(reached)
+            return _known_of(reached)
 
         return end
 
@@ -64,13 +64,26 @@ class EntranceSurroundings(Surroundings):
         return max(_LEAST_ALLOWANCE, _SHARE_OF_COMPILE * sum(self._log.seconds.values()))
 
 
-def _backwards(reached: list[Variant]) -> Backwards | None:
-    """A variant that is reached twice in a call has its backward counted twice, too."""
-    compiled = eager = 0.0
-    for variant in reached:
-        gate = variant.gate
-        if gate is None or gate.eager_backward_us is None or gate.compiled_backward_us is None:
-            return None
-        eager += gate.eager_backward_us
-        compiled += gate.eager_backward_us if variant.engine == "eager" else gate.compiled_backward_us
-    return Backwards(compiled * 1e-6, eager * 1e-6)
+def _known_of(reached: list[Variant]) -> Graphs:
+    """A variant that is reached twice in a call counts twice."""
+    backwards = [_backwards(variant) for variant in reached if variant.facts.kind == "training"]
+    gates = [variant.gate_here() for variant in reached]
+    return Graphs(
+        _seconds([ours for ours, _ in backwards]),
+        _seconds([theirs for _, theirs in backwards]),
+        _seconds([gate.eager_us if gate is not None else None for gate in gates]),
+    )
+
+
+def _backwards(variant: Variant) -> tuple[float | None, float | None]:
+    """In us, of what serves and of eager's. Where eager serves, the two are one, and it does not matter how long."""
+    gate = variant.gate
+    eager = gate.eager_backward_us if gate is not None else None
+    if variant.engine == "eager":
+        return eager or 0.0, eager or 0.0
+    return (gate.compiled_backward_us if gate is not None else None), eager
+
+
+def _seconds(times_us: list[float | None]) -> float | None:
+    known = [us for us in times_us if us is not None]
+    return sum(known) * 1e-6 if len(known) == len(times_us) else None

@@ -300,7 +300,8 @@ class Gate:
         if not self.backward:
             return 0.0, 0.0
         steps = min(times["eager"]), min(times[name])
-        if not self._block or self.clock() + self._block * sum(steps) > self._until:
+        takes = self._block * sum(steps)
+        if not self._block or (takes > _SMALL_CHANGE and self.clock() + takes > self._until):
             return None, None
         forwards = [rig.seconds(call, self._block, self.clock, whole=False) for call in (eager, engine)]
         behind = [max(0.0, step - forward) * 1e6 for step, forward in zip(steps, forwards, strict=True)]

@@ -332,6 +332,10 @@ class Variant:
             self._verdicts.keep(class_part(size), verdict.stats)
         self.on_verdict()
 
+    def gate_here(self) -> GateStats | None:
+        """What was measured, where that says something of every size."""
+        return self.gate if self._classes is None else None
+
     def _run_at(self, size: int, args: Sequence[Any]) -> Any:
         if self._classes is None or self.state not in ("compiled", "eager") or not self._classes.knows(size):
             return self._run(args)

@@ -7,7 +7,8 @@ original the next. Each call is made once, by one of the two: the user's calls m
 1. Calls of one kind (sizes, types, grad mode) make pairs; the order within a pair changes in the order of Thue and
    Morse, so that neither a drift nor data that alternates favours one of the two.
 2. After five pairs or more the interval of the ratio's median decides, once it lies on one side; after 25 the median
-   does. Long calls that are clearly won are not raced to the end.
+   does. Long calls that are clearly won are not raced to the end, or, where the whole takes less time than its graphs
+   alone took in eager when they were judged, not at all.
 3. A kind that lost is served by the original. All that remains once each kind is decided is up to the caller
    (`outcome`): the compiled path itself, the original itself, or, for a mixture, `call`, which looks a kind up.
 
@@ -40,6 +41,7 @@ KindOf = Callable[[tuple[Any, ...], dict[str, Any]], Hashable]
 LOSES_ABOVE = 1.02
 MOST_PAIRS = 25
 _CLEAR_WIN = 0.85  # of eager's time: in two pairs of long calls, enough
+_LONG = 0.02  # seconds: the original is not asked for such a call if it cannot win
 _QUIET = 2  # calls in a row that compiled and judged nothing, before the first one is timed
 _MOST_KINDS = 32  # raced one by one; all further ones together
 _LINGERS = 64  # calls of decided kinds only, before nobody looks for others any more
@@ -48,11 +50,13 @@ _OTHERS: Hashable = "all other kinds"
 
 
 @dataclass(frozen=True)
-class Backwards:
-    """Seconds that the backwards of a call's graphs take, by the gate."""
+class Graphs:
+    """What the gate knows of the graphs that a call runs, in seconds. `eager` is all of them in eager, a training
+    graph's with its backward: the original cannot take less. None: not known of each of them."""
 
-    compiled: float = 0.0
-    eager: float = 0.0
+    compiled_backward: float | None = 0.0
+    eager_backward: float | None = 0.0
+    eager: float | None = None
 
 
 class Surroundings:
@@ -69,10 +73,9 @@ class Surroundings:
     def synchronise(self, args: tuple[Any, ...]) -> None:
         """Wait for devices that calls leave work to."""
 
-    def watching(self) -> Callable[[], Backwards | None]:
-        """Begin to note which graphs run; the function ends that and says what their backwards take, if all were
-        measured."""
-        return Backwards
+    def watching(self) -> Callable[[], Graphs]:
+        """Begin to note which graphs run; the function ends that, and says what the gate knows of them."""
+        return Graphs
 
     def allowance(self) -> float:
         """Seconds of long calls after which a clear winner need not be raced further."""
@@ -85,7 +88,8 @@ class _Kind:
 
     quiet: int = 0
     calls: int = 0
-    backwards: Backwards | None = None  # None: not looked at yet
+    backwards: tuple[float, float] = (0.0, 0.0)  # compiled and eager's
+    clear: int = 0  # long calls that took clearly less than their graphs alone take in eager
     half: tuple[Served, float] | None = None  # of the pair that is being made
     ratios: list[float] = field(default_factory=list)
     compiled: list[float] = field(default_factory=list)
@@ -106,9 +110,8 @@ class _Kind:
             return
         mine: dict[str, float] = {served: seconds, self.half[0]: self.half[1]}
         self.half = None
-        extra = self.backwards or Backwards()
-        self.compiled.append(mine["compiled"] + extra.compiled)
-        self.eager.append(mine["eager"] + extra.eager)
+        self.compiled.append(mine["compiled"] + self.backwards[0])
+        self.eager.append(mine["eager"] + self.backwards[1])
         self.ratios.append(self.compiled[-1] / max(self.eager[-1], 1e-9))
 
     def verdict(self, allowance: float) -> Served | None:
@@ -202,7 +205,9 @@ class WholeCallRace:
         self._changed()
 
     def stats(self) -> tuple[WholeCall, ...]:
-        return tuple(self._said(kind, entry) for kind, entry in list(self._kinds.items()) if entry.calls > _QUIET)
+        return tuple(
+            self._said(kind, entry) for kind, entry in list(self._kinds.items()) if entry.served or entry.calls > _QUIET
+        )
 
     def _said(self, kind: Hashable, entry: _Kind) -> WholeCall:
         interval = Interval.of(entry.ratios)
@@ -261,18 +266,33 @@ class WholeCallRace:
         return result
 
     def _warm(self, kind: Hashable, entry: _Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        before, watched = self._around.activity(), self._around.watching()
+        around, clock = self._around, self._clock
+        before, watched = around.activity(), around.watching()
         try:
+            around.synchronise(args)
+            start = clock()
             result = self._compiled(*args, **kwargs)
+            around.synchronise(args)
+            seconds = clock() - start
         finally:
-            backwards = watched()
-        is_quiet = self._around.activity() == before
-        entry.quiet = entry.quiet + 1 if is_quiet else 0
-        if is_quiet and torch.is_grad_enabled() and _requires_grad(result):
-            entry.backwards = backwards
-            if backwards is None and entry.quiet == _QUIET:
+            graphs = watched()
+        if around.activity() != before:
+            entry.quiet = entry.clear = 0
+            return result
+        entry.quiet += 1
+        trains = torch.is_grad_enabled() and _requires_grad(result)
+        compiled, eager = (graphs.compiled_backward, graphs.eager_backward) if trains else (0.0, 0.0)
+        if compiled is None or eager is None:
+            if entry.quiet == _QUIET:
                 entry.note = "a training step, left to the graphs' own races"
                 self._decide(kind, entry, "compiled")
+            return result
+        entry.backwards = compiled, eager
+        seconds += compiled
+        entry.clear += seconds > _LONG and graphs.eager is not None and seconds < _CLEAR_WIN * graphs.eager
+        if entry.clear == _QUIET:
+            entry.note = "in less time than its graphs alone take in eager"
+            self._decide(kind, entry, "compiled")
         return result
 
     def _timed(self, entry: _Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

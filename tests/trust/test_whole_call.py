@@ -12,7 +12,7 @@ import torch
 
 from burnish.trust import whole_call
 from burnish.trust.interval import Interval
-from burnish.trust.whole_call import MOST_PAIRS, Backwards, Surroundings, WholeCallRace
+from burnish.trust.whole_call import MOST_PAIRS, Graphs, Surroundings, WholeCallRace
 
 WARM = 2  # calls of a kind before the first one that is timed
 
@@ -22,7 +22,7 @@ class Around(Surroundings):
         self.timeable = True
         self.news = 0
         self.allowed = 1e9
-        self.backwards: Backwards | None = Backwards()
+        self.graphs = Graphs()
 
     def can_time(self) -> bool:
         return self.timeable
@@ -30,8 +30,8 @@ class Around(Surroundings):
     def activity(self) -> int:
         return self.news
 
-    def watching(self) -> Callable[[], Backwards | None]:
-        return lambda: self.backwards
+    def watching(self) -> Callable[[], Graphs]:
+        return lambda: self.graphs
 
     def allowance(self) -> float:
         return self.allowed
@@ -187,6 +187,18 @@ def test_long_calls_that_are_clearly_won_are_raced_twice_only(compiled, pairs):
     assert found.rounds == pairs and found.served == ("eager" if compiled > 1 else "compiled")
 
 
+@pytest.mark.parametrize(
+    ("compiled", "graphs", "turns"), [(0.5, 0.9, 0), (0.5, 0.55, 2), (0.5, None, 2), (0.005, 0.009, 5)]
+)
+def test_long_calls_that_take_less_than_their_graphs_in_eager_are_not_raced(compiled, graphs, turns):
+    """The original cannot win: it runs what is in the graphs, and more. Short calls are raced all the same."""
+    track = Track(constant(compiled), constant(1.0 if compiled > 0.1 else 0.01))
+    track.around.allowed = 2.0
+    track.around.graphs = Graphs(eager=graphs)
+    track.calls(30)
+    assert track.served.count("eager") == turns and [found.served for found in track.race.stats()] == ["compiled"]
+
+
 def test_an_exception_is_the_callers_and_ends_the_pair():
     def sometimes(kind: Any) -> float:
         if kind == "bad":
@@ -329,7 +341,7 @@ def test_of_a_training_step_the_backward_counts_as_the_gate_measured_it(backward
     """A forward that takes twice as long may belong to the faster step."""
     track = Track(constant(2.0), constant(1.0))
     with_gradient(track)
-    track.around.backwards = Backwards(compiled=backward, eager=4.0)
+    track.around.graphs = Graphs(backward, 4.0)
     track.calls(WARM + 10)
     assert [found.served for found in track.race.stats()] == [served]
     assert track.race.stats()[0].eager_us == pytest.approx(5e6)
@@ -338,7 +350,7 @@ def test_of_a_training_step_the_backward_counts_as_the_gate_measured_it(backward
 def test_a_training_step_whose_backward_was_not_measured_is_left_to_the_graphs():
     track = Track(constant(2.0), constant(1.0))
     with_gradient(track)
-    track.around.backwards = None
+    track.around.graphs = Graphs(None, None)
     track.calls(WARM + 10)
     assert "eager" not in track.served and "a training step" in track.told[0]
 

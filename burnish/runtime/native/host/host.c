@@ -1,4 +1,5 @@
 /* The host's part of a call as a Python extension. burnish/capture/host.py loads it. */
+#include "host/aside.h"
 #include "host/graphs.h"
 #include "host/launches.h"
 #include "host/replay.h"
@@ -43,7 +44,7 @@ PyObject *PyInit_burnish_host(void)
         && (PyModule_AddType(module, &AddressesType) || PyModule_AddType(module, &RouteType)
             || PyModule_AddType(module, &SealedType) || PyModule_AddType(module, &LaunchType)
             || PyModule_AddType(module, &SegmentType) || PyModule_AddType(module, &FreshType)
-            || PyModule_AddType(module, &ReplayType)
+            || PyModule_AddType(module, &ReplayType) || PyModule_AddType(module, &AsideType)
             || PyModule_AddIntMacro(module, MOST_ROUTES)))
         Py_CLEAR(module);
     return module;
