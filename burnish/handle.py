@@ -123,6 +123,11 @@ class Handle:
         raced = [verdict for entrance in self._entrances() for verdict in entrance.whole_calls()]
         return dataclasses.replace(self.log.snapshot(), jobs=tuple(jobs), whole_call=tuple(raced))
 
+    @property
+    def is_racing(self) -> bool:
+        """Whether calls are still served by turns, to find out who is faster: a dozen of each kind, as a rule."""
+        return any(entrance.is_racing for entrance in self._entrances())
+
     def wait(self, timeout: float | None = None) -> bool:
         """Until nothing is left to compile of what calls so far have asked for (`background=True`), or for `timeout`
         seconds; whether nothing is left. A graph break, or a size not seen before, asks again at a later call."""

@@ -155,6 +155,10 @@ class Entrance:
             race.forget() if self._compiled[1].something_else_serves() else race.look_again()
         self.reconsider()
 
+    @property
+    def is_racing(self) -> bool:
+        return self._race is not None and self.call is self._race.call and self._race.is_undecided
+
     def whole_calls(self) -> tuple[WholeCall, ...]:
         """What the race of whole calls has found so far."""
         return self._race.stats() if self._race is not None else ()

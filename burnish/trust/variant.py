@@ -25,6 +25,9 @@ from burnish.trust.size_classes import SizeClasses
 
 Boxed = Callable[[list[Any]], Any]
 
+_SLOW = 1.25  # times what eager took in the race: a sampled call that takes longer is slow
+_MOST_SLOW = 4  # such samples, not offset by others: the graph is raced again
+_MOST_REPEATED_RACES = 3
 _SHARE_FOR_CLASS = 0.03  # of the compile's time: what racing again at another size may take
 
 
@@ -118,6 +121,8 @@ class Variant:
         self._before_trial = before_trial
         self._lock = threading.Lock()  # held for changes of state, never while a graph runs
         self._trying = threading.Lock()  # held by the one call that is the trial; nobody waits for it
+        self._slow = 0  # sampled calls, less those that were not
+        self._repeated_races = 0
         self.judgings = 0  # calls, or parts of them, that were a trial
         self._serving: Boxed = list
         self._classes = SizeClasses(facts.sizes, self._other_size) if facts.sizes and policy.gate and engines else None
@@ -419,6 +424,23 @@ class Variant:
             return self._engines[self.engine](*args)
         except Exception as error:
             return self.recover(error, args)
+
+    def took(self, seconds: float) -> None:
+        """A sampled call, on other values than those that were raced: denormals, or another branch, may be slow. If
+        several take longer than eager did, the next call races; the machine may just be busy, so not for ever."""
+        gate = self.gate
+        if self.facts.kind != "inference" or self._classes is not None or gate is None or gate.eager_us is None:
+            return
+        is_slow = seconds * 1e6 > _SLOW * gate.eager_us
+        self._slow = self._slow + 1 if is_slow else max(0, self._slow - 1)
+        if self._slow < _MOST_SLOW or self._repeated_races >= _MOST_REPEATED_RACES:
+            return
+        with self._lock:
+            if self.state == "compiled" and self.policy.gate:
+                self._slow = 0
+                self._repeated_races += 1
+                self.is_provisional = True
+                self._serve_with(self._trial)
 
     def compiled(self) -> Call | None:
         """What serves, if it is not eager."""

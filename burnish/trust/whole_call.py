@@ -187,6 +187,11 @@ class WholeCallRace:
         found = set(self._verdicts.values())
         return "mixed" if len(found) > 1 else next(iter(found))
 
+    @property
+    def is_undecided(self) -> bool:
+        """Whether some kind of call that has come along is still raced."""
+        return any(entry.served is None for entry in list(self._kinds.values()))
+
     def lost(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether calls of this kind are the original's."""
         return self._verdicts.get(self._kind_of(args, kwargs)) == "eager"
@@ -245,6 +250,7 @@ class WholeCallRace:
                 return self._compiled(*args, **kwargs)
             entry = self._kinds.setdefault(kind, _Kind())
             self.look_again()
+            self._lingers = _LINGERS
             return self._raced(kind, entry, args, kwargs)
         finally:
             self._turn.release()

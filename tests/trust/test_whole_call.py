@@ -367,3 +367,25 @@ def test_there_is_no_interval_of_few_values():
 def test_the_interval_leaves_out_as_many_as_the_odds_allow(rounds, outside):
     interval = Interval.of([float(i) for i in range(rounds)])
     assert (interval.low, interval.high) == (outside, rounds - 1 - outside)
+
+
+def test_a_benchmark_can_wait_until_all_is_decided():
+    from burnish.bench.warmup import until_decided
+
+    class Handle:
+        calls = 0
+
+        @property
+        def is_racing(self) -> bool:
+            return self.calls < 7
+
+    class Model:
+        burnish = Handle()
+
+    def call() -> None:
+        Model.burnish.calls += 1
+
+    until_decided(Model(), call)
+    assert Model.burnish.calls == 7
+    until_decided(object(), call), until_decided(Model(), call)
+    assert Model.burnish.calls == 7
