@@ -30,6 +30,7 @@ import torch
 from benchmarks.nursery import Child
 from benchmarks.turns import in_turns, wait_for_turn
 from burnish.bench.children import empty_caches
+from burnish.bench.warmup import until_decided
 
 CANDIDATES = (
     "eager", "inductor:default", "inductor:reduce-overhead", "inductor:max-autotune",
@@ -162,6 +163,7 @@ def measure(workload: str, candidate: str, seconds: float, profile: bool) -> dic
             found["eager_error"] = (own - wide).abs().max().item() / scale
         for _ in range(10):
             call()
+        until_decided(called, call)
         if candidate.endswith("sealed"):
             called.burnish.seal()  # type: ignore[attr-defined]
         together = wait_for_turn()

@@ -47,8 +47,10 @@ def section(result: dict[str, Any]) -> str:
 def _never_slower(rows: dict[str, Any]) -> list[list[str]]:
     if not rows:
         return []
-    ratios = ", ".join(f"{name} {row['ratio']['value']:.2f}" for name, row in rows.items())
-    return [["small workloads after the gate, time over eager's", ratios, "≤ 1.03"]]
+    worst = sorted(rows, key=lambda name: -rows[name]["ratio"]["value"])[:3]
+    told = ", ".join(f"{name} {rows[name]['ratio']['value']:.2f}" for name in worst)
+    of = f"the worst of {len(rows)}: " if len(rows) > len(worst) else ""
+    return [["small workloads after the gate, time over eager's", f"{of}{told}", "≤ 1.05"]]
 
 
 _TRUST = {

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import builtins
 import functools
+import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar, overload
 
 import torch
 
+from burnish.capture.traced_as import traced_as
 from burnish.errors import NotCompilable, NotCompiled, UnknownBackend
 from burnish.handle import Handle, Settings, reset_all
 from burnish.identity import compiled_module, disabled_module, handle_of_module
@@ -159,16 +162,39 @@ def _check_backend(backend: object) -> None:
 
 def _compiled_function(function: Callable[..., Any], settings: Settings) -> Callable[..., Any]:
     handle = Handle(function, settings)
-    entrance, is_traced = handle.entrance, torch.compiler.is_dynamo_compiling
+    compiled: Any = functools.wraps(function)(_way_in(function, handle.entrance))
+    compiled.burnish = handle
+    return compiled
 
-    @functools.wraps(function)
-    def compiled(*args: Any, **kwargs: Any) -> Any:
-        if is_traced():  # called by something larger that is being compiled
+
+def _way_in(function: Callable[..., Any], entrance: Any) -> Callable[..., Any]:
+    """What something larger that is being compiled takes in is `function` itself."""
+    given = _plain_parameters(function)
+    if given is not None:
+        # With the function's own parameters Python packs no tuple and no dict: half of what this layer costs.
+        text = f"lambda {given}: _entrance.call({given})"
+        way_in: Callable[..., Any] = eval(builtins.compile(text, "<burnish>", "eval"), {"_entrance": entrance})
+        return traced_as(function, way_in)
+    is_traced = torch.compiler.is_dynamo_compiling
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if is_traced():
             return function(*args, **kwargs)
         return entrance.call(*args, **kwargs)
 
-    compiled.burnish = handle  # type: ignore[attr-defined]
-    return compiled
+    return call
+
+
+def _plain_parameters(function: Callable[..., Any]) -> str | None:
+    """Its parameters, if each is a plain one without a default."""
+    if not isinstance(function, types.FunctionType) or function.__defaults__ or function.__kwdefaults__:
+        return None
+    code = function.__code__
+    varied = code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
+    names = code.co_varnames[: code.co_argcount]
+    if varied or code.co_kwonlyargcount or code.co_posonlyargcount or any(name.startswith("_") for name in names):
+        return None
+    return ", ".join(names)
 
 
 def _handle(target: object) -> Handle | None:

@@ -120,7 +120,13 @@ class Handle:
     def stats(self) -> Stats:
         later.finish()  # which may have something to say, too
         jobs = [job.stats() for frames in self._deferred() for job in frames.jobs()]
-        return dataclasses.replace(self.log.snapshot(), jobs=tuple(jobs))
+        raced = [verdict for entrance in self._entrances() for verdict in entrance.whole_calls()]
+        return dataclasses.replace(self.log.snapshot(), jobs=tuple(jobs), whole_call=tuple(raced))
+
+    @property
+    def is_racing(self) -> bool:
+        """Whether calls are still served by turns, to find out who is faster: a dozen of each kind, as a rule."""
+        return any(entrance.is_racing for entrance in self._entrances())
 
     def wait(self, timeout: float | None = None) -> bool:
         """Until nothing is left to compile of what calls so far have asked for (`background=True`), or for `timeout`

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from burnish.trust.jobs import JobStats
-from burnish.trust.record import VariantStats
+from burnish.trust.record import VariantStats, WholeCall
 from burnish.tuning.record import Tuned, Tuning
 
 SCHEMA = 1
@@ -150,6 +150,7 @@ class Stats:
     latency: tuple[LatencyStats, ...] = ()  # empty unless compiled with the option latency=True
     memory: MemoryStats = MemoryStats()
     variants: tuple[VariantStats, ...] = ()  # one for each captured graph that is in use
+    whole_call: tuple[WholeCall, ...] = ()  # the race of the user's calls, one for each kind of inputs (gate=True)
     jobs: tuple[JobStats, ...] = ()  # frames given to the compiling thread, with background=True or a budget
     events: Mapping[str, int] = field(default_factory=dict)  # kind (burnish/observe/events.py) -> how many
     rollbacks: Mapping[str, int] = field(default_factory=dict)  # cause (exception, numbers, asked) -> how many
@@ -204,6 +205,7 @@ class Stats:
             ("regions", self.regions),
             ("latency", self.latency),
             ("variants", self.variants),
+            ("whole call", self.whole_call),
             ("jobs", self.jobs),
             ("tuning", self.tuning),
         ):

@@ -60,6 +60,15 @@ def warm_up(
             return WarmUp(tuple(samples), calls_before[max(0, len(samples) - WINDOW)], False)
 
 
+def until_decided(model: object, call: Callable[[], object], most: int = 64) -> None:
+    """Call until a compiled object of ours is served by one engine, and no longer by turns."""
+    handle = getattr(model, "burnish", None)
+    for _ in range(most):
+        if not getattr(handle, "is_racing", False):
+            return
+        call()
+
+
 def settled_after(samples: Sequence[float]) -> int | None:
     """The index from which the series is stationary; None where its end still drifts.
 

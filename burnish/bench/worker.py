@@ -34,7 +34,7 @@ from burnish.bench.nvml import Gpu, find_gpu
 from burnish.bench.operators import CallProfile, profile_call
 from burnish.bench.result import Break, CheckLine
 from burnish.bench.statistics import Estimate, Latency, Speedup, estimate_of, latency_of, speedup_of, thinned
-from burnish.bench.warmup import WarmUp, warm_up
+from burnish.bench.warmup import WarmUp, until_decided, warm_up
 from burnish.errors import in_one_line
 from burnish.measure import Race, interleave
 from burnish.parity import compare, tensors_in
@@ -289,6 +289,7 @@ class Racing:
     def _warm_up(self) -> None:
         for index, (name, step) in enumerate(self._steps().items()):
             self._say(0.35 + 0.1 * index / len(self._models), "warm-up", f"{self._title(name)} warms up")
+            until_decided(self._models[name], step)
             found = warm_up(step, seconds=min(WARM_UP_SECONDS, self._seconds), synchronize=self._wait or _nothing)
             self._note(
                 name, warm_up=dataclasses.replace(found, samples=thinned([found.samples[:MOST_SAMPLES]], MOST_SAMPLES))

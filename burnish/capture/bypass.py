@@ -10,13 +10,37 @@ from typing import Any
 
 import torch
 
+from burnish.capture.host import Host
+from burnish.capture.saved_tensors import hooks_are_active
+
 _LOOKS_EVERY = 16  # calls
 _MOST_KNOWN = 64
+_SIMPLE = frozenset((int, float, bool, str, type(None)))
+_Tensor, _grad_mode = torch.Tensor, torch.is_grad_enabled
 
 
-def bypass(target: Callable[..., Any], through: Callable[..., Any]) -> Callable[..., Any]:
-    """`target`, until inputs come along of a kind not seen before: `through` is shown those once."""
+def bypass(
+    target: Callable[..., Any],
+    through: Callable[..., Any],
+    host: Host | None = None,
+    sooner: Callable[[], None] | None = None,
+) -> Callable[..., Any]:
+    """`target`, until inputs come along of a kind not seen before: `through` is shown those once. With `host` it is C
+    that counts calls; without, `sooner` is told of each look, in case there is one by then."""
     known: set[Hashable] = set()
+
+    def look(*args: Any, **kwargs: Any) -> Any:
+        if sooner is not None:
+            sooner()
+        kind = kind_of(args, kwargs)
+        if kind in known or len(known) > _MOST_KNOWN or hooks_are_active():  # what is run again would not be shown
+            return target(*args, **kwargs)
+        known.add(kind)
+        return through(*args, **kwargs)
+
+    if host is not None:
+        aside: Callable[..., Any] = host.Aside(_without_wrapper(target), look, _LOOKS_EVERY)
+        return aside
     left = 1
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -25,17 +49,47 @@ def bypass(target: Callable[..., Any], through: Callable[..., Any]) -> Callable[
         if left > 0:
             return target(*args, **kwargs)
         left = _LOOKS_EVERY
-        kind = kind_of(args, kwargs)
-        if kind in known or len(known) > _MOST_KNOWN:
-            return target(*args, **kwargs)
-        known.add(kind)
-        return through(*args, **kwargs)
+        return look(*args, **kwargs)
 
+    return call
+
+
+def _without_wrapper(target: Callable[..., Any]) -> Callable[..., Any]:
+    """A module's call, less the layer that only asks whether `Module.compile` was called: ours is in its place."""
+    if not isinstance(target, torch.nn.Module) or type(target).__call__ is not torch.nn.Module.__call__:
+        return target
+    if getattr(target, "_compiled_call_impl", True) is not None:
+        return target
+    call: Callable[..., Any] = getattr(target, "_call_impl", target)
     return call
 
 
 def kind_of(args: tuple[Any, ...], kwargs: dict[str, Any], grad: bool | None = None) -> Hashable:
     """Sizes and types: enough to tell most calls apart, and little work. `grad`: as the calling thread has it."""
-    values = (*args, *kwargs.values())
-    grad = torch.is_grad_enabled() if grad is None else grad
-    return grad, tuple([x.shape if isinstance(x, torch.Tensor) else type(x) for x in values])
+    grad = _grad_mode() if grad is None else grad
+    values = (*args, *kwargs.values()) if kwargs else args
+    return grad, tuple([(x.dtype, x.shape) if isinstance(x, _Tensor) else _kind_of_value(x) for x in values])
+
+
+def _kind_of_value(value: Any) -> Any:
+    kind = type(value)
+    if kind in _SIMPLE:
+        return kind
+    if isinstance(value, (list, tuple, dict)):
+        return kind, len(value)
+    shape = getattr(value, "shape", None)  # of an array
+    return (kind, shape) if type(shape) is tuple else kind
+
+
+def in_words(kind: Any) -> str:
+    """For people."""
+    grad, values = kind
+    return f"({', '.join(map(_value_in_words, values))})" + (", grad mode" if grad else "")
+
+
+def _value_in_words(kind: Any) -> str:
+    if not isinstance(kind, tuple):
+        return str(kind.__name__)
+    what, size = kind
+    name = what.__name__ if isinstance(what, type) else str(what).removeprefix("torch.")
+    return f"{name} of {size}" if isinstance(size, int) else f"{name}{list(size)}"

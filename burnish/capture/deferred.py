@@ -189,6 +189,10 @@ class DeferredFrames:
             serve_eager(self._log, "background", CompileError("background", _NEVER_FITS, _WAY_OUT))
         return False
 
+    def is_busy(self) -> bool:
+        """Whether calls are served by eager because something of theirs is being compiled."""
+        return bool(self.lobby.waiting and self._background) or self._pending() > 0
+
     def _pending(self) -> int:
         return sum(not job.done.is_set() for job in list(self._jobs.values()))
 

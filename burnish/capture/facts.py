@@ -79,6 +79,7 @@ def graph_facts(
         assumptions,
         exactness=result_exactness(graph),
         depends_on_type=depends_on_type(graph),
+        sizes=_sizes(graph, inputs),
     )
 
 
@@ -151,6 +152,19 @@ _IN_PLACE = frozenset(
 def _views_bits(node: fx.Node) -> bool:
     named = _name(node) in ("view", "view_dtype")
     return named and any(isinstance(x, torch.dtype) for x in (*node.args, *node.kwargs.values()))
+
+
+def _sizes(graph: fx.GraphModule, inputs: Sequence[Any]) -> tuple[int, ...]:
+    """Positions of symbols on which the size of any tensor in the graph depends."""
+    symbols = {i: x.node.expr for i, x in enumerate(inputs) if isinstance(x, torch.SymInt)}
+    if not symbols:
+        return ()
+    values = [node.meta.get("example_value") for node in graph.graph.nodes]
+    tensors = [x for x in (*values, *inputs) if isinstance(x, torch.Tensor)]
+    every: list[Any] = [size for tensor in tensors for size in tensor.shape]
+    sizes = [size.node.expr for size in every if isinstance(size, torch.SymInt)]
+    free = {symbol for size in sizes for symbol in size.free_symbols}
+    return tuple(i for i, expression in symbols.items() if expression in free)
 
 
 def _signature(inputs: Sequence[Any], static: frozenset[int]) -> str:

@@ -30,7 +30,7 @@ from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrate
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 
 from burnish.capture.awaken import awaken_products
-from burnish.capture.bypass import bypass
+from burnish.capture.bypass import bypass, in_words, kind_of
 from burnish.capture.deferred import ONCE_IN_EAGER, DeferredFrames
 from burnish.capture.diagnosis import (
     GRAPH_BREAKS,
@@ -44,13 +44,15 @@ from burnish.capture.diagnosis import (
 from burnish.capture.doubts import RETURNED, Doubt, Doubts, Ending
 from burnish.capture.dynamo import make_backend
 from burnish.capture.hooks import Hooks
+from burnish.capture.host import host_if_built, prepare_host
 from burnish.capture.overhead import guards_us, module_call_us, way_in_us
 from burnish.capture.quiet import without_headlines, without_meta_failures
 from burnish.capture.replay import copying_blocks
-from burnish.capture.saved_tensors import finishing_checkpoints
+from burnish.capture.saved_tensors import finishing_checkpoints, regions_are_begun
 from burnish.capture.seal import Seal
 from burnish.capture.shield import without_guard_profiling
 from burnish.capture.snapshot import signature
+from burnish.capture.surroundings import EntranceSurroundings
 from burnish.capture.torch_times import guards_apart
 from burnish.capture.unguarded import remember_sources
 from burnish.capture.warm.frame import WarmFrames
@@ -62,6 +64,9 @@ from burnish.runtime.ahead import Ahead, begin, wanted_by
 from burnish.runtime.beside import collecting
 from burnish.trust.background import worker_for
 from burnish.trust.garbage import patience
+from burnish.trust.record import WholeCall
+from burnish.trust.variant import Variant
+from burnish.trust.whole_call import WholeCallRace
 
 _serial = itertools.count(1)
 # What torch.compiler.set_stance replaces, and puts back. (None, which no stance is, if it had been replaced already.)
@@ -106,8 +111,12 @@ class Entrance:
                 self.deferred.close()
             self._forget()
             self._compiled = None
-            self._open_call = self.call = self._open()
+            self._race: WholeCallRace | None = None
             self._aside: Callable[..., Any] | None = None
+            self._is_sealed = False
+            self._around = None
+            self._open_call = self.call = self._open()
+            self.reconsider()
 
     def stand_aside(self) -> None:
         """Calls run in eager, and nothing compiles, until `come_back`."""
@@ -123,15 +132,50 @@ class Entrance:
             self.reconsider()
 
     def reconsider(self) -> None:
-        """A verdict on one of the graphs has changed: go around Dynamo if eager serves them all."""
+        """A verdict, on one of the graphs or on the whole call, has changed: go around Dynamo if eager serves all."""
         with self._lock:
-            if self._aside is not None or self._compiled is None:
+            if self._aside is not None or self._compiled is None or self._is_sealed:
                 return
-            lost = self._compiled[1].all_lost()
-            if lost and self.call is self._open_call:
-                self.call = self._around = bypass(self.target, self._open_call)
-            elif not lost and self.call is self._around:
+            race = self._race
+            outcome = race.outcome() if race is not None else "compiled"
+            if self._compiled[1].all_lost():
+                self._go_around(self._open_call)
+            elif race is None or outcome == "compiled":
                 self.call, self._around = self._open_call, None
+            elif outcome == "eager":
+                self._go_around(race.call)
+            else:
+                self.call, self._around = race.call, None
+
+    def _go_around(self, through: Callable[..., Any]) -> None:
+        if self._around is None or self.call is not self._around:
+            if (host := host_if_built()) is None and self.options.gate:
+                prepare_host(self.options)
+            target = finishing_checkpoints(self.target, self._open_call) if regions_are_begun() else self.target
+            self.call = self._around = bypass(target, through, host, _called_weakly(self._go_around_in_c))
+
+    def _go_around_in_c(self) -> None:
+        """What counts the calls in C is built meanwhile."""
+        if isinstance(self._around, types.FunctionType) and host_if_built() is not None:
+            with self._lock:
+                if self.call is self._around:
+                    self._around = None
+                    self.reconsider()
+
+    def _news(self) -> None:
+        """Something was compiled, or a verdict on a graph has changed."""
+        race = self._race
+        if race is not None and self._compiled is not None:
+            race.forget() if self._compiled[1].something_else_serves() else race.look_again()
+        self.reconsider()
+
+    @property
+    def is_racing(self) -> bool:
+        return self._race is not None and self.call is self._race.call and self._race.is_undecided
+
+    def whole_calls(self) -> tuple[WholeCall, ...]:
+        """What the race of whole calls has found so far."""
+        return self._race.stats() if self._race is not None else ()
 
     def stop_compiling(self) -> None:
         """Cancel what the compiling thread still has to do, or does, for this entrance."""
@@ -148,17 +192,21 @@ class Entrance:
             entries = len(compiler.entries(frame.__code__))
             if entries:
                 self.stop_compiling()
+                self._is_sealed = True
+                lost = self._race.lost if self._race is not None else None
                 self.call = Seal(
-                    self.target, frame, compiler.entries, _ORDINARY_STANCE, self.options, self.log, strict
+                    self.target, frame, compiler.entries, _ORDINARY_STANCE, self.options, self.log, lost, strict
                 ).call
             return entries
 
     def seal_off(self) -> None:
         """Nothing was compiled, and nothing will be."""
+        self._is_sealed = True
         self.call = self.target
 
     def unseal(self) -> None:
         with self._lock:
+            self._is_sealed = False
             self.call = self._open_call
             self.reconsider()
 
@@ -180,15 +228,29 @@ class Entrance:
         callback.root = frame.__code__
         self.deferred = callback.deferred
         callback.own_code = frame.__code__
-        callback.on_verdict = _called_weakly(self.reconsider)  # Dynamo keeps graphs, which must not keep the module
+        callback.on_verdict = _called_weakly(self._news)  # Dynamo keeps graphs, which must not keep the module
         self._compiled = frame, callback
         # Dynamo remembers the code it has read, and the code what was compiled for it: programs and their memory.
         self._forget = forget = weakref.finalize(self, native.reset_code, frame.__code__)
         forget.atexit = False
         call = self._direct(frame, callback, context(frame), hooks)
-        if self.deferred is None or not self.options.background:
-            return call
-        deferred = self.deferred
+        if self.deferred is not None and self.options.background:
+            call = self._with_lobby(call, frame, self.deferred, hooks)
+        if self.options.gate:
+            around = EntranceSurroundings(callback, self.log, lambda: _is_ordinary(hooks))
+            self._race = WholeCallRace(
+                call, self.target, kind_of, around, _called_weakly(self.reconsider), self._told, in_words
+            )
+        return call
+
+    def _told(self, verdict: WholeCall) -> None:
+        measured = {"ratio": verdict.ratio, "low": verdict.low, "high": verdict.high, "rounds": verdict.rounds}
+        rounded: dict[str, Any] = {name: round(x, 3) for name, x in measured.items() if x is not None}
+        self.log.emit("gate", reason=f"the whole call {verdict}", engine=verdict.served, **rounded)
+
+    def _with_lobby(
+        self, call: Callable[..., Any], frame: types.FunctionType, deferred: DeferredFrames, hooks: Hooks | None
+    ) -> Callable[..., Any]:
         worker_for(urgent=False).expect()
         ring = lambda: worker_for(urgent=False).ring(deferred.admit_first)  # noqa: E731
         ordinary = lambda: _is_ordinary(hooks)  # noqa: E731
@@ -347,7 +409,7 @@ class FrameCompiler:
         self._options = options
         self._ahead = ahead
         self.on_verdict: Callable[[], None] = lambda: None
-        self._variants: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._variants: weakref.WeakSet[Variant] = weakref.WeakSet()
         # The guards of what was compiled last. They know the module: whoever keeps them keeps it.
         self._newest: weakref.WeakValueDictionary[types.CodeType, Any] = weakref.WeakValueDictionary()
         self.own_code: types.CodeType | None = None  # of the frame that the entrance enters
@@ -356,6 +418,8 @@ class FrameCompiler:
         self._warm = WarmFrames(options, log, server(options, log))
         self.root: types.CodeType | None = None  # the entrance's own: what comes after a graph break is not stored
         self.deferred = DeferredFrames(self.compile, self.entries, self.doubts, options, log) if defers else None
+        self.compiles = 0  # of frames, begun
+        self._served: dict[int, str] = {}  # by what each judged variant was served when somebody asked last
 
     def __call__(self, frame: Any, cache_entry: Any, frame_state: Any) -> ConvertFrameReturn:
         if self._is_there(frame):
@@ -368,6 +432,8 @@ class FrameCompiler:
 
     def compile(self, frame: Any, cache_entry: Any, frame_state: Any) -> ConvertFrameReturn:
         """In this thread, now."""
+        self.compiles += 1
+        self.on_verdict()  # this kind of call may be new to the race of whole calls
         self._ahead = begin(self._ahead, self._options, self._log)
         with convert_frame.compile_lock, patience.asked(), self._settings(frame.f_code):
             if self.deferred is None and self._is_there(frame):  # made while this thread waited for the lock
@@ -465,6 +531,17 @@ class FrameCompiler:
                 if self._options.gate:
                     variant.capture_us = way_in_us() + guards_us(guarded.guard_manager, frame.f_locals)
                     variant.modules_us = module_call_us() * variant.facts.modules
+
+    def variants(self) -> list[Variant]:
+        return list(self._variants)
+
+    def something_else_serves(self) -> bool:
+        """Whether a variant that was judged is served by something else than when this was asked last."""
+        served = {each.number: each.engine for each in self.variants() if each.state != "on trial"}
+        anew = {each.number for each in self.variants() if each.state == "on trial"} & self._served.keys()
+        changed = any(self._served.get(number, engine) != engine for number, engine in served.items())
+        self._served = {number: engine for number, engine in {**self._served, **served}.items() if number not in anew}
+        return changed or bool(anew)
 
     def all_lost(self) -> bool:
         """Whether each graph has been judged, and eager serves it better than going through Dynamo to do so."""

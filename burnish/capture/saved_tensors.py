@@ -45,19 +45,25 @@ def checkpoint_here() -> Checkpoint | None:
     return None
 
 
-# Regions whose forward a compiled graph has served: the same has to serve what is run again.
-_begun: weakref.WeakSet[Any] = weakref.WeakSet()
+# Regions whose forward a compiled graph has served, while they last: the same has to serve what is run again.
+_begun: dict[int, weakref.ref[Any]] = {}
 
 
 def begun(checkpoint: Checkpoint) -> None:
-    _begun.add(checkpoint.region)
+    key = id(checkpoint.region)
+    _begun[key] = weakref.ref(checkpoint.region, lambda _: _begun.pop(key, None))
+
+
+def regions_are_begun() -> bool:
+    return bool(_begun)
 
 
 def finishing_checkpoints(target: Callable[..., Any], through: Callable[..., Any]) -> Callable[..., Any]:
     """`target`, but for what is run again of a region that began with compiled code: that goes `through` it."""
+    regions = _begun
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if _begun and (here := checkpoint_here()) is not None and here.is_again and here.region in _begun:
+        if regions and (here := checkpoint_here()) is not None and here.is_again and id(here.region) in regions:
             return through(*args, **kwargs)
         return target(*args, **kwargs)
 

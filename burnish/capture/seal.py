@@ -52,9 +52,12 @@ class Seal:
         ordinary_stance: object,
         options: Options,
         log: CompileLog,
+        lost: Callable[[tuple[Any, ...], dict[str, Any]], bool] | None = None,
         strict: bool = False,
     ) -> None:
-        """`strict`: what eager would serve raises SealedError."""
+        """`lost` says of a call whether its kind is one at which eager was faster. `strict`: what nothing was compiled
+        for raises SealedError."""
+        self._lost = lost
         self._strict = strict
         self._target = target
         self._frame = frame
@@ -107,6 +110,9 @@ class Seal:
 
     def _first(self, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The first call with a signature, or in a state of the process (threads, determinism) unlike that one's."""
+        if self._lost is not None and self._lost(args, kwargs):
+            self._remember(key, self._target)
+            return self._target(*args, **kwargs)
         entry = self._fitting(args, kwargs)
         if entry is None:
             self._log.emit("unsealed_call", reason=str(key[3:]))

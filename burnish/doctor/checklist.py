@@ -178,7 +178,8 @@ def _faster(subject: _Subject) -> Found:
     ratio = race.ratio("eager", "burnish")
     ours, eager = race.timing("burnish"), race.timing("eager")
     noise = f" (noisy: rounds spread {ratio.spread:.0%})" if ratio.noisy else ""
-    figure = f"{ratio.value:.2f} × eager's speed{noise}; p50 {duration(ours.p50)} against {duration(eager.p50)}"
+    sure = f"({ratio.low:.2f} to {ratio.high:.2f} in half of the rounds)"
+    figure = f"{ratio.value:.2f} × eager's speed {sure}{noise}; p50 {duration(ours.p50)} against {duration(eager.p50)}"
     if ratio.value * NOT_SLOWER < 1.0:
         return "fail", figure, "compiling does not help here: burnish bench TARGET looks for a setting that does"
     engines = {variant.engine for variant in subject.stats().variants}

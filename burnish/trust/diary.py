@@ -7,6 +7,7 @@ import warnings
 from burnish.errors import CompileError, FallbackWarning
 from burnish.observe.log import CompileLog
 from burnish.trust.gate import Failure
+from burnish.trust.record import SizeClass
 from burnish.trust.variant import Variant
 
 
@@ -17,15 +18,19 @@ class Diary:
         self._log = log
         self._name = name  # the variant's: "graph 1"
 
-    def judged(self, variant: Variant, seconds: float) -> None:
-        gate = variant.gate
+    def judged(self, variant: Variant, seconds: float, at: SizeClass | None = None) -> None:
+        """`at`: only for sizes of a class."""
+        gate = at.gate if at is not None else variant.gate
         if gate is None:
             return
         self._log.add_seconds("gate", seconds)
-        detail: dict[str, object] = {"engine": variant.engine}
+        detail: dict[str, object] = {"engine": at.engine if at is not None else variant.engine}
         if gate.ratio is not None:
-            detail |= {"ratio": round(gate.ratio, 3), "eager_us": gate.eager_us, "compiled_us": gate.compiled_us}
-        self._log.emit("gate", variant=self._name, seconds=seconds, reason=_reason(variant), **detail)
+            detail |= {"rounds": gate.rounds, "eager_us": gate.eager_us, "compiled_us": gate.compiled_us}
+        ratio = {"ratio": gate.ratio_median, "low": gate.ratio_low, "high": gate.ratio_high}
+        detail |= {name: round(value, 3) for name, value in ratio.items() if value is not None}
+        reason = f"at other sizes: {at}" if at is not None else _reason(variant)
+        self._log.emit("gate", variant=self._name, seconds=seconds, reason=reason, **detail)
 
     def compared(self, seconds: float) -> None:
         """Half of a training step; judging it all comes later."""

@@ -5,6 +5,7 @@ It may cost a tenth of what compiling cost: the race stops as soon as its answer
 
 from __future__ import annotations
 
+import dataclasses
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ import torch
 
 from burnish.trust.distance import Nearness
 from burnish.trust.inputs import CannotCopy, RandomState, devices_of
+from burnish.trust.interval import ENOUGH, Interval
 from burnish.trust.process import give_back_freed_memory
 from burnish.trust.record import Engine, GateStats
 from burnish.trust.referee import ROOM, Opinion, Results, first_look, judge
@@ -25,13 +27,14 @@ __all__ = ["Call", "Failure", "Gate", "GraphFacts", "Verdict"]
 _SHARE_OF_COMPILE = 0.10
 _CLEAR = 0.15  # ratios this far from 1 need no further rounds
 _OBVIOUS = 2.0  # times as fast as eager: nor a second one
-_TO_LOSE = 4  # rounds: a busy machine, or the call that captures a CUDA graph, is slow for once
+_TO_LOSE = ENOUGH  # rounds: a busy machine, or the call that captures a CUDA graph, is slow for once
 _LOSES_ABOVE = 1.02
 _LOSES_UNPROVEN_ABOVE = 1.25  # with too few rounds to be sure
 _FEW_ROUNDS = 3
 _MOST_ROUNDS = 11
 _LONG_CALLS = 0.05  # seconds for one call of everybody; below, first calls are mostly what a first call costs
 _SMALL_CHANGE = 5e-3  # seconds that a race of tiny graphs may take in any case: less than any compile's tenth
+_CHEAP_ROUND = 5e-3  # seconds: there are enough of these for an interval, however clear the first ones are
 _BLOCK_SECONDS = 2e-4  # so many calls are timed together that the clock and cold caches do not matter
 _LONGEST_BLOCK = 64
 
@@ -89,8 +92,12 @@ class Gate:
         compile_seconds: float,
         capture_us: float = 0.0,
         modules_us: float = 0.0,
+        share: float = _SHARE_OF_COMPILE,
+        patient: bool = False,
         clock: Clock = time.perf_counter,
     ) -> None:
+        """`share` of the compile's time is what judging may take. `patient`: however long calls are, first runs decide
+        nothing (at another size, memory is new to eager as well)."""
         self.facts = facts
         self.compare = compare
         self.race = race
@@ -101,6 +108,10 @@ class Gate:
         self.capture_us = capture_us
         self.modules_us = modules_us
         self.clock = clock
+        self.share = share
+        self.patient = patient
+        self._until = 0.0  # by the clock: what is nice to know is not measured later
+        self._block = 0  # calls that are timed together
 
     def judge(
         self,
@@ -126,10 +137,11 @@ class Gate:
         is_real = rig.eagers_is_real or (rig.results_are_real and bool(raws))
         after = RandomState(devices_of(args)) if rig.random is not None and is_real else rig.random
         rounds = self._race(rig, {"eager": eager, **{n: engines[n] for n in raws}}, times, started) if raws else 0
-        if after is not None:
-            after.restore()
         winner = self._winner(times, list(raws), rounds)
         served = winner if winner != "eager" else next(iter(raws), None)
+        halves = self._backwards(rig, eager, engines[served], times, served) if served and rounds else (None, None)
+        if after is not None:
+            after.restore()
         stats = GateStats(
             eager_us=_best_us(times["eager"]) if rounds else None,
             compiled_us=_best_us(times[served]) if rounds and served else None,
@@ -141,7 +153,11 @@ class Gate:
             seconds=self.clock() - started,
             compile_seconds=self.compile_seconds,
             engines_us=tuple((name, _best_us(times[name])) for name in raws) if rounds else (),
+            eager_backward_us=halves[0],
+            compiled_backward_us=halves[1],
         )
+        if served and rounds:
+            stats = self._with_interval(stats, times, served)
         verdict = Verdict(winner, stats, trial.failures)
         if is_real:
             verdict.result, verdict.has_result = raws[served] if served else trial.eager_raw, True
@@ -247,17 +263,19 @@ class Gate:
         """Times in turns, the comparing run's being the first. Returns how many rounds there are."""
         if not self.race:
             return 0
-        budget = max(_SHARE_OF_COMPILE * self.compile_seconds, self.clock() - started + _SMALL_CHANGE)
+        budget = max(self.share * self.compile_seconds, self.clock() - started + _SMALL_CHANGE)
+        self._until = started + budget
         first = sum(values[0] for values in times.values())
         # A tiny graph's first run in eager may take long, too: its Python is written then.
         are_long = len(times) * min(values[0] for values in times.values()) > _LONG_CALLS
-        if are_long and self.clock() - started + first > budget and self._wins_at_once(times):
+        spent = self.clock() - started + first > budget
+        if are_long and spent and not self.patient and self._wins_at_once(times):
             return 1
         block = 1
         if not are_long:
             warm = min(rig.seconds(call, 1, self.clock) for call in calls.values())
             block = max(1, min(_LONGEST_BLOCK, int(_BLOCK_SECONDS / max(warm, 1e-7))))
-        to_lose = 1 if are_long and not rig.on_cuda else _TO_LOSE  # long calls are dear
+        to_lose = 1 + self.patient if are_long and not rig.on_cuda else _TO_LOSE  # long calls are dear
         times.update({name: [] for name in times})  # what ran but once, with cold caches, is no measure of the rest
         rounds = 1
         while rounds < _MOST_ROUNDS:
@@ -267,10 +285,38 @@ class Gate:
             rounds += 1
             now = self.clock()
             spent = now + (now - begin) - started > budget
-            too_soon = rounds <= to_lose and self._loses(times)
-            if not too_soon and (spent or self._is_clear(times)):
+            too_soon = rounds <= to_lose and (self.patient or self._loses(times))
+            enough = len(times["eager"]) >= ENOUGH or now - begin > _CHEAP_ROUND
+            if not too_soon and (spent or (enough and self._is_clear(times))):
                 break
+        self._block = block
         return rounds
+
+    def _backwards(
+        self, rig: Rig, eager: Call, engine: Call, times: Mapping[str, list[float]], name: Engine
+    ) -> tuple[float | None, float | None]:
+        """Eager's and the engine's, in us: what of a step's time is not its forward's, where there is time to look."""
+        if not rig.training:
+            return None, None
+        if not self.backward:
+            return 0.0, 0.0
+        steps = min(times["eager"]), min(times[name])
+        takes = self._block * sum(steps)
+        if not self._block or (takes > _SMALL_CHANGE and self.clock() + takes > self._until):
+            return None, None
+        forwards = [rig.seconds(call, self._block, self.clock, whole=False) for call in (eager, engine)]
+        behind = [max(0.0, step - forward) * 1e6 for step, forward in zip(steps, forwards, strict=True)]
+        return behind[0], behind[1]
+
+    def _with_interval(self, stats: GateStats, times: Mapping[str, list[float]], name: Engine) -> GateStats:
+        ratios = [
+            (ours * 1e6 + self.capture_us) / max(theirs * 1e6 + self.modules_us, 1e-9)
+            for ours, theirs in zip(times[name], times["eager"], strict=True)
+        ]
+        found = Interval.of(ratios)
+        if found is None:
+            return stats
+        return dataclasses.replace(stats, ratio_median=found.median, ratio_low=found.low, ratio_high=found.high)
 
     def _wins_at_once(self, times: Mapping[str, list[float]]) -> bool:
         """The first run of a program is its slowest: where a second is dear, one that wins even so may serve until the

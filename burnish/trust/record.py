@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from burnish.trust.interval import said
+
 # on trial: not judged yet.  compiled: in use.  eager: right but not faster.  rolled back: failed, or told to.
 State = Literal["on trial", "compiled", "eager", "rolled back"]
 Engine = Literal["burnish", "inductor", "eager"]
@@ -27,17 +29,47 @@ class GateStats:
     engines_us: tuple[tuple[str, float], ...] = ()  # every engine that was timed
     note: str = ""  # why something was judged by a rule and not by measuring it, or when it was measured
     source: Literal["measured", "remembered"] = "measured"  # the latter: by an earlier process, of the same program
+    # Of a training graph, where its backward took part in the race (0.0: there was none); None: not timed.
+    eager_backward_us: float | None = None
+    compiled_backward_us: float | None = None
+    # The ratio of compiled time to eager's round by round: its median, and the interval of that. None: too few rounds.
+    ratio_median: float | None = None
+    ratio_low: float | None = None
+    ratio_high: float | None = None
+    races: int = 1  # processes that held one, and in which it won
+    size_class: int | None = None  # of a graph with symbolic sizes: at which it was judged (size_classes.py)
 
     @property
     def ratio(self) -> float | None:
-        """Compiled time over eager's, all that a call costs included: below 1 is a gain."""
+        """Compiled time over eager's, the best of each, all that a call costs included: below 1 is a gain. The gate
+        decides by it; to be shown, it wants an interval (`speed`)."""
         if self.eager_us is None or self.compiled_us is None:
             return None
         return (self.compiled_us + self.capture_us) / max(self.eager_us + self.modules_us, 1e-9)
 
     @property
+    def speed(self) -> str:
+        """In words, with its interval; that there were too few rounds; or nothing, where there was no race."""
+        timed = max(self.rounds - 1, 1)  # the first was a comparison, and counts only where there is no other
+        return said(self.ratio_median, self.ratio_low, self.ratio_high, timed) if self.ratio is not None else ""
+
+    @property
     def share_of_compile(self) -> float:
         return self.seconds / self.compile_seconds if self.compile_seconds > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class SizeClass:
+    """Of a graph with symbolic sizes: who serves calls with so much work (the product of its symbols), and why."""
+
+    work: int  # from here to twice as much, and to its neighbours where no race was held there
+    engine: Engine
+    gate: GateStats | None = None
+
+    def __str__(self) -> str:
+        return f"work of {self.work:,}: {self.engine}" + (
+            f", {self.gate.speed}" if self.gate and self.gate.speed else ""
+        )
 
 
 @dataclass(frozen=True)
@@ -56,9 +88,30 @@ class VariantStats:
     samples: int = 0  # live calls compared with eager
     samples_dropped: int = 0  # live calls that would have been compared, had the comparing thread kept up
     unmet: int = 0  # calls whose inputs it was not compiled for, which eager served (`stats().notices` says why)
+    classes: tuple[SizeClass, ...] = ()  # of a graph with symbolic sizes, each raced by itself
 
     def __str__(self) -> str:
-        ratio = self.gate.ratio if self.gate else None
-        measured = f", {1 / ratio:.2f} x eager's speed" if ratio else ""
+        measured = f", {self.gate.speed}" if self.gate and self.gate.speed else ""
         why = f": {self.reason}" if self.reason else ""
-        return f"{self.id} {self.kind} {self.signature}: {self.state}, served by {self.engine}{measured}{why}"
+        sizes = f" [{'; '.join(map(str, self.classes))}]" if len(self.classes) > 1 else ""
+        return f"{self.id} {self.kind} {self.signature}: {self.state}, served by {self.engine}{measured}{why}{sizes}"
+
+
+@dataclass(frozen=True)
+class WholeCall:
+    """Calls of one kind: what the whole compiled object costs, guards and all, against the original."""
+
+    inputs: str  # sizes and types of the arguments
+    served: Literal["compiled", "eager", "racing"]
+    compiled_us: float | None  # medians; of a training step with the backwards of its graphs
+    eager_us: float | None
+    ratio: float | None  # compiled over eager's, the median of the rounds; None: too few of them
+    low: float | None  # the interval of that median
+    high: float | None
+    rounds: int  # pairs of calls, one by each
+    note: str = ""
+
+    def __str__(self) -> str:
+        measured = said(self.ratio, self.low, self.high, self.rounds) or "not raced yet"
+        who = {"racing": "still racing", "eager": "served by eager", "compiled": "served compiled"}[self.served]
+        return f"{self.inputs}: {who}, {self.note or measured}"

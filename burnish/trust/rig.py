@@ -36,6 +36,7 @@ class GraphFacts:
     assumptions: Assumptions | None = None  # what engines were made for
     exactness: tuple[int, ...] = ()  # of each result (trust/exactness.py); empty where nothing is known
     depends_on_type: bool = False  # float64 would compute something else
+    sizes: tuple[int, ...] = ()  # inputs that are symbols on which tensors' sizes depend
 
     @property
     def has_no_referee(self) -> bool:
@@ -140,26 +141,26 @@ class Rig:
         nothing = (leaf.new_zeros(()).expand(leaf.shape) for leaf in leaves)
         return [zero if x is None else x for x, zero in zip(found, nothing, strict=True)]
 
-    def seconds(self, call: Call, calls: int, clock: Clock) -> float:
-        """One call's time, the mean of a few in a row."""
+    def seconds(self, call: Call, calls: int, clock: Clock, *, whole: bool = True) -> float:
+        """One call's time, the mean of a few in a row; not `whole`: without the backward."""
         if self.inputs.copies_anything:
-            return min(self._one(call, clock) for _ in range(calls))
+            return min(self._one(call, clock, whole) for _ in range(calls))
         args = self.inputs.take()
         with self._isolated():
             self.synchronise()
             start = clock()
             for _ in range(calls):
-                self._step(call, args)
+                self._step(call, args, whole)
             self.synchronise()
             return (clock() - start) / calls
 
-    def _one(self, call: Call, clock: Clock) -> float:
+    def _one(self, call: Call, clock: Clock, whole: bool) -> float:
         self.same_numbers()
         args = self.inputs.take()
         with self._isolated():
             self.synchronise()
             start = clock()
-            self._step(call, args)
+            self._step(call, args, whole)
             self.synchronise()
             return clock() - start
 
@@ -170,9 +171,9 @@ class Rig:
     def _isolated(self) -> AbstractContextManager[Any]:
         return own_saved_tensors() if self.training else nullcontext()
 
-    def _step(self, call: Call, args: Sequence[Any]) -> None:
+    def _step(self, call: Call, args: Sequence[Any], whole: bool) -> None:
         raw = call(*args)
-        if self.backward:
+        if self.backward and whole:
             self._gradients(_tensors(raw), args)
 
     @property

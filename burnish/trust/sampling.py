@@ -13,6 +13,7 @@ import math
 import os
 import random
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -44,6 +45,8 @@ class Watched(Protocol):
 
     def compiled(self) -> Call | None: ...
 
+    def took(self, seconds: float) -> None: ...
+
     def roll_back(self, failure: Failure) -> None: ...
 
 
@@ -63,7 +66,10 @@ def sampled(variant: Watched, run: Callable[[Sequence[Any]], Any], args: Sequenc
     except (CannotCopy, CannotSnapshot, torch.OutOfMemoryError):
         variant.samples_dropped += 1
         return run(args)
+    start = time.perf_counter()
     result = run(args)
+    if not any(isinstance(x, torch.Tensor) and x.is_cuda for x in args):  # whose time a call does not wait for
+        variant.took(time.perf_counter() - start)
     sample.finish(result, args)
     infinite = not variant.knows_infinity and _has_infinities(result)
     if variant.facts.draws or infinite:

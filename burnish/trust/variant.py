@@ -23,9 +23,15 @@ from burnish.capture.saved_tensors import Checkpoint, begun, checkpoint_here, ho
 from burnish.runtime.mistakes import is_callers_mistake
 from burnish.trust.faults import Fault
 from burnish.trust.gate import Call, Failure, Gate, GraphFacts, Verdict
-from burnish.trust.record import Engine, GateStats, State, VariantStats
-from burnish.trust.remembered import Verdicts
+from burnish.trust.record import Engine, GateStats, SizeClass, State, VariantStats
+from burnish.trust.remembered import Verdicts, class_part
 from burnish.trust.sampling import gaps, sampled
+from burnish.trust.size_classes import SizeClasses
+
+_SLOW = 1.25  # times what eager took in the race: a sampled call that takes longer is slow
+_MOST_SLOW = 4  # such samples, not offset by others: the graph is raced again
+_MOST_REPEATED_RACES = 3
+_SHARE_FOR_CLASS = 0.03  # of the compile's time: what racing again at another size may take
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,7 @@ class Listener(Protocol):
 
     def rolled_back(self, variant: Variant, failure: Failure) -> None: ...
 
-    def judged(self, variant: Variant, seconds: float) -> None: ...
+    def judged(self, variant: Variant, seconds: float, at: SizeClass | None = None) -> None: ...
 
     def compared(self, seconds: float) -> None: ...
 
@@ -110,7 +116,7 @@ class Variant:
         self.knows_infinity = False  # eager's results have been seen to have NaNs or infinities, too
         self.state: State = "on trial"
         self.engine: Engine = "eager"
-        self._serving: Boxed = self._run_eager  # what the engine does, behind its assumptions
+        self._engine_call: Boxed = self._run_eager  # what the engine does, behind its assumptions
         self._engines = dict(engines)
         self._direct = direct
         if policy.fault is not None and "burnish" in engines:
@@ -131,7 +137,13 @@ class Variant:
         self._in_checkpoints: weakref.WeakKeyDictionary[Any, list[Engine]] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()  # held for changes of state, never while a graph runs
         self._trying = threading.Lock()  # held by the one call that is the trial; nobody waits for it
-        self.call, self._serve_with = _entry(self, facts.kind == "training")
+        self._slow = 0  # sampled calls, less those that were not
+        self._repeated_races = 0
+        self.judgings = 0  # calls, or parts of them, that were a trial
+        self._serving: Boxed = list
+        self._classes = SizeClasses(facts.sizes, self._other_size) if facts.sizes and policy.gate and engines else None
+        self._size_class: int | None = None  # of the call that was judged last
+        self.call, self._put = _entry(self, facts.kind == "training")
         if not self._was_judged():
             self._begin()
         if self.state != "on trial":
@@ -145,7 +157,10 @@ class Variant:
         found = self._verdicts.passed("graph", compared=policy.verify, raced=policy.gate)
         if found is None:
             return False
+        if self._classes is not None and found.size_class is None:
+            return False
         self.gate = dataclasses.replace(found, compile_seconds=self.compile_seconds)
+        self._size_class = found.size_class
         self._settle("compiled", "burnish")
         if policy.verify and not self.facts.draws and not self.facts.unjudgeable:
             self._serve_with(self._first_of_judged)
@@ -163,10 +178,12 @@ class Variant:
         return sampled(self, self._run, args)
 
     def _begin(self) -> None:
+        if self._classes is not None:
+            self._classes.clear()
         if not self._engines:
             self._settle("eager", "eager", Failure("it was not compiled"))
         elif self.policy.tries:
-            self.state, self.engine, self._serving = "on trial", "eager", self._run_eager
+            self.state, self.engine, self._engine_call = "on trial", "eager", self._run_eager
             self._serve_with(self._trial)
         else:
             self._settle("compiled", next(iter(self._engines)))
@@ -241,12 +258,22 @@ class Variant:
         return verdict.result if verdict.has_result else self._run(args)
 
     def _judge(
-        self, args: Sequence[Any], *, race: bool, backward: bool, strict: bool = True, again: bool = False
+        self,
+        args: Sequence[Any],
+        *,
+        race: bool,
+        backward: bool,
+        strict: bool = True,
+        again: bool = False,
+        **settings: Any,
     ) -> Verdict:
         """`again`: they have been compared, and everybody has run before."""
+        self.judgings += 1
+        self._size_class = self._classes.of(args) if self._classes is not None else None
+        settings.setdefault("compare", self.policy.verify and not again)
         gate = Gate(
             self.facts,
-            compare=self.policy.verify and not again,
+            **settings,
             race=race,
             backward=backward,
             strict=strict,
@@ -256,9 +283,87 @@ class Variant:
             modules_us=self.modules_us,
         )
         try:
-            return gate.judge(self.eager, self._engines, args, self._ready)
+            verdict = gate.judge(self.eager, self._engines, args, self._ready)
         except Exception as error:
             raise EagersOwn(error) from None
+        return dataclasses.replace(verdict, stats=dataclasses.replace(verdict.stats, size_class=self._size_class))
+
+    # -- other sizes (size_classes.py) ---------------------------------------------------------------------------
+
+    def _other_size(self, boxed: list[Any]) -> Any:
+        """A call of a class of sizes that no race speaks for."""
+        args = tuple(boxed)
+        boxed.clear()
+        if not self._trying.acquire(blocking=False):
+            return self._run(args)
+        try:
+            assert self._classes is not None
+            size = self._classes.of(args)
+            if self.state not in ("compiled", "eager") or not _can_be_tried(args):
+                return self._run(args)
+            if not self._classes.knows(size):
+                with self._lock:
+                    known = self._knows_of(size)
+                if not known:
+                    return self._race_at(size, args)
+            return self._classes.serving(size)(list(args))
+        finally:
+            self._trying.release()
+
+    def _knows_of(self, size: int) -> bool:
+        """Without a race: by an earlier process's, or by those at other sizes, if there were enough of them."""
+        assert self._classes is not None
+        if self._classes.is_full:
+            self._classes.follow_nearest(size)
+            return True
+        found = (
+            self._verdicts.passed(class_part(size), compared=self.policy.verify, raced=True) if self._verdicts else None
+        )
+        if found is not None:
+            self._classes.put(size, self._served_by("burnish"), "burnish", found)
+        return found is not None
+
+    def _race_at(self, size: int, args: Sequence[Any]) -> Any:
+        assert self._classes is not None
+        verdict = self._judge(
+            args,
+            race=True,
+            backward=self.facts.kind == "training" and self._has_backward(),
+            strict=False,
+            again=True,
+            compare=self.policy.verify,
+            share=_SHARE_FOR_CLASS,
+            patient=True,
+        )
+        if verdict.failures:
+            self.roll_back(next(iter(verdict.failures.values())))
+        else:
+            self._accept_at(size, verdict)
+        return verdict.result if verdict.has_result else self._run_at(size, args)
+
+    def _accept_at(self, size: int, verdict: Verdict) -> None:
+        assert self._classes is not None
+        with self._lock:
+            if self.state not in ("compiled", "eager"):  # rolled back meanwhile
+                return
+            self._classes.put(size, self._served_by(verdict.winner), verdict.winner, verdict.stats)
+            engines = self._classes.engines() - {"eager"}
+            if self.state == "eager" and engines:
+                self.state, self.engine, self.failure = "compiled", next(iter(engines)), None
+        if self._listener is not None:
+            self._listener.judged(self, verdict.stats.seconds, self._classes.found(size))
+        if self._verdicts is not None and verdict.winner == "burnish":
+            self._verdicts.keep(class_part(size), verdict.stats)
+        self.on_verdict()
+
+    def gate_here(self) -> GateStats | None:
+        """What was measured, where that says something of every size."""
+        return self.gate if self._classes is None else None
+
+    def _run_at(self, size: int, args: Sequence[Any]) -> Any:
+        if self._classes is None or self.state not in ("compiled", "eager") or not self._classes.knows(size):
+            return self._run(args)
+        return self._classes.serving(size)(list(args))
 
     def _accept(self, verdict: Verdict) -> None:
         with self._lock:
@@ -276,8 +381,7 @@ class Variant:
                 self.rollbacks += 1
                 self._settle("rolled back", "eager", failed)
             else:
-                ratio = verdict.stats.ratio or 0.0
-                self._settle("eager", "eager", Failure(f"compiled it takes {ratio:.2f} times as long"))
+                self._settle("eager", "eager", Failure(_slower(verdict.stats)))
         if self._listener is not None:
             self._listener.judged(self, verdict.stats.seconds)
             if failed is not None:
@@ -295,56 +399,105 @@ class Variant:
             engine = served.pop(0) if served else self.engine
             served.append(engine)  # it may be run again for another backward
             return self._engine_alone(engine)(boxed)
+        args = list(boxed)
         result = serve(boxed)
-        served.append(self._tried if self.state == "on trial" else self.engine)
+        by_size = self._classes.engine_of(args) if self._classes is not None else None
+        served.append(self._tried if self.state == "on trial" else by_size or self.engine)
         if served[-1] != "eager":
             begun(checkpoint)
         return result
 
     def _engine_alone(self, engine: Engine) -> Boxed:
         if engine == self.engine or engine not in self._engines:
-            return self._serving
+            return self._engine_call
         call = self._engines[engine]
         return lambda boxed: call(*boxed)
 
     # -- serving -------------------------------------------------------------------------------------------------
 
-    def _settle(self, state: State, engine: Engine, failure: Failure | None = None) -> None:
-        self.state, self.engine, self.failure = state, engine, failure
-        self.is_provisional = False
-        self._serving = serve = self._checked(engine)
-        self._serve_with(self._timed(engine, serve) if self._timed else serve)
+    def _serve_with(self, serve: Boxed) -> None:
+        self._serving = serve
+        self._put(serve)
 
-    def _checked(self, engine: Engine) -> Boxed:
-        """The engine behind its assumptions. Eager makes none, as long as guards say that it is this graph that a call
-        wants: a sealed one asks no guards."""
+    def noting(self, note: Callable[[Variant], None]) -> Callable[[], None]:
+        """Have each call told to `note`, until the function that this returns is called or something else serves."""
+        before = self._serving
+
+        def noted(boxed: list[Any]) -> Any:
+            note(self)
+            return before(boxed)
+
+        def end() -> None:
+            with self._lock:
+                if self._serving is noted:
+                    self._serve_with(before)
+
+        with self._lock:
+            if self._serving is before:
+                self._serve_with(noted)
+        return end
+
+    def _settle(self, state: State, engine: Engine, failure: Failure | None = None) -> None:
+        again, self.is_provisional = self.is_provisional, False
+        self.state, self.engine, self.failure = state, engine, failure
+        self._engine_call = serve = self._served_by(engine)
+        if self._classes is not None and self._size_class is not None and state in ("compiled", "eager"):
+            if again:
+                self._classes.clear()
+            self._classes.put(self._size_class, serve, engine, self.gate)
+            serve = self._classes.serve
+        self._serve_with(serve)
+
+    def _served_by(self, engine: Engine) -> Boxed:
+        """The engine behind its assumptions, and timed where that is asked for. Eager makes no assumptions, as long as
+        guards say that it is this graph that a call wants: a sealed one asks no guards."""
         assumptions = self.facts.assumptions
         serve: Boxed
         if engine == "eager":
             serve = self._run_eager
-            if not self._sealed:
-                return serve
         elif engine == "burnish" and self._direct is not None:
             serve = self._direct
         else:
             call = self._engines[engine]
             serve = lambda boxed: call(*boxed)  # noqa: E731
-        if assumptions is None:
-            return serve
-        return checked(serve, assumptions, self._host(), guarded=self._guarded and not self._sealed)
+        if assumptions is not None and (engine != "eager" or self._sealed):
+            serve = checked(serve, assumptions, self._host(), guarded=self._guarded and not self._sealed)
+        return self._timed(engine, serve) if self._timed else serve
 
     def without_guards(self, host: Host | None) -> None:
         """The object is sealed: from now on assumptions are all that is asked."""
         with self._lock:
             self._host, self._sealed = (lambda: host), True
-            if self.state != "on trial" and not self.is_provisional:
-                self._settle(self.state, self.engine, self.failure)
+            if self.state == "on trial" or self.is_provisional:
+                return  # which checks them anyway
+            self._engine_call = self._served_by(self.engine)
+            if self._classes is not None and self._classes.engines():
+                self._classes.serve_by(self._served_by)
+            else:
+                self._serve_with(self._engine_call)
 
     def _run(self, args: Sequence[Any]) -> Any:
         try:
-            return self._serving(list(args))
+            return self._engine_call(list(args))
         except Exception as error:
             return self.recover(error, args)
+
+    def took(self, seconds: float) -> None:
+        """A sampled call, on other values than those that were raced: denormals, or another branch, may be slow. If
+        several take longer than eager did, the next call races; the machine may just be busy, so not for ever."""
+        gate = self.gate
+        if self.facts.kind != "inference" or self._classes is not None or gate is None or gate.eager_us is None:
+            return
+        is_slow = seconds * 1e6 > _SLOW * gate.eager_us
+        self._slow = self._slow + 1 if is_slow else max(0, self._slow - 1)
+        if self._slow < _MOST_SLOW or self._repeated_races >= _MOST_REPEATED_RACES:
+            return
+        with self._lock:
+            if self.state == "compiled" and self.policy.gate:
+                self._slow = 0
+                self._repeated_races += 1
+                self.is_provisional = True
+                self._serve_with(self._trial)
 
     def compiled(self) -> Call | None:
         """What serves, if it is not eager."""
@@ -436,6 +589,7 @@ class Variant:
                 samples=self.samples,
                 samples_dropped=self.samples_dropped,
                 unmet=self.unmet,
+                classes=self._classes.stats() if self._classes is not None else (),
             )
 
 
@@ -482,6 +636,12 @@ def _entry(variant: Variant, training: bool) -> tuple[Call, Callable[[Boxed], No
             return recover(error, args)
 
     return call_or_sample, serve_with
+
+
+def _slower(stats: GateStats) -> str:
+    if stats.ratio_median is None:
+        return f"compiled it takes longer ({stats.speed})" if stats.speed else "compiled it takes longer"
+    return f"compiled it takes {stats.ratio_median:.2f} times as long ({stats.ratio_low:.2f} to {stats.ratio_high:.2f})"
 
 
 def _together(compared: GateStats, raced: GateStats) -> GateStats:

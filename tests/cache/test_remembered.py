@@ -21,7 +21,11 @@ from burnish.trust.sampling import comparer
 from burnish.trust.variant import Policy, Variant
 
 X = torch.linspace(-1, 1, 24).reshape(4, 6)
-MEASURED = GateStats(20.0, 10.0, 1.0, 0.0, 5, 1e-7, None, 0.25, 2.0, engines_us=(("burnish", 10.0),))
+MEASURED = dataclasses.replace(
+    GateStats(20.0, 10.0, 1.0, 0.0, 5, 1e-7, None, 0.25, 2.0, engines_us=(("burnish", 10.0),)),
+    ratio_median=0.56, ratio_low=0.5, ratio_high=0.6,
+)  # fmt: skip
+FEW = dataclasses.replace(MEASURED, rounds=2, ratio_median=None, ratio_low=None, ratio_high=None)
 
 
 class Block(nn.Module):
@@ -50,7 +54,9 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         verdict = ordinary(self, *arguments)
         if not self.race:
             return verdict
-        stats = dataclasses.replace(verdict.stats, eager_us=20.0, compiled_us=10.0, capture_us=0.0, modules_us=0.0)
+        stats = dataclasses.replace(
+            verdict.stats, eager_us=20.0, compiled_us=10.0, capture_us=0.0, modules_us=0.0, ratio_high=0.6
+        )
         return dataclasses.replace(verdict, winner="burnish", stats=stats)
 
     monkeypatch.setattr(Gate, "judge", judge)
@@ -174,7 +180,10 @@ def test_a_retry_is_not_taken_from_memory(cache: Cache) -> None:
     [
         (MEASURED, True, True, True),
         (dataclasses.replace(MEASURED, compiled_us=18.5), True, True, True),
-        (dataclasses.replace(MEASURED, compiled_us=18.5, rounds=2), True, True, False),  # won by little: raced again
+        (dataclasses.replace(MEASURED, compiled_us=18.5, ratio_high=1.01), True, True, False),  # or lost: raced again
+        (FEW, True, True, True),
+        (dataclasses.replace(FEW, compiled_us=16.5), True, True, False),  # by little, in few rounds: raced again
+        (dataclasses.replace(FEW, compiled_us=18.5, races=3), True, True, True),  # but not for ever
         (dataclasses.replace(MEASURED, compiled_us=19.5), True, True, False),  # with all that a call costs, slower
         (dataclasses.replace(MEASURED, compiled_us=19.5), True, False, True),
         (dataclasses.replace(MEASURED, eager_us=None), True, True, False),
@@ -187,6 +196,16 @@ def test_only_what_was_found_counts(cache: Cache, stored: GateStats, compared: b
     found = verdicts(cache)
     found.keep("graph", stored)
     assert (found.passed("graph", compared=compared, raced=raced) is not None) == taken
+
+
+def test_processes_that_raced_are_counted(cache: Cache) -> None:
+    found, little = verdicts(cache), dataclasses.replace(FEW, compiled_us=18.5)
+    asked = []
+    for _ in range(3):
+        asked.append(found.passed("graph", compared=True, raced=True) is not None)
+        found.keep("graph", little)
+    assert asked == [False, False, False]
+    assert found.passed("graph", compared=True, raced=True).races == 3
 
 
 def test_it_is_believed_for_a_month(cache: Cache) -> None:

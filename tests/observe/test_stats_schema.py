@@ -12,14 +12,17 @@ import burnish
 from burnish import stats as stats_function
 from burnish.stats import SCHEMA, Fallback, GraphBreak, LatencyStats, MemoryStats, Recompile, Stats
 from burnish.trust.jobs import JobStats
-from burnish.trust.record import GateStats, VariantStats
+from burnish.trust.record import GateStats, SizeClass, VariantStats, WholeCall
 
 # schema 1
 PINNED = {
     Stats: "name compiles graphs recompiles graph_breaks aten_calls kernels cache_hits cache_misses cache_reasons "
-    "fallbacks fusions seconds timeline latency memory notices variants jobs events rollbacks schema",
-    VariantStats: "id kind signature state engine reason stack gate rollbacks samples samples_dropped",
-    GateStats: "eager_us compiled_us capture_us modules_us rounds compiled_error eager_error seconds compile_seconds",
+    "fallbacks fusions seconds timeline latency memory notices variants whole_call jobs events rollbacks schema",
+    VariantStats: "id kind signature state engine reason stack gate rollbacks samples samples_dropped classes",
+    GateStats: "eager_us compiled_us capture_us modules_us rounds compiled_error eager_error seconds compile_seconds "
+    "ratio_median ratio_low ratio_high",
+    WholeCall: "inputs served compiled_us eager_us ratio low high rounds note",
+    SizeClass: "work engine gate",
     JobStats: "function inputs state reason seconds",
     GraphBreak: "file line reason",
     Recompile: "file line function reason",

@@ -80,7 +80,7 @@ def test_a_slower_variant_is_no_rollback(tmp_path: Path, monkeypatch: pytest.Mon
     watched = Watched(tmp_path)
     watched.call(3)
     (gate,) = watched.events("gate")
-    assert gate["detail"]["engine"] == "eager" and "times as long" in gate["reason"]
+    assert gate["detail"]["engine"] == "eager" and "takes longer" in gate["reason"]
     assert watched.events("rollback") == [] and burnish.stats(watched.compiled).rollbacks == {}
 
 

@@ -181,8 +181,8 @@ def test_what_cannot_be_built_after_all_does_not_serve():
     assert verdict.winner == "eager" and "on purpose" in verdict.failures["burnish"].reason
 
 
-@pytest.mark.parametrize(("ours", "winner", "rounds"), [(0.004, "burnish", 2), (0.025, "eager", 5)])
-def test_a_race_is_over_where_ours_is_twice_as_fast_and_lost_after_four_rounds(ours, winner, rounds):
+@pytest.mark.parametrize(("ours", "winner", "rounds"), [(0.004, "burnish", 2), (0.025, "eager", 6)])
+def test_a_race_is_over_where_ours_is_twice_as_fast_and_lost_after_five_rounds(ours, winner, rounds):
     clock = Clock()
     gate = Gate(GraphFacts("inference"), compare=True, race=True, compile_seconds=5.0, clock=clock)
     verdict = gate.judge(clock.call(0.01), {"burnish": clock.call(ours)}, (X,))
@@ -210,6 +210,42 @@ def test_calls_longer_than_the_budget_are_run_once_or_to_be_sure_of_a_loser_twic
     gate = Gate(GraphFacts("inference"), compare=True, race=True, compile_seconds=5.0, clock=clock)
     verdict = gate.judge(clock.call(1.0), {"burnish": clock.call(ours)}, (X,))
     assert verdict.winner == winner and clock.now == pytest.approx(runs / 2 * (1.0 + ours))
+
+
+@pytest.mark.parametrize(("eager", "ours", "interval"), [(1e-4, 2e-5, True), (0.01, 0.004, False)])
+def test_a_ratio_is_shown_with_its_interval_or_not_at_all(eager, ours, interval):
+    """Cheap rounds are many enough for one, however clear the first is; dear ones are not repeated for it."""
+    clock = Clock()
+    gate = Gate(GraphFacts("inference"), compare=True, race=True, compile_seconds=1.0, clock=clock)
+    stats = gate.judge(clock.call(eager), {"burnish": clock.call(ours)}, (X,)).stats
+    if interval:
+        assert stats.ratio_low <= stats.ratio_median <= stats.ratio_high and stats.speed.startswith("5.00 x eager's")
+    else:
+        assert stats.ratio_median is None and stats.speed == "1 round, not enough for a ratio"
+
+
+@pytest.mark.parametrize(("compile_seconds", "measured"), [(100.0, True), (0.1, False)])
+def test_what_a_backward_takes_is_measured_where_there_is_time(compile_seconds, measured):
+    clock, weight = Clock(), torch.ones(3, requires_grad=True)
+
+    class Step(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, w, seconds):
+            clock.now += seconds
+            ctx.seconds = seconds
+            return w * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            clock.now += 2 * ctx.seconds
+            return gradient * 2, None
+
+    facts = GraphFacts("training")
+    gate = Gate(facts, compare=False, race=True, backward=True, compile_seconds=compile_seconds, clock=clock)
+    engines = {"burnish": lambda w: Step.apply(w, 0.01)}
+    stats = gate.judge(lambda w: Step.apply(w, 0.05), engines, (weight,)).stats
+    found = stats.eager_backward_us, stats.compiled_backward_us
+    assert found == (pytest.approx((1e5, 2e4)) if measured else (None, None))
 
 
 # --- what a trial must not touch -----------------------------------------------------------------------------------

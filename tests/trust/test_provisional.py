@@ -66,7 +66,7 @@ def test_who_wins_cold_and_loses_warm_serves_one_call():
     assert verdicts.kept == []
     assert torch.equal(variant.call(X), 2 * X)
     assert (variant.state, variant.engine, variant.is_provisional) == ("eager", "eager", False)
-    assert variant.failure is not None and "times as long" in variant.failure.reason and verdicts.forgotten == 1
+    assert variant.failure is not None and "takes longer" in variant.failure.reason and verdicts.forgotten == 1
     done = ours.calls
     variant.call(X)
     assert ours.calls == done, "eager's from now on"

@@ -1,0 +1,80 @@
+/* Calls that go past everything compiled, to the original, but for one in a few. */
+#pragma once
+#include <Python.h>
+#include <stddef.h>
+
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc call;
+    PyObject *target;
+    PyObject *look; /* takes one call in `every` */
+    Py_ssize_t left, every;
+} Aside;
+
+static PyObject *aside_call(PyObject *self, PyObject *const *args, size_t count, PyObject *keywords)
+{
+    Aside *a = (Aside *)self;
+    PyObject *run = a->target;
+    if (--a->left <= 0) {
+        a->left = a->every;
+        run = a->look;
+    }
+    Py_INCREF(run); /* what is called may take `self` away */
+    PyObject *result = PyObject_Vectorcall(run, args, count, keywords);
+    Py_DECREF(run);
+    return result;
+}
+
+static int aside_clear(PyObject *self)
+{
+    Aside *a = (Aside *)self;
+    Py_CLEAR(a->target);
+    Py_CLEAR(a->look);
+    return 0;
+}
+
+static int aside_traverse(PyObject *self, visitproc visit, void *arg)
+{
+    Aside *a = (Aside *)self;
+    Py_VISIT(a->target);
+    Py_VISIT(a->look);
+    return 0;
+}
+
+static void aside_dealloc(PyObject *self)
+{
+    PyObject_GC_UnTrack(self);
+    aside_clear(self);
+    Py_TYPE(self)->tp_free(self);
+}
+
+static PyObject *aside_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
+{
+    PyObject *target, *look;
+    Py_ssize_t every;
+    if (!PyArg_ParseTuple(args, "OOn", &target, &look, &every))
+        return NULL;
+    Aside *a = (Aside *)type->tp_alloc(type, 0);
+    if (!a)
+        return NULL;
+    a->call = aside_call;
+    a->target = Py_NewRef(target);
+    a->look = Py_NewRef(look);
+    a->left = 1;
+    a->every = every;
+    return (PyObject *)a;
+}
+
+static PyTypeObject AsideType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "burnish_host.Aside",
+    .tp_doc = "Aside(target, look, every): calls of `target`; one in `every`, and the first, goes to `look`",
+    .tp_basicsize = sizeof(Aside),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_new = aside_new,
+    .tp_call = PyVectorcall_Call,
+    .tp_vectorcall_offset = offsetof(Aside, call),
+    .tp_dealloc = aside_dealloc,
+    .tp_traverse = aside_traverse,
+    .tp_clear = aside_clear,
+};
