@@ -238,8 +238,9 @@ class Entrance:
             call = self._with_lobby(call, frame, self.deferred, hooks)
         if self.options.gate:
             around = EntranceSurroundings(callback, self.log, lambda: _is_ordinary(hooks))
+            eager = finishing_checkpoints(self.target, call)
             self._race = WholeCallRace(
-                call, self.target, kind_of, around, _called_weakly(self.reconsider), self._told, in_words
+                call, eager, kind_of, around, _called_weakly(self.reconsider), self._told, in_words
             )
         return call
 
