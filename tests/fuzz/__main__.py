@@ -29,6 +29,8 @@ def main() -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     options = _arguments()
+    if options.device == "triton":
+        os.environ["TRITON_INTERPRET"] = "1"
     search = Search(options)
     if options.case:
         return search.once(from_data(json.loads(Path(options.case).read_text())))
@@ -63,6 +65,7 @@ class Found:
     find: Find
     family: str
     inherited: bool  # torch.compile's own capture does the same, without our compiler
+    stage: str  # of the compiler: see stages.py
 
 
 class Search:
@@ -144,7 +147,9 @@ class Search:
         find = again[0] if again else find
         inherited = self._is_inherited(bench, case, find)
         family = family_of(case, find) + (" [torch.compile, too]" if inherited else "")
-        found = Found(number, case, find, family, inherited)
+        valued = not inherited and find.kind in ("value", "integer value", "not finite")
+        stage = bench.stage(case, find.call) if valued and self.phase == "calls" else ""
+        found = Found(number, case, find, family, inherited, stage)
         with self.lock:
             self.families[family] += 1
             self.found.append(found)
@@ -160,13 +165,15 @@ class Search:
 
     def _tell(self, found: Found) -> None:
         title = f"seed {self.options.seed}, number {found.number}: {found.find}"
-        print(f"--- {title}\n    family: {found.family}\n{found.case.texts}\n", flush=True)
+        stage = f"\n    stage: {found.stage}" if found.stage else ""
+        print(f"--- {title}\n    family: {found.family}{stage}\n{found.case.texts}\n", flush=True)
         if self.options.out is None:
             return
         self.options.out.mkdir(parents=True, exist_ok=True)
         stem = f"found_{self.options.seed}_{found.number}"
         (self.options.out / f"test_{stem}.py").write_text(pasted(found.case, f"Found by tests.fuzz: {title}", stem))
         line = {"seed": self.options.seed, "number": found.number, "family": found.family, "find": str(found.find)}
+        line["stage"] = found.stage
         data = {**line, "case": dataclasses.asdict(found.case)}
         (self.options.out / f"{stem}.json").write_text(json.dumps(data["case"]))
         with (self.options.out / "found.jsonl").open("a") as lines:

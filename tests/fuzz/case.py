@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 # What an operation does to the numbers it is given.
 Exactness = Literal["exact", "rounded", "approximate"]
+NAME = re.compile(r"\b(?:in|v)\d+\b")  # of a value, in a program's text
 _FLOAT_TYPES = re.compile(r"torch\.(bfloat16|float16|float32)\b")
 
 
@@ -99,7 +100,7 @@ class Program:
             return set()
         exact = set(self.inputs)
         for step in self.steps:
-            names = [n for a in step.args for n in re.findall(r"\b(?:in|v|s)\d+\b", a)]
+            names = [n for a in step.args for n in NAME.findall(a)]
             fits = step.exactness == "exact" and all(n in exact for n in names) and "autocast" not in step.scope
             if step.writes and not fits:
                 return set()

@@ -19,13 +19,22 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 import torch.utils._pytree as pytree
+import torch.utils.checkpoint
 
 import burnish
 from burnish.errors import NothingToSeal
 from tests.fuzz.case import Call, Case
 from tests.fuzz.inputs import built
 
-HEADER = "import math\n\nimport torch\nimport torch.nn.functional as F\nfrom math import inf, nan\n\n\n"
+HEADER = """import math
+from math import inf, nan
+
+import torch
+import torch.nn.functional as F
+import torch.utils.checkpoint
+
+
+"""
 
 
 @dataclass(frozen=True)
@@ -43,6 +52,7 @@ class Outcome:
     error: str = ""  # its type
     message: str = ""
     stage: str = ""  # action, forward or backward: where it was raised
+    near_limit: bool = False  # whether a number came so near the type's largest that the order of a sum may matter
 
 
 @dataclass
@@ -62,14 +72,21 @@ class Noise:
     """Multiplies what a step rounds by 1 ± one unit in the last place, gradients included."""
 
     generator: torch.Generator
+    near_limit: bool = False
 
     def factor(self, t: torch.Tensor) -> torch.Tensor:
         drawn = torch.rand(t.shape, generator=self.generator, dtype=torch.float64) * 2 - 1
         return (1 + torch.finfo(t.dtype).eps * drawn).to(t.dtype).to(t.device)
 
+    def look(self, t: torch.Tensor) -> None:
+        largest = t.detach().abs().nan_to_num(0.0, 0.0, 0.0)
+        few = 8.0 if t.dtype is torch.float16 else 1e4
+        self.near_limit |= bool((largest > torch.finfo(t.dtype).max / few).any())
+
     def result(self, value: Any) -> Any:
         for t in pytree.tree_leaves(value):
             if isinstance(t, torch.Tensor) and t.is_floating_point():
+                self.look(t)
                 with contextlib.suppress(RuntimeError), torch.no_grad():  # overlapping memory, inference tensors
                     t.data.mul_(self.factor(t))
                 if t.requires_grad:
@@ -78,6 +95,7 @@ class Noise:
 
     def operand(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor) and value.is_floating_point():
+            self.look(value)
             return value * self.factor(value)
         return value
 
@@ -146,6 +164,8 @@ class _Holder:
                 error = error.error
             outcome.error, outcome.message = type(error).__name__, str(error)
             outcome.records = {}
+        if noise is not None:
+            outcome.near_limit, noise.near_limit = noise.near_limit, False
         return outcome
 
     def _act(self, call: Call) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -12,8 +13,9 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 
-from tests.fuzz.case import Action, Arg, Call, Case, Exactness, Member, Program, Step, Storage
+from tests.fuzz.case import NAME, Action, Arg, Call, Case, Exactness, Member, Program, Step, Storage
 from tests.fuzz.inputs import LAYOUTS, built, contiguous, extent, laid_out
 from tests.fuzz.operations import STEPS, Refused, Test
 from tests.fuzz.values import FLOATS, INTEGERS
@@ -62,6 +64,7 @@ FEATURES: tuple[str, ...] = (
     "empty",
     "gate",
     "layouts",
+    "higher",
 )
 
 
@@ -155,7 +158,8 @@ class Writer:
             others += ["int64", "int64", "int32", "int16", "int8", "uint8"]
         if self.has("half") and self.has("casts"):
             others += ["bfloat16", "float64"]
-        return self.common if self.rng.random() < (0.75 if self.grows else 0.6) else self.rng.choice(others)
+        floats = 0.2 if "integers" in self.wishes.focus else 0.75 if self.grows else 0.6
+        return self.common if self.rng.random() < floats else self.rng.choice(others)
 
     def value_kind(self) -> str:
         if not self.has("extreme"):
@@ -353,14 +357,23 @@ class Writer:
         program = Program(
             tuple(self.inputs), tuple(self.steps), tuple(results), shape, tuple(self.members), self.is_module
         )
-        return without_unused(program)
+        program = without_unused(program)
+        if not program.steps:
+            raise Refused
+        return program
 
 
 def without_unused(program: Program) -> Program:
-    """Without members that no step mentions."""
-    text = "\n".join([*(s.line() for s in program.steps), *program.results])
-    members = tuple(m for m in program.members if f"self.{m.name}" in text)
-    return dataclasses.replace(program, members=members)
+    """Without steps that nothing reads and that write nothing, and members that no step mentions: what a compiler need
+    not do, it need not fail at either."""
+    needed, kept = set(program.results), []
+    for step in reversed(program.steps):
+        if step.target in needed or not step.target:
+            needed |= {name for arg in step.args for name in NAME.findall(arg)}
+            kept.append(step)
+    text = "\n".join(s.line() for s in kept)
+    members = tuple(m for m in program.members if re.search(rf"self\.{m.name}\b", text))
+    return dataclasses.replace(program, steps=tuple(reversed(kept)), members=members)
 
 
 class _CaseWriter:

@@ -4,7 +4,9 @@ beside it what it means (the schedule's evaluator); and what the schedule means 
 from __future__ import annotations
 
 import functools
+import io
 import math
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,12 +30,27 @@ from tests.fuzz.execute import Noise
 from tests.fuzz.inputs import built
 from tests.fuzz.oracle import Find, _beyond, _equal
 from tests.programs import Capture, capture, copies, sizes_of
-from tests.triton.interpreter import Interpreter, job
+from tests.triton.interpreter import Interpreter, Job, _mend_interpreter, _run, job
+
+
+class _Here:
+    """The interpreter in this very process, where it was chosen before Triton was imported."""
+
+    def __init__(self) -> None:
+        _mend_interpreter()
+
+    def run(self, jobs: list[Job], buffers: dict[str, torch.Tensor]) -> int:
+        packed = io.BytesIO()
+        torch.save(buffers, packed)
+        result, error = _run(jobs, packed.getvalue())
+        for name, tensor in torch.load(io.BytesIO(result)).items():
+            buffers[name].copy_(tensor)
+        return error
 
 
 @functools.cache
-def _interpreter() -> Interpreter:
-    return Interpreter()
+def _interpreter() -> _Here | Interpreter:
+    return _Here() if os.environ.get("TRITON_INTERPRET") == "1" else Interpreter()
 
 
 def run_interpreted(case: Case, folder: Path) -> Report:
@@ -68,15 +85,15 @@ def _checked(entry: Capture) -> list[Find]:
     if beside.finds:
         return beside.finds
     want = entry.module(*copies(entry.inputs))
-    others = [entry.module(*_perturbed(entry.inputs, k)) for k in range(1, 5)]
+    others = [entry.module(*perturbed(entry.inputs, k)) for k in range(1, 5)]
     return [
         Find("schedule", 0, f"result {k}", problem)
         for k, (g, w) in enumerate(zip(got, want, strict=False))
-        if isinstance(w, torch.Tensor) and (problem := _problem(g, w, [o[k] for o in others]))
+        if isinstance(w, torch.Tensor) and (problem := problem_of(g, w, [o[k] for o in others]))
     ]
 
 
-def _perturbed(inputs: Sequence[Any], seed: int) -> list[Any]:
+def perturbed(inputs: Sequence[Any], seed: int) -> list[Any]:
     noise = Noise(torch.Generator().manual_seed(seed))
     return [
         t * noise.factor(t) if isinstance(t, torch.Tensor) and t.is_floating_point() else t
@@ -112,19 +129,19 @@ class _Beside(ScheduleEvaluation):
             self.finds.append(Find("triton", 0, call.function, "an index out of range"))
         clouds = [self._again(meant, before, seed) for seed in range(1, 5)]
         for b in call.buffers:
-            if problem := _problem(held[b], after[b], [c[b] for c in clouds]):
+            if problem := problem_of(held[b], after[b], [c[b] for c in clouds]):
                 self.finds.append(Find("triton", 0, f"{call.function} {b}", problem))
         for b, t in after.items():
             self.memory[b].copy_(t)
 
     def _again(self, meant: Callable[[], None], before: dict[str, torch.Tensor], seed: int) -> dict[str, torch.Tensor]:
-        for b, t in zip(before, _perturbed(list(before.values()), seed), strict=True):
+        for b, t in zip(before, perturbed(list(before.values()), seed), strict=True):
             self.memory[b].copy_(t)
         meant()
         return {b: self.memory[b].clone() for b in before}
 
 
-def _problem(got: torch.Tensor, want: torch.Tensor, others: Sequence[torch.Tensor]) -> str:
+def problem_of(got: torch.Tensor, want: torch.Tensor, others: Sequence[torch.Tensor]) -> str:
     wrong = ~_equal(got, want)
     if not wrong.any():
         return ""

@@ -710,6 +710,23 @@ def broken(w: Writer) -> None:
         w.emit("{0} * {1}.sum().item()", y, x, exactness="rounded")
 
 
+def higher(w: Writer) -> None:
+    """Functions of functions: checkpoints, transforms, hooks."""
+    w.need("higher")
+    x = w.pick(with_rank(1, also=is_float))
+    inner = w.rng.choice(["t.sin() * t", "t.exp().sum(-1, keepdim=True) + t", "F.gelu(t)", "(t * t).softmax(-1)"])
+    form = w.rng.choice(
+        [
+            f"torch.utils.checkpoint.checkpoint(lambda t: {inner}, {{0}}, use_reentrant=False)",
+            f"torch.utils.checkpoint.checkpoint(lambda t: {inner}, {{0}}, use_reentrant=True)",
+            f"torch.func.vmap(lambda t: {inner.replace('(-1', '(0')})({{0}}.reshape({{0}}.shape[0], -1))",
+            f"torch.func.grad(lambda t: ({inner}).sum())({{0}})",
+            f"torch.func.jvp(lambda t: {inner}, ({{0}},), (torch.ones_like({{0}}),))[1]",
+        ]
+    )
+    w.emit(form, x, exactness="approximate")
+
+
 def by_size(w: Writer) -> None:
     x = w.pick(with_rank(1))
     y = w.pick(lambda t: t.shape == w[x].shape)
@@ -771,4 +788,5 @@ STEPS: tuple[tuple[Callable[[Writer], None], int], ...] = (
     (broken, 1),
     (by_size, 1),
     (by_number, 2),
+    (higher, 1),
 )

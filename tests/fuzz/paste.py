@@ -52,6 +52,7 @@ def pasted(case: Case, title: str, name: str = "found") -> str:
         "import torch",
         "import torch.nn.functional as F",
         "import torch.utils._pytree as pytree",
+        "import torch.utils.checkpoint",
         "",
         "import burnish",
         "",

@@ -8,12 +8,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tests.fuzz.case import Arg, Call, Case, Program, Step
+from tests.fuzz.case import NAME, Arg, Call, Case, Program, Step
 from tests.fuzz.generate import without_unused
 from tests.fuzz.inputs import contiguous, extent
 
 Fails = Callable[[Case], bool]
-_NAME = re.compile(r"\b(?:in|v)\d+\b")
 
 
 def shrunk(case: Case, fails: Fails, seconds: float = 45.0) -> Case:
@@ -38,7 +37,7 @@ def _holds_together(case: Case) -> bool:
     """Every name is defined before it is read."""
     known = set(case.program.inputs)
     for step in case.program.steps:
-        if not set(_NAME.findall(" ".join((*step.args,)))) <= known:
+        if not set(NAME.findall(" ".join((*step.args,)))) <= known:
             return False
         known.add(step.target)
     return set(case.program.results) <= known and bool(case.program.results) and bool(case.calls)
@@ -69,25 +68,15 @@ def _fewer_results(case: Case) -> Iterator[Case]:
     results = case.program.results
     if len(results) > 1:
         for one in results:
-            yield _pruned(_with_program(case, results=(one,)))
+            yield _with_program(case, results=(one,))
         for k in range(len(results)):
-            yield _pruned(_with_program(case, results=results[:k] + results[k + 1 :]))
+            yield _with_program(case, results=results[:k] + results[k + 1 :])
     if case.program.shape != "tuple":
         yield _with_program(case, shape="tuple")
 
 
-def _pruned(case: Case) -> Case:
-    """Without steps that nothing reads and that write nothing."""
-    needed, kept = set(case.program.results), []
-    for step in reversed(case.program.steps):
-        if step.target in needed or not step.target:
-            needed |= set(_NAME.findall(" ".join(step.args)))
-            kept.append(step)
-    return _with_program(case, steps=tuple(reversed(kept)))
-
-
 def _fewer_steps(case: Case) -> Iterator[Case]:
-    yield _pruned(case)
+    yield _with_program(case)
     steps = case.program.steps
     for k in reversed(range(len(steps))):
         step = steps[k]
@@ -95,19 +84,19 @@ def _fewer_steps(case: Case) -> Iterator[Case]:
         if not step.target:
             yield _with_program(case, steps=rest)
             continue
-        for stand_in in [n for a in step.args for n in _NAME.findall(a)][:3]:
-            yield _pruned(_renamed(_with_program(case, steps=rest), step.target, stand_in))
+        for stand_in in [n for a in step.args for n in NAME.findall(a)][:3]:
+            yield _renamed(case, rest, step.target, stand_in)
     for k, step in enumerate(steps):
         if step.scope:
             yield _with_program(case, steps=(*steps[:k], dataclasses.replace(step, scope=""), *steps[k + 1 :]))
 
 
-def _renamed(case: Case, old: str, new: str) -> Case:
+def _renamed(case: Case, steps: tuple[Step, ...], old: str, new: str) -> Case:
     def swap(text: str) -> str:
         return re.sub(rf"\b{old}\b", new, text)
 
-    steps = [dataclasses.replace(s, args=tuple(swap(a) for a in s.args)) for s in case.program.steps]
-    return _with_program(case, steps=tuple(steps), results=tuple(swap(r) for r in case.program.results))
+    renamed = [dataclasses.replace(s, args=tuple(swap(a) for a in s.args)) for s in steps]
+    return _with_program(case, steps=tuple(renamed), results=tuple(swap(r) for r in case.program.results))
 
 
 def _inputs_for_values(case: Case) -> Iterator[Case]:
@@ -115,9 +104,9 @@ def _inputs_for_values(case: Case) -> Iterator[Case]:
     for k, step in enumerate(case.program.steps):
         for a, arg in enumerate(step.args):
             for name in case.program.inputs:
-                if _NAME.search(arg) and arg != name and not (arg.startswith("in") and arg < name):
+                if NAME.search(arg) and arg != name and not (arg.startswith("in") and arg < name):
                     args = (*step.args[:a], name, *step.args[a + 1 :])
-                    yield _pruned(_with_step(case, k, dataclasses.replace(step, args=args)))
+                    yield _with_step(case, k, dataclasses.replace(step, args=args))
 
 
 def _with_step(case: Case, k: int, step: Step) -> Case:
@@ -129,7 +118,7 @@ def _fewer_inputs(case: Case) -> Iterator[Case]:
     program = case.program
     text = " ".join([*(a for s in program.steps for a in s.args), *program.results])
     for k, name in enumerate(program.inputs):
-        if name not in _NAME.findall(text) and len(program.inputs) > 1:
+        if name not in NAME.findall(text) and len(program.inputs) > 1:
             yield _without_input(case, k)
     if program.is_module and not program.members:
         yield _with_program(case, is_module=False)

@@ -55,6 +55,7 @@ def special_floats(dtype: torch.dtype) -> list[float]:
 def _float_source(rng: Random, dtype: torch.dtype, kind: str) -> Callable[[], float]:
     info = torch.finfo(dtype)
     specials = special_floats(dtype)
+    scale = rng.choice([info.max, info.max**0.5 * 100, info.max**0.5, info.max**0.3])
     plain: dict[str, Callable[[], float]] = {
         "small": lambda: rng.randint(-8, 8) / 2,
         "normal": lambda: rng.gauss(0, 1),
@@ -63,7 +64,7 @@ def _float_source(rng: Random, dtype: torch.dtype, kind: str) -> Callable[[], fl
         "special": lambda: rng.choice(specials),
         "mixed": lambda: rng.choice(specials) if rng.random() < 0.15 else rng.gauss(0, 3),
         "nan": lambda: math.nan if rng.random() < 0.2 else rng.gauss(0, 1),
-        "huge": lambda: rng.uniform(-1, 1) * min(info.max, 3e38),
+        "huge": lambda: rng.uniform(-1, 1) * scale,
         "tiny": lambda: rng.uniform(-4, 4) * info.smallest_normal,
         "wide": lambda: rng.choice([1, -1]) * math.ldexp(1 + rng.random(), rng.randint(-30, 14)),
     }

@@ -23,10 +23,10 @@ def _serve(pipe: Connection, device: str) -> None:
     settled()
     _silence()
     while True:
-        job = pipe.recv()
-        if job is None:
+        try:
+            phase, text, folder = pipe.recv()
+        except EOFError:  # whoever started us has gone
             return
-        phase, text, folder = job
         try:
             pipe.send(_done(phase, loads(text), Path(folder), device))
         except Exception:  # the fuzzer's own mistake, or an interpreter's that is on its way out
@@ -38,6 +38,10 @@ def _done(phase: str, case: Case, folder: Path, device: str) -> Report:
         from tests.fuzz.interpreted import run_interpreted
 
         return run_interpreted(case, folder)
+    if phase.startswith("stage "):
+        from tests.fuzz.stages import blamed
+
+        return Report(fallbacks=[blamed(case, int(phase.split()[1]))])
     if phase == "prelude":
         run_prelude(case, folder, device)
         return Report()
@@ -85,7 +89,7 @@ class Worker:
         self.stop()
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, self.device), daemon=True)
+        self.process = context.Process(target=_serve, args=(theirs, self.device))
         self.process.start()
         theirs.close()
         self.cases = 0
@@ -114,6 +118,11 @@ class Bench:
             return self.worker.run(self.phase, case, folder)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+    def stage(self, case: Case, call: int) -> str:
+        """Which form of the compiler's is wrong; see stages.py."""
+        report = self.worker.run(f"stage {call}", case, Path())
+        return report.fallbacks[0] if report.fallbacks else "unknown"
 
     def stop(self) -> None:
         self.worker.stop()
