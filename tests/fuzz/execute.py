@@ -188,13 +188,16 @@ class _Holder:
         outcome.stage = "forward"
         with _mode(call.mode):
             result = self.compiled(*args)
-        state = torch.get_rng_state().sum().item()
+        state = [t.sum().item() for t in self._random_states()]
         if call.mode == "grad" and call.backward:
             outcome.stage = "backward"
             result = (result, _backward(call, result, [*args, *self._parameters()], noise))
         outcome.stage = ""
         outcome.records |= self._records(prefix, args, result)
         outcome.records[f"{prefix}random"] = Record(f"{prefix}random", None, {"state": state})
+
+    def _random_states(self) -> list[torch.Tensor]:
+        return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if self.side.device == "cuda" else [])]
 
     def _threaded(self, call: Call, outcome: Outcome) -> None:
         """The same call from several threads at once, each with arguments of its own; one after another in eager."""

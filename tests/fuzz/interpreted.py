@@ -8,7 +8,6 @@ import io
 import math
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -53,7 +52,7 @@ def _interpreter() -> _Here | Interpreter:
     return _Here() if os.environ.get("TRITON_INTERPRET") == "1" else Interpreter()
 
 
-def run_interpreted(case: Case, folder: Path) -> Report:
+def run_interpreted(case: Case) -> Report:
     call = case.calls[0]
     args = built(call)
     plain = not (case.program.is_module or case.program.is_random) and all(

@@ -37,7 +37,7 @@ def _done(phase: str, case: Case, folder: Path, device: str) -> Report:
     if phase == "triton":
         from tests.fuzz.interpreted import run_interpreted
 
-        return run_interpreted(case, folder)
+        return run_interpreted(case)
     if phase.startswith("stage "):
         from tests.fuzz.stages import blamed
 
