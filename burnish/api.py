@@ -197,9 +197,10 @@ def stats(target: object = None) -> Stats:
     return handle_of(target).stats()
 
 
-def seal(compiled: object) -> None:
-    """Nothing compiles from now on, and calls check only their signature: see `compiled.burnish.seal`."""
-    handle_of(compiled).seal()
+def seal(compiled: object, strict: bool = False) -> None:
+    """Nothing compiles from now on, and calls check their signature and the program's assumptions, natively: see
+    `compiled.burnish.seal`. What nothing was compiled for runs in eager; with `strict` it raises SealedError."""
+    handle_of(compiled).seal(strict)
 
 
 def disable(target: Any = None, *, reason: str | None = None) -> Any:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from burnish.bench.command import add_bench
 from burnish.doctor.command import add_doctor
-from burnish.errors import BurnishError
+from burnish.errors import BadOptionValue, BurnishError, in_one_line
 from burnish.explain.command import add_explain
 from burnish.generation.command import add_generate
 from burnish.options import Options
@@ -24,20 +25,43 @@ TARGET_HELP = (
 )
 
 
+STATUS = """\
+exit status:
+  0    done, and nothing is wrong
+  1    something is wrong: verify found wrong results, a line of doctor failed, a file could not be written
+  2    no answer: a mistake in the call, or a target that cannot be built or run
+  130  interrupted by Ctrl-C
+  Each ends with one line that names your file and line where there is one; --debug adds the traceback.
+"""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     run: Callable[[argparse.Namespace], int] = arguments.run
     try:
         return run(arguments)
-    except BurnishError as error:
-        print(f"burnish: {error}", file=sys.stderr)
-        return 2
     except BrokenPipeError:  # `burnish cache ls | head`
         sys.stderr.close()
         return 0
-    except KeyboardInterrupt:
-        print("burnish: interrupted", file=sys.stderr)
-        return 130
+    except BaseException as error:
+        if getattr(arguments, "debug", False):
+            traceback.print_exc()
+        message, status = _ending(error)
+        print(f"burnish: {message}", file=sys.stderr)
+        return status
+
+
+def _ending(error: BaseException) -> tuple[str, int]:
+    """What to say, and the exit status."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", 130
+    if isinstance(error, BurnishError):
+        return str(error), 2
+    if isinstance(error, SystemExit):
+        return f"the target ended the process (status {error.code})", 2
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"cannot use {error.filename}: {error.strerror}", 1
+    return f"failed: {in_one_line(error)}. --debug shows the whole traceback", 1
 
 
 class _Parser(argparse.ArgumentParser):
@@ -46,7 +70,12 @@ class _Parser(argparse.ArgumentParser):
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="burnish", description="A compiler for PyTorch models, and the proof that it helped.")
+    parser = _Parser(
+        prog="burnish",
+        description="A compiler for PyTorch models, and the proof that it helped.",
+        epilog=STATUS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--version", action="store_true", help="print the versions of burnish and torch")
     parser.set_defaults(run=_run_bare, parser=parser)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
@@ -59,7 +88,19 @@ def build_parser() -> argparse.ArgumentParser:
     _add_cache(commands)
     workloads = commands.add_parser("workloads", help="list the built-in workloads")
     workloads.set_defaults(run=_run_workloads)
+    _add_debug(parser)
     return parser
+
+
+def _add_debug(parser: argparse.ArgumentParser) -> None:
+    """Before the command or after it."""
+    parser.add_argument(
+        "--debug", action="store_true", default=argparse.SUPPRESS, help="print the traceback of what fails"
+    )
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                _add_debug(command)
 
 
 Commands = argparse._SubParsersAction  # argparse gives its type no public name
@@ -117,6 +158,8 @@ def _run_bare(arguments: argparse.Namespace) -> int:
 def _run_demo(arguments: argparse.Namespace) -> int:
     from burnish.demo import DEFAULT_TARGETS, TIMING_SECONDS, run_demo
 
+    if arguments.seconds is not None and not 0 < arguments.seconds < 3600:
+        raise BadOptionValue("--seconds", arguments.seconds, "between 0 and 3600")
     return run_demo(arguments.targets or DEFAULT_TARGETS, arguments.seconds or TIMING_SECONDS)
 
 
@@ -158,11 +201,11 @@ def _run_cache_clear(arguments: argparse.Namespace) -> int:
 
 def _run_cache_why(arguments: argparse.Namespace) -> int:
     import burnish
-    from burnish.targets import load_target
+    from burnish.targets import load_target, running
 
     target = load_target(arguments.target)
     compiled = burnish.compile(target.model)
-    with target.grad_mode():
+    with target.grad_mode(), running(target.name, "calling it"):
         target.step(compiled)()
     stats = burnish.stats(compiled)
     print(f"{target.name}: {stats.cache_hits} hits, {stats.cache_misses} misses")

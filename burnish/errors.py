@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -160,6 +162,17 @@ class GraphBreakError(BurnishError):
         super().__init__(f"graph break at {place} while fullgraph=True: {reason}. Way out: {way_out}.")
 
 
+class SealedError(BurnishError):
+    """A strictly sealed object met a call that eager would have to serve."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        self.reason = reason
+        super().__init__(
+            f"{name or 'a compiled object'} is sealed, and this call is not for what was compiled: {reason}. Way out: "
+            "warm up with such a call before sealing, or seal without strict=True to let eager serve it."
+        )
+
+
 # -- the command line's TARGET ------------------------------------------------------------------------------------
 
 
@@ -177,9 +190,35 @@ class BadTarget(UsageError):
         super().__init__(f"cannot use the target {target!r}: {reason.rstrip('.')}{'' if reason.endswith('?') else '.'}")
 
 
+_NOT_THE_USERS = (str(Path(__file__).parent) + os.sep, str(Path(os.__file__).parent) + os.sep, "<")
+
+
+def users_place(error: BaseException) -> str:
+    """The innermost line of the user's that an exception came through, as "FILE:LINE"; empty where there is none."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    lines = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    installed = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+    users = [f"{f}:{n}" for f, n in lines if not f.startswith(_NOT_THE_USERS) and not any(i in f for i in installed)]
+    return users[-1] if users else ""
+
+
+def in_one_line(error: BaseException) -> str:
+    """What was raised, its first line, and where in the user's code."""
+    if isinstance(error, SystemExit):
+        what = f"it ended the process (status {error.code})"
+    elif isinstance(error, SyntaxError):
+        what = f"{type(error).__name__}: {error.msg}"
+    else:
+        lines = str(error).strip().splitlines()
+        what = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    place = users_place(error)
+    return f"{what} (at {place})" if place else what
+
+
 class TargetFailed(BurnishError):
     def __init__(self, target: str, doing: str, error: BaseException) -> None:
-        super().__init__(f"the target {target!r} failed while {doing}: {type(error).__name__}: {error}")
+        super().__init__(f"the target {target!r} failed while {doing}: {in_one_line(error)}")
 
 
 class MissingExtra(BurnishError, ImportError):

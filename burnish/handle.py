@@ -163,10 +163,10 @@ class Handle:
     def _entrances(self) -> list[Entrance]:
         return [each for each in (self.entrance, self._forward) if each is not None]
 
-    def seal(self) -> None:
+    def seal(self, strict: bool = False) -> None:
         """From now on nothing compiles, and a call costs a few microseconds on the host: of all that decides which
-        compiled program fits, only the signature of the call is looked at. Call it after warming up (a training step
-        with its backward); `unseal` takes it back.
+        compiled program fits, the signature of the call is looked at, and what the program assumes of memory. Call it
+        after warming up (a training step with its backward); `unseal` takes it back.
 
         The signature is
         - of each tensor among the arguments, also in tuples, lists and dicts: shape, strides, dtype, device, whether it
@@ -177,15 +177,19 @@ class Handle:
         - grad mode, inference mode, autocast and its types, the module's `training`; that its hooks, and settings of
           the process such as the number of threads, are those of the first sealed call with the signature.
 
-        Not looked at, and assumed to stay as they are: the module's own attributes, `training` of its submodules, what
-        objects among the arguments hold (their tensors are looked up in each call, but may not change in shape or
-        type), globals, and that different arguments do not overlap in memory. Parameters and buffers may be changed in
-        place (an optimiser's step, `load_state_dict`, `.data`), but not replaced by other tensors.
+        What a program assumes of the tensors it gets is checked in each call, natively and before anything runs: type,
+        sizes, strides, device, gradients, and which of them share memory, of the arguments, of tensors that objects
+        among them hold, and of the module's parameters and buffers. Those may be changed in place (an optimiser's
+        step, `load_state_dict`, `.data`) or replaced (`load_state_dict(assign=True)`, a new Parameter, another module).
+        What a program still fits goes on; where none does, eager serves the call.
 
-        The first call with a signature asks Dynamo's guards once which program fits. Inputs that none was compiled for
-        run in eager, and are counted in `stats().notices`."""
+        Not looked at, and assumed to stay as they are: the module's plain attributes, `training` of its submodules,
+        what objects among the arguments hold besides tensors, and globals.
+
+        The first call with a signature asks Dynamo's guards once which program fits. Calls that none was compiled for
+        run in eager, and are counted in `stats().notices`; with `strict=True` they raise SealedError."""
         entrances = [each for each in (self.entrance, self._forward) if each is not None]
-        empty = [each for each in entrances if not each.seal()]
+        empty = [each for each in entrances if not each.seal(strict)]
         if len(empty) == len(entrances):
             raise NothingToSeal(self.name, ours=self.settings.is_ours and not self.settings.disable)
         for each in empty:

@@ -57,6 +57,14 @@ def _env_count(variable: str) -> int | None:
         raise BadOptionValue(variable, text, "a whole number such as 4096, 512M or 2G") from None
 
 
+def _env_seconds(variable: str, otherwise: float) -> float:
+    text = os.environ.get(variable, "").strip()
+    try:
+        return _as_seconds(float(text)) if text else otherwise
+    except ValueError:
+        raise BadOptionValue(variable, text, "a number of seconds above 0") from None
+
+
 def _bytes(text: str) -> int:
     scale = _SUFFIXES.get(text[-1].lower(), 1)
     value = int(text[:-1] if scale > 1 else text) * scale
@@ -109,6 +117,8 @@ class Options:
     cache_dir: Path = field(default_factory=_cache_dir)  # BURNISH_CACHE_DIR
     cache_limit_bytes: int = field(default_factory=_cache_limit)  # BURNISH_CACHE_LIMIT
     cc: str | None = field(default_factory=find_compiler)  # BURNISH_CC, then CC
+    # BURNISH_COMPILER_SECONDS: how long the C compiler may take for a small file, before it is ended and eager serves
+    compiler_seconds: float = field(default_factory=lambda: _env_seconds("BURNISH_COMPILER_SECONDS", 20.0))
     dump_dir: Path | None = field(default_factory=lambda: _env_path("BURNISH_DUMP"))  # BURNISH_DUMP
     fuel: int | None = field(default_factory=lambda: _env_count("BURNISH_FUEL"))  # BURNISH_FUEL
     threads: int | None = None  # None: as many as torch uses
@@ -273,6 +283,7 @@ _READERS: Mapping[str, tuple[Callable[[object], object], bool, str]] = {
     "cache_dir": (_as_path, False, "a directory"),
     "cache_limit_bytes": (_as_count, False, "a number of bytes such as 4096, '512M' or '2G'"),
     "cc": (_as_command, True, "a C compiler's command, or None"),
+    "compiler_seconds": (_as_seconds, False, "a number of seconds above 0"),
     "dump_dir": (_as_path, True, "a directory, or None"),
     "fuel": (_as_count, True, "a whole number of rewrites, or None"),
     "threads": (_as_threads, True, "a whole number of at least 1, or None"),
@@ -326,6 +337,7 @@ VARIABLES: Mapping[str, str] = {
     "BURNISH_CACHE_DIR": "where the cache is",
     "BURNISH_CACHE_LIMIT": "how large the cache may grow",
     "BURNISH_CC": "which C compiler to run",
+    "BURNISH_COMPILER_SECONDS": "how long the C compiler may take",
     "BURNISH_DUMP": "every stage's output is written to this folder",
     "BURNISH_EVENTS": "events are written to this file as JSON lines",
     "BURNISH_FUEL": "how many rewrites and fusions are made",

@@ -23,7 +23,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -31,7 +31,7 @@ from typing import Any
 
 import torch
 
-from burnish.errors import BadTarget, TargetFailed, UnknownTarget
+from burnish.errors import BadOptionValue, BadTarget, BurnishError, TargetFailed, UnknownTarget
 from burnish.options import nearest
 from burnish.workloads import SIZES, WORKLOADS, Inputs, Kind, Workload
 
@@ -115,6 +115,29 @@ def placed(target: Target, device: str | None = None, dtype: torch.dtype | None 
     return dataclasses.replace(target, model=model, inputs=move(target.inputs))
 
 
+@contextmanager
+def running(name: str, doing: str) -> Iterator[None]:
+    """What the target's own code raises in here is an error that names its line."""
+    try:
+        yield
+    except BurnishError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise TargetFailed(name, doing, error) from error
+
+
+def check_device(option: str, device: str) -> None:
+    """Raise at once if this machine has no such device."""
+    try:
+        wanted = torch.device(device)
+    except RuntimeError:
+        raise BadOptionValue(option, device, "a device as torch names it: cpu, cuda, cuda:1") from None
+    if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        found = f"torch sees {count} of them here" if count else "torch sees none here (burnish doctor says why)"
+        raise BadOptionValue(option, device, f"a GPU of this machine: {found}")
+
+
 def as_inputs(value: object) -> Inputs:
     """Example inputs, or a batch, as the arguments of a call: one tensor is the only argument, a dict is by name."""
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
@@ -165,7 +188,7 @@ def _from_factory(text: str, place: str, function: str) -> Target:
         raise BadTarget(text, f"{function!r} in {place} is {type(factory).__name__}, not a function")
     try:
         made = factory()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise TargetFailed(text, f"calling {function}()", error) from error
     return _from_dict(text, function, made) if isinstance(made, dict) else Target(text, *_checked(text, function, made))
 
@@ -197,7 +220,7 @@ def _from_dict(text: str, function: str, made: dict[object, Any]) -> Target:
         assert pipeline is not None
         try:
             inputs = first_call_inputs(model, pipeline)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise TargetFailed(text, "running its first step", error) from error
     return Target(text, *_checked(text, function, (model, inputs)), kind, pipeline, made.get("batch_size"))
 
@@ -266,7 +289,7 @@ def _load_file(text: str, path: Path) -> ModuleType:
     sys.path.insert(0, str(path.resolve().parent))
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise TargetFailed(text, f"running {path}", error) from error
     finally:
         sys.path.pop(0)
@@ -282,7 +305,7 @@ def _load_module(text: str, place: str) -> ModuleType:
         if error.name and (place == error.name or place.startswith(error.name + ".")):
             raise BadTarget(text, f"there is no module {place!r}. For a file, write FILE.py:FUNCTION") from error
         raise TargetFailed(text, f"importing {place}", error) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise TargetFailed(text, f"importing {place}", error) from error
     finally:
         sys.path.pop(0)

@@ -61,7 +61,7 @@ def _rate(per_second: float) -> str:
 
 def error(row: CandidateResult, result: BenchResult) -> str:
     if row.error is None:
-        return NONE
+        return "not compared" if row.uncompared else NONE
     return f"{row.error:.1e}" + (" WRONG" if row.candidate.compiles and is_wrong(row, result.eager) else "")
 
 

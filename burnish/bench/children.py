@@ -20,9 +20,10 @@ from typing import Any, Literal
 from burnish.bench.candidates import Candidate
 from burnish.bench.memory import Sampler, Timeline
 from burnish.bench.plain import from_plain, to_plain
-from burnish.errors import BurnishError, TargetUnusable, TrialFailed
+from burnish.errors import BurnishError, TargetUnusable, TrialFailed, in_one_line
 
 LIMIT_SECONDS = 900.0
+_INTERRUPTED = 130
 GRACE_SECONDS = 20.0  # for a child to write down what it has, after Ctrl-C
 _PROGRESS = "burnish-progress:"  # the lines of a child's output that are ours; a model may print what it likes
 # torch is imported first and burnish's own import is timed: a user of burnish pays for it, a user of Inductor does not.
@@ -117,6 +118,7 @@ def run_child(
         if isinstance(found, dict) and "unusable" in found:
             raise TargetUnusable(found["unusable"])
         failure = None
+        interrupted = interrupted or status == _INTERRUPTED
         if status != 0 and not interrupted:
             said = f"it did not end within {limit_seconds:.0f} s and was stopped" if timed_out else _end_of(log)
             failure = TrialFailed(job.target, status, said)
@@ -160,7 +162,7 @@ def child_main(text: str, import_seconds: float) -> None:
     import torch
 
     from burnish.bench.worker import Racing, checked, measure_alone
-    from burnish.targets import load_target, placed
+    from burnish.targets import load_target, placed, running
 
     asked = json.loads(text)
     job = from_plain(Job, asked["job"])
@@ -170,11 +172,14 @@ def child_main(text: str, import_seconds: float) -> None:
         torch.set_num_threads(job.threads)
     try:
         target = load_target(job.target)
+        if job.device or job.dtype:
+            with running(job.target, f"moving it to {job.device or job.dtype}"):
+                target = placed(target, job.device, getattr(torch, job.dtype) if job.dtype else None)
     except BurnishError as error:
         _save(answer, {"unusable": str(error)})
         sys.exit(2)
-    if job.device or job.dtype:
-        target = placed(target, job.device, getattr(torch, job.dtype) if job.dtype else None)
+    except KeyboardInterrupt:
+        sys.exit(_INTERRUPTED)
     load_seconds = time.perf_counter() - begin
     try:
         if job.task == "alone":
@@ -184,7 +189,10 @@ def child_main(text: str, import_seconds: float) -> None:
         else:
             Racing(target, job.candidates, job.caches, job.seconds, say).run(lambda raced: _save(answer, raced))
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(_INTERRUPTED)
+    except (Exception, SystemExit) as error:
+        print(in_one_line(error), file=sys.stderr)
+        sys.exit(1)
 
 
 def say(part: float, phase: str, doing: str) -> None:

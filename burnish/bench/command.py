@@ -128,6 +128,12 @@ def _check(arguments: argparse.Namespace) -> None:
     """Before minutes of work, not after them."""
     if arguments.seconds is not None and not 0 < arguments.seconds < 3600:
         raise BadOptionValue("--seconds", arguments.seconds, "between 0 and 3600")
+    if arguments.threads is not None and arguments.threads < 1:
+        raise BadOptionValue("--threads", arguments.threads, "a whole number of at least 1")
+    if arguments.device is not None:
+        from burnish.targets import check_device
+
+        check_device("--device", arguments.device)
     if arguments.dtype is not None:
         import torch
 
@@ -135,8 +141,14 @@ def _check(arguments: argparse.Namespace) -> None:
             raise BadOptionValue("--dtype", arguments.dtype, "a torch type such as bfloat16 or float16")
     for option in ("html", "json"):
         path: Path | None = getattr(arguments, option)
-        if path is not None and not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
+        if path is not None and not _can_be_written(path):
             raise BadOptionValue(f"--{option}", str(path), "a file in a folder that exists and can be written to")
+
+
+def _can_be_written(path: Path) -> bool:
+    if path.exists():
+        return path.is_file() and os.access(path, os.W_OK)
+    return path.parent.is_dir() and os.access(path.parent, os.W_OK)
 
 
 @contextlib.contextmanager

@@ -74,6 +74,7 @@ class CandidateResult:
     kernels: int | None = None  # distinct ones that the candidate generated, where it says how many
     energy: Energy | None = None
     error: float | None = None  # against float64, relative
+    uncompared: str = ""  # why there is no error
     break_even_calls: float | None = None  # calls after which the cold compile has paid for itself; None: never
     breaks: tuple[Break, ...] = ()
     notes: tuple[str, ...] = ()  # what the reader must know, e.g. that eager served a graph

@@ -21,12 +21,14 @@ from burnish.bench.progress import Forecast, Progress, expected_alone, expected_
 from burnish.bench.result import BenchResult, CandidateResult, CompileCost
 from burnish.bench.verdict import break_even, decide
 from burnish.bench.worker import Alone, Checked, Lane, Raced, Racing, checked, device_of, measure_alone
+from burnish.errors import TargetUnusable
 from burnish.targets import Target, as_inputs, check_target, placed
 
 DEFAULT_SECONDS = 10.0
 CHECKLIST_SECONDS = 30.0  # about
 CHECKLIST_LINE_SECONDS = 2.0  # of calls, for a line that counts something in many of them
 MOST_POINTS = 240  # of a timeline
+_EAGER_FAILED = "the target {!r} failed while running it in eager: {}"
 IN_PROCESS = (
     "Compiled inside the calling process, where torch and its compilers may have been loaded before: a fresh process "
     "takes longer. Name a TARGET (FILE.py:FUNCTION) instead of passing an object to have it measured there."
@@ -262,6 +264,8 @@ class _Bench:
             self._incomplete = f"stopped by Ctrl-C while {candidate.title} was compiling"
         elif outcome.failure is not None and not candidate.compiles:
             raise outcome.failure  # a target that eager cannot run is no target
+        elif not candidate.compiles and (said := self._found(EAGER).failure):
+            raise TargetUnusable(_EAGER_FAILED.format(self._place.name, said))
 
     def _run_race(self, candidates: tuple[Candidate, ...], caches_for: Callable[[str], dict[str, str]]) -> None:
         able = tuple(
@@ -275,6 +279,8 @@ class _Bench:
         outcome = self._place.race(able, {c.name: caches_for(c.name) for c in able}, self._forecast.move)
         self._forecast.end()
         self._raced = outcome.answer or Raced()
+        if (lane := self._raced.lanes.get(EAGER)) is not None and lane.failure:
+            raise TargetUnusable(_EAGER_FAILED.format(self._place.name, lane.failure))
         if outcome.interrupted or self._raced.interrupted:
             self._incomplete = "stopped by Ctrl-C during the race"
         elif outcome.failure is not None:
@@ -349,6 +355,7 @@ class _Bench:
             kernels=alone.kernels,
             energy=lane.energy,
             error=lane.error,
+            uncompared=lane.uncompared,
             breaks=alone.breaks,
             notes=alone.notes,
         )

@@ -34,6 +34,7 @@ def decide(
         *_about_the_step(share, winner),
         *_about_the_winner(winner, eager, rivals),
         *_about_the_losers(rivals, winner, eager),
+        *_about_what_was_not_compared(rivals),
         *_about_failures(candidates),
         *_about_noise(candidates, causes),
     ]
@@ -204,6 +205,15 @@ def _accuracy(result: CandidateResult, eager: CandidateResult) -> str:
     ratio = result.error / max(eager.error, 1e-30)
     both = f"{result.error:.1e} against {eager.error:.1e}"
     return f"{result.title}'s error against float64 is {ratio:.1f} × eager's ({both})."
+
+
+def _about_what_was_not_compared(rivals: Sequence[CandidateResult]) -> list[str]:
+    reasons = dict.fromkeys(result.uncompared for result in rivals if result.uncompared)
+    found = []
+    for reason in reasons:
+        titles = [result.title for result in rivals if result.uncompared == reason]
+        found.append(f"Whether the numbers are right is not known of {' and '.join(titles)}: {reason}.")
+    return found
 
 
 def _about_the_losers(

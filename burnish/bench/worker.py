@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from burnish.bench.around import StepShare, measure_share
-from burnish.bench.candidates import Candidate
+from burnish.bench.candidates import EAGER, Candidate
 from burnish.bench.energy import Energy, cpu_meter, energy_per_call, gpu_meter
 from burnish.bench.memory import (
     MemoryUse,
@@ -35,8 +35,9 @@ from burnish.bench.operators import CallProfile, profile_call
 from burnish.bench.result import Break, CheckLine
 from burnish.bench.statistics import Estimate, Latency, Speedup, estimate_of, latency_of, speedup_of, thinned
 from burnish.bench.warmup import WarmUp, warm_up
+from burnish.errors import in_one_line
 from burnish.measure import Race, interleave
-from burnish.parity import float64_errors, tensors_in
+from burnish.parity import compare, tensors_in
 from burnish.targets import Target
 
 ALONE_SECONDS = 2.0  # of steady calls beside a cold compile: enough to subtract them from the first call
@@ -81,6 +82,7 @@ class Lane:
     profile: CallProfile | None = None
     energy: Energy | None = None
     error: float | None = None
+    uncompared: str = ""  # why there is no error
 
 
 @dataclass(frozen=True)
@@ -110,11 +112,6 @@ def evident_batch_size(target: Target) -> int | None:
 
 def synchronizer(device: torch.device) -> Callable[[], None] | None:
     return torch.cuda.synchronize if device.type == "cuda" else None
-
-
-def reason(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 @dataclass(frozen=True)
@@ -160,14 +157,14 @@ def measure_alone(target: Target, candidate: Candidate, say: Say, load_seconds: 
         _device_peak(device)
         with target.grad_mode():
             compiled, first = _first_call(target, candidate, wait)
-    except Exception as error:
-        return dataclasses.replace(about, failure=reason(error), memory=MemoryUse(before=before))
-    compile_peak, device_compile_peak = peak_bytes(), _device_peak(device)
-    say(0.8, "steady", f"{candidate.title}: first steady calls")
-    step = target.step(compiled)
-    with target.grad_mode():
-        steady = warm_up(step, seconds=ALONE_SECONDS, synchronize=wait or _nothing, least=3)
-        rise = call_rise(step)
+        compile_peak, device_compile_peak = peak_bytes(), _device_peak(device)
+        say(0.8, "steady", f"{candidate.title}: first steady calls")
+        step = target.step(compiled)
+        with target.grad_mode():
+            steady = warm_up(step, seconds=ALONE_SECONDS, synchronize=wait or _nothing, least=3)
+            rise = call_rise(step)
+    except (Exception, SystemExit) as error:
+        return dataclasses.replace(about, failure=in_one_line(error), memory=MemoryUse(before=before))
     _drop_gradients(target)
     give_back_freed_memory()
     extra = import_seconds if candidate.engine == "burnish" else 0.0
@@ -282,8 +279,8 @@ class Racing:
             try:
                 model, first = _first_call(self._target, candidate, self._wait)
                 steady = min(_timed(self._target.step(model), self._wait) for _ in range(2))
-            except Exception as error:  # one engine's failure is a row of the table, not the end of it
-                self._lanes[candidate.name] = Lane(failure=reason(error))
+            except (Exception, SystemExit) as error:  # one engine's failure is a row of the table, not the end of it
+                self._lanes[candidate.name] = Lane(failure=in_one_line(error))
                 continue
             self._models[candidate.name] = model
             warm = max(0.0, first - steady) + shared if candidate.compiles else None
@@ -320,8 +317,10 @@ class Racing:
 
     def _check(self) -> None:
         self._say(0.82, "check", "comparing with float64")
-        for name, error in float64_errors(self._target, self._models).items():
-            self._note(name, error=error)
+        # torch.compile's own compilers draw by a generator of theirs; burnish and eager draw the same numbers.
+        foreign = {candidate.name for candidate in self._candidates if candidate.engine not in (EAGER, "burnish")}
+        for name, found in compare(self._target, self._models, own_draws=foreign).items():
+            self._note(name, error=found.error, uncompared=found.reason)
 
     def _look_around(self) -> None:
         if self._target.pipeline is None:
@@ -333,7 +332,7 @@ class Racing:
             )
             self._found = dataclasses.replace(self._found, share=share)
         except Exception as error:  # the user's loop, on a copy of nothing: its failure must not cost the table
-            self._found = dataclasses.replace(self._found, share_failure=reason(error))
+            self._found = dataclasses.replace(self._found, share_failure=in_one_line(error))
 
     def _profile(self) -> None:
         self._say(0.92, "profile", "where the time goes")

@@ -28,7 +28,7 @@ _TOKENS = frozenset(
     getattr(torch.ops.prims, name).default for name in ("_make_token", "_sink_tokens") if hasattr(torch.ops.prims, name)
 )
 
-
+_COUNTING_FROM_STORAGE = frozenset(("aten::as_strided.default", "aten::as_strided_copy.default"))
 Window = tuple[int, tuple[Dim, ...], tuple[Dim, ...], Dim]  # argument or result, shape, strides, offset
 
 
@@ -124,15 +124,15 @@ class _Importer:
 
     def _output(self, fx_node: FxNode) -> None:
         results: Sequence[Any] = fx_node.args[0]  # type: ignore[assignment]
-        storages = {_storage(p): i for i, p in enumerate(_placeholders(self.gm)) if _storage(p) is not None}
+        positions = {p: i for i, p in enumerate(_placeholders(self.gm))}
         for k, arg in enumerate(results):
             value = self._value(arg)
             self.graph.outputs.append(value)
             val = arg.meta.get("val") if isinstance(arg, FxNode) else None
             if isinstance(value, Node) and isinstance(val, torch.Tensor):
-                position = storages.get(_storage(arg))
-                if position is not None and _same_kind(val, _placeholders(self.gm)[position].meta["val"]):
-                    self.captured.aliases[k] = self._window(position, val)
+                origin = _origin(arg)
+                if origin in positions and _same_kind(val, base := origin.meta["val"]):
+                    self.captured.aliases[k] = self._window(positions[origin], val, base)
                 else:
                     self.graph.output_layouts[k] = self._strides(val)
         self.captured.results = len(results)
@@ -162,11 +162,13 @@ class _Importer:
             for k in members:
                 val = results[k].meta["val"]  # type: ignore[union-attr]
                 if k != of and results[k] is not source and _same_kind(val, whole):
-                    self.captured.windows[k] = self._window(of, val)
+                    self.captured.windows[k] = self._window(of, val, whole)
 
-    def _window(self, of: int, val: torch.Tensor) -> Window:
+    def _window(self, of: int, val: torch.Tensor, base: torch.Tensor) -> Window:
+        """Counted from where `base` begins: where that lies in its storage differs from call to call."""
         dim = self.captured.symbols.dim
-        return of, tuple(map(dim, val.shape)), self._strides(val), dim(val.storage_offset())
+        offset = dim(val.storage_offset()) - dim(base.storage_offset())
+        return of, tuple(map(dim, val.shape)), self._strides(val), offset
 
     def _strides(self, val: torch.Tensor) -> tuple[Dim, ...]:
         return tuple(map(self.captured.symbols.dim, val.stride()))
@@ -193,17 +195,39 @@ class _Importer:
         self.builder.strides = tuple(self._strides(v) for v in vals if isinstance(v, torch.Tensor))
         self.builder.results, self.builder.wanted = len(vals), _read_results(fx_node, len(vals))
         self.builder.origin = name
+        ours = args
+        if name in _COUNTING_FROM_STORAGE:
+            ours, args = self._counting_from_tensor(fx_node, args)
         lower = LOWERINGS.get(name)
         reason = "no lowering"
         if lower is not None:
             try:
-                return self._lowered(lower, args, kwargs, val)
+                return self._lowered(lower, ours, kwargs, val)
             except NotLowered as why:
                 reason = str(why)
             except (TypeError, ValueError, AssertionError, IndexError, KeyError, AttributeError) as why:
                 reason = f"{type(why).__name__}: {why}"
         self.captured.externs.append((name, reason))
         return self._extern(target, args, kwargs, val, name)
+
+    def _counting_from_tensor(self, fx_node: FxNode, args: list[Any]) -> tuple[list[Any], list[Any]]:
+        """The arguments of an `as_strided`, to be lowered and for an ATen call. Its offset counts from the start of the
+        storage: where an input begins there is known from the captured call alone, and is assumed of later ones
+        (`assume.counts_from_storage`). What lies within the argument's own elements, as what is lowered must, is
+        counted from the first of them; so is all that is no view, or has been copied."""
+        source, size, stride = fx_node.args[0], args[1], args[2]
+        assert isinstance(source, FxNode)
+        base, origin = source.meta["val"], _origin(source)
+        offset = args[3] if len(args) > 3 else None
+        start = 0 if offset is None else offset - self.captured.symbols.dim(base.storage_offset())
+        if _lies_within(start, size, stride, base):
+            ours = [args[0], size, stride, start]
+            return ours, args if origin is source else ours
+        if origin is not source or (origin.op == "placeholder" and self.captured.target != "cpu"):
+            raise CompileError(
+                "capture", "as_strided reaches beyond the elements of a view"
+            )  # whose storage is not here
+        return args, args
 
     def _ordered_effect(self, fx_node: FxNode, val: Any) -> Any:
         """An op that must run for its effect (a check that raises); its place in the list keeps the order."""
@@ -218,6 +242,8 @@ class _Importer:
 
     def _mutation(self, fx_node: FxNode) -> Any:
         target, value = self._value(fx_node.args[0]), self._value(fx_node.args[1])
+        if target.type.dtype is None:
+            raise CompileError("capture", "an input that no kernel computes with is changed in place")
         self.builder.origin = "aten::copy_"
         value = self.builder.expand(self.builder.cast(value, target.dtype), target.shape)
         self.graph.mutations.append((target, value))
@@ -304,9 +330,11 @@ class _Importer:
         return arg
 
     def _type(self, val: torch.Tensor) -> TensorType:
-        here = val.device == self.captured.device  # a tensor elsewhere only passes from one ATen call to the next
+        """Without an element type it only passes from one ATen call to the next: a tensor on another device, and one
+        whose memory does not hold its values but their negatives or conjugates."""
+        readable = val.device == self.captured.device and not val.is_neg() and not val.is_conj()
         return TensorType(
-            from_torch(val.dtype) if here else None, tuple(self.captured.symbols.dim(s) for s in val.shape)
+            from_torch(val.dtype) if readable else None, tuple(self.captured.symbols.dim(s) for s in val.shape)
         )
 
 
@@ -338,6 +366,22 @@ def _storage(fx_node: Any) -> int | None:
     if not isinstance(val, torch.Tensor) or val.layout is not torch.strided:
         return None
     return int(val.untyped_storage()._cdata)
+
+
+def _origin(fx_node: FxNode) -> FxNode:
+    """Whose storage a value lies in: itself, or the value that it is a view of, or that one's origin."""
+    key = _storage(fx_node)
+    viewed = next((n for n in fx_node.all_input_nodes if key is not None and _storage(n) == key), None)
+    return fx_node if viewed is None else _origin(viewed)
+
+
+def _lies_within(start: Dim, size: Sequence[Dim], stride: Sequence[Dim], base: torch.Tensor) -> bool:
+    """Whether a strided window of the elements of `base`, which are one after the other, has no others."""
+    numbers = (start, *size, *stride, *base.shape, *base.stride())
+    if not all(isinstance(x, int) for x in numbers) or not base.is_contiguous():
+        return False
+    last: Any = sum(((d - 1) * s for d, s in zip(size, stride, strict=True)), start)
+    return start >= 0 and last < base.numel()  # type: ignore[operator]
 
 
 def _same_kind(val: torch.Tensor, base: torch.Tensor) -> bool:

@@ -13,6 +13,7 @@ import re
 import threading
 import time
 import types
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,7 +22,8 @@ import torch._functorch.config as functorch_config
 from torch._dynamo import convert_frame, trace_rules
 from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
 
-from burnish.capture.diagnosis import GRAPH_BREAKS, serve_eager
+from burnish.capture.diagnosis import GRAPH_BREAKS, is_callers_mistake, serve_eager
+from burnish.capture.doubts import RETURNED, Doubt, Doubts, Settlement
 from burnish.capture.lobby import Lobby
 from burnish.capture.shield import beside_calls
 from burnish.capture.snapshot import (
@@ -62,10 +64,16 @@ class DeferredFrames:
     """One entrance's frames at the compiling thread. Called where Dynamo would compile."""
 
     def __init__(
-        self, compile_now: Compile, entries: Callable[[types.CodeType], list[Any]], options: Options, log: CompileLog
+        self,
+        compile_now: Compile,
+        entries: Callable[[types.CodeType], list[Any]],
+        doubts: Doubts,
+        options: Options,
+        log: CompileLog,
     ) -> None:
         self._compile_now = compile_now
         self._entries = entries
+        self._doubts = doubts
         self._log = log
         self._background = options.background
         self._budget = options.budget
@@ -76,6 +84,7 @@ class DeferredFrames:
         self._decided: dict[types.CodeType, ConvertFrameReturn] = {}  # frames that Dynamo leaves alone
         self._errors: dict[types.CodeType, BaseException] = {}  # graph breaks under fullgraph=True
         self._overruns: dict[types.CodeType, int] = {}
+        self._settlements: weakref.WeakKeyDictionary[Job, Settlement] = weakref.WeakKeyDictionary()
         self._closed = False
         self._telling = threading.RLock()
         self.lobby = Lobby()
@@ -97,6 +106,7 @@ class DeferredFrames:
             return ONCE_IN_EAGER
         if job is None:
             return ONCE_IN_EAGER
+        self._doubts.note(Doubt(frame.f_code, self._settlements[job].called))
         if self._background:
             if frame.f_code is self.lobby.code:
                 self.lobby.asked[threading.get_ident()] = job
@@ -149,6 +159,7 @@ class DeferredFrames:
             starts_later=self._background,  # a budget is for compiling, not for waiting in a queue
         )
         job = Job(_plain_name(key[0]), inputs_in_words(values), work, deadline, self.pace)
+        self._settlements[job] = Settlement()
         first = self._jobs.setdefault(key, job)
         if first is job:  # and no other thread was faster
             if self._background:
@@ -193,6 +204,7 @@ class DeferredFrames:
             key: Key = (frame.f_code, first.state, signature(frame.f_locals))
             work = lambda job: self._work(key, lambda: FrameSnapshot.of(frame), None, {}, job)  # noqa: E731
             job = self._submitted(key, work, frame.f_locals)
+            self._settlements[job].called(RETURNED)  # or it had not come here
         self.lobby.admitted(first, job)
 
     def _work(
@@ -217,20 +229,31 @@ class DeferredFrames:
                     for variant, inputs in variants:
                         rehearse(variant, inputs)
                 job.deadline.check("done")
+                doubts = self._doubts.taken()
         except GRAPH_BREAKS as error:
-            self._errors[code] = error
+            if not is_callers_mistake(error):
+                self._errors[code] = error
+                for doubt in self._doubts.taken():
+                    doubt.hear(RETURNED)
             raise
         except Cancelled:
             if job.deadline.expired:
                 self._over_budget(code, job)
             raise
+        finally:
+            self._doubts.taken()  # of what was not finished
         if result.guarded_code is not None:
             self._keep(key, result)
         elif result.apply_to_code:
             self._decided[code] = result
+        settlement = self._settlements[job]
+        settlement.compiled(doubts)
         failures = self._log.fallbacks[fallbacks:]
         if failures:
             job.finish("failed", str(failures[-1]))
+        elif settlement.raised_in(code):
+            job.finish("failed", _CALLERS_MISTAKE)
+            return
         if self._background:
             kind: EventKind = "background_failed" if failures else "background_ready"
             why = str(failures[-1]) if failures else f"{job.function}({job.inputs})"
@@ -300,6 +323,7 @@ class DeferredFrames:
         self.lobby.clear()
 
 
+_CALLERS_MISTAKE = "eager raises on these inputs, too"
 _WAY_OUT = "compile it with background=False"
 _NEVER_FITS = (
     f"what was compiled did not fit the calls that followed, {_MOST_TRIES} times in a row: "

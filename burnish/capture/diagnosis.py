@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import re
+import types
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from traceback import FrameSummary
 from typing import Any
@@ -19,6 +21,7 @@ import torch
 from torch._dynamo import exc as dynamo_errors
 from torch._dynamo.utils import get_compilation_metrics, graph_break_reasons
 
+from burnish.capture.doubts import Doubt, Doubts, Ending, Line
 from burnish.capture.warm.guards import without_marks
 from burnish.errors import CompileError, FallbackWarning, GraphBreakError
 from burnish.observe.log import CompileLog, failure_reason
@@ -31,6 +34,11 @@ _WAYS_OUT = {
     "dynamo": "keep that part out with burnish.disable, or report the model",
     "recompile limit": "pass dynamic=True, or pad inputs to a few sizes",
 }
+_RAISES = (
+    "Observed exception",
+    "failed to bind arguments when attempting to inline",
+    "TypeError when making fake tensor call",
+)
 _WAY_OUT = "set BURNISH_DUMP=DIR to see how far each stage got, and report it"
 
 
@@ -74,15 +82,23 @@ class Watch:
         metrics = get_compilation_metrics()
         self._last_metric = metrics[-1] if metrics else None
 
-    def report(self, log: CompileLog, place: Place) -> None:
+    def says_it_raises(self) -> bool:
+        """Whether the graph breaks where Dynamo saw the call raise: what follows will not be reached."""
+        return any(broken.reason.startswith(_RAISES) for broken in graph_break_reasons[self._breaks :])
+
+    def report(self, code: types.CodeType, log: CompileLog, place: Place, doubts: Doubts) -> bool:
+        """Whether Dynamo failed. A break where the call then raises in eager, too, is none."""
+        failed = False
         for broken in graph_break_reasons[self._breaks :]:
             file, line = user_line(broken.user_stack) or (place.file, place.line)
-            log.graph_break(GraphBreak(file, line, _short(broken.reason)))
+            _note_break(GraphBreak(file, line, _short(broken.reason)), code, None, log, place, doubts)
         for metric in self._new_metrics():
             if metric.recompile_reason:
                 log.recompile(_recompile(metric, place))
             if metric.fail_type and "Unsupported" in metric.fail_type:
-                log.graph_break(_skipped_frame(metric, place))
+                _note_break(_skipped_frame(metric, place), code, code, log, place, doubts)
+            failed = failed or bool(metric.fail_type)
+        return failed
 
     def _new_metrics(self) -> list[Any]:
         new: list[Any] = []
@@ -91,6 +107,25 @@ class Watch:
                 break
             new.append(metric)
         return new[::-1]
+
+
+def _note_break(
+    broken: GraphBreak,
+    code: types.CodeType,
+    skipped: types.CodeType | None,
+    log: CompileLog,
+    place: Place,
+    doubts: Doubts,
+) -> None:
+    log.graph_break_met(broken)
+    doubts.note(Doubt(code, partial(_told, log, broken, skipped, place)))
+
+
+def _told(log: CompileLog, broken: GraphBreak, skipped: types.CodeType | None, place: Place, ending: Ending) -> None:
+    """Unless the call raised in the frame that was skipped, or in the very line that broke the graph."""
+    raised_there = ending.codes and (broken.file, broken.line) == (ending.line or (place.file, place.line))
+    if not (raised_there or skipped in ending.codes):
+        log.graph_break(broken)
 
 
 def _recompile(metric: Any, place: Place) -> Recompile:
@@ -114,10 +149,12 @@ def _plain_name(name: str, place: Place) -> str:
 
 def user_line(stack: Iterable[FrameSummary] | None) -> tuple[str, int] | None:
     """The innermost line that is neither torch's nor ours."""
-    for frame in reversed(list(stack or ())):
-        if _is_the_users(frame.filename):
-            return frame.filename, frame.lineno or 0
-    return None
+    return users_line((frame.filename, frame.lineno or 0) for frame in stack or ())
+
+
+def users_line(lines: Iterable[Line]) -> Line | None:
+    """The same of files and line numbers."""
+    return next((line for line in reversed(list(lines)) if _is_the_users(line[0])), None)
 
 
 def _is_the_users(file: str | None) -> bool:
@@ -139,6 +176,11 @@ def graph_break_error(error: BaseException, place: Place) -> GraphBreakError:
     hints = [part.strip() for part in text.splitlines() if part.strip().startswith("Hint: ")]
     hint = hints[0].removeprefix("Hint: ").rstrip(". ") if hints else ""
     return GraphBreakError(file, line, _short(text), hint)
+
+
+def is_callers_mistake(error: BaseException) -> bool:
+    """Whether Dynamo says that the call raises: then eager does, unless Dynamo is wrong."""
+    return str(getattr(error, "msg", None) or error).startswith(_RAISES)
 
 
 GRAPH_BREAKS = (

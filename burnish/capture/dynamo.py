@@ -8,7 +8,9 @@ and warned about once.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -23,10 +25,15 @@ from torch._guards import TracingContext
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
+from burnish.assumptions import TensorInput
+from burnish.capture.assume import apart, counts_from_storage
 from burnish.capture.awaken import awaken
+from burnish.capture.checkpoints import drawing_alike_in_checkpoints
 from burnish.capture.diagnosis import CONTROL_FLOW, serve_eager
+from burnish.capture.double_backward import Replay, Returns, differentiable_twice, inputs_read, returns_of
 from burnish.capture.facts import coarsest_type, draws_random_numbers, graph_facts
-from burnish.capture.partition import partition
+from burnish.capture.host import host_if_built, host_library
+from burnish.capture.partition import partition, save_copies
 from burnish.capture.piecewise import PiecewiseGraph
 from burnish.capture.quiet import without_printed_graphs
 from burnish.capture.sharing import put_back, share_blocks
@@ -68,7 +75,9 @@ def make_backend(options: Options, log: CompileLog) -> Backend:
 
     def burnish_graph(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         start = time.perf_counter()
-        capture, sources = _Capture(options, log), input_sources(graph)
+        sources = input_sources(graph)
+        capture = _Capture(options, log, sources)
+        example_inputs = apart(graph, example_inputs)
         engines: dict[Engine, Callable[..., Any]] = {}
         waking = awaken(graph, compared=options.verify != "off") if options.awakens else None
         try:
@@ -137,11 +146,25 @@ def new_variant(
         verdicts=verdicts,
         ready=ready,
         before_trial=before_trial,
+        host=partial(host_library, options, log) if _is_on_cuda(facts) else host_if_built,
+        guarded=guards_are_whole(),
     )
     if variant.gate is not None:
         log.noticed(f"warm start: {variant.gate.note}: neither compared nor raced before use")
     log.variant(variant)
     return variant
+
+
+def _is_on_cuda(facts: GraphFacts) -> bool:
+    """There the extension is built with the first program, and calls take so little that its help is missed."""
+    inputs = facts.assumptions.inputs if facts.assumptions is not None else ()
+    return any(isinstance(x, TensorInput) and x.device.type == "cuda" for x in inputs)
+
+
+def guards_are_whole() -> bool:
+    """Whether Dynamo's guards look at each tensor in every call. Before 2.13 those of parameters are left out while the
+    dict that holds them is as it was."""
+    return torch.__version__ >= "2.13"
 
 
 def _inductors(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> dict[Engine, Callable[..., Any]]:
@@ -165,9 +188,16 @@ def _concrete(value: Any) -> Any:
 class _Capture:
     """One Dynamo graph on its way through AOTAutograd."""
 
-    def __init__(self, options: Options, log: CompileLog) -> None:
+    def __init__(self, options: Options, log: CompileLog, sources: tuple[str, ...] | None) -> None:
         self.options = options
         self.log = log
+        self._sources = sources
+        self._records_gradients = torch.is_grad_enabled()  # AOTAutograd changes it while it traces
+        self._offsets_matter = False
+        self._graph: fx.GraphModule | None = None
+        self._returns = Returns()
+        self._written: frozenset[int] = frozenset()
+        self._needed: frozenset[int] = frozenset()  # of those, whose contents the graph reads
         self.direct: Program | None = None  # set when nothing of AOTAutograd is needed at run time
         self.variant: Callable[[], Variant | None] = lambda: None  # set when there is one
         self.ready: Callable[[], object] = lambda: None  # waits for what a first call would have to wait for
@@ -186,7 +216,20 @@ class _Capture:
         """Of earlier processes, on its program."""
         return self._warm.verdicts(graph, facts, self.options, self.log)
 
+    def _differentiable_twice(self) -> contextlib.AbstractContextManager[None]:
+        """Not where the graph holds parameters: AOTAutograd's function takes those, too."""
+        graph = self._graph
+        if graph is None or next(graph.parameters(), None) is not None or next(graph.buffers(), None) is not None:
+            return contextlib.nullcontext()
+        return differentiable_twice(lambda: self.replay)
+
+    @functools.cached_property
+    def replay(self) -> Replay:
+        assert self._graph is not None
+        return Replay(eager_graph(self._graph), self._returns, self._written, self._needed, self._draws)
+
     def compile(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        self._graph = graph
         sharing = share_blocks(graph, _decompositions(), self.log) if self.options.regions is not None else None
         if sharing is not None:
             try:
@@ -201,7 +244,7 @@ class _Capture:
 
     def _through_aot(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         # By this switch AOTAutograd, too, decides whether a draw that nobody reads may go; eager makes it.
-        with inductor_config.patch(fallback_random=True), without_printed_graphs():
+        with inductor_config.patch(fallback_random=True), without_printed_graphs(), self._differentiable_twice():
             whole: Callable[..., Any] = aot_module_simplified(
                 graph,
                 example_inputs,
@@ -217,7 +260,17 @@ class _Capture:
     def facts(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> GraphFacts:
         """What the gate must know, in terms of the Dynamo graph's inputs."""
         metadata, self._metadata = self._metadata, None
-        return graph_facts(graph, example_inputs, self._kind, metadata, self._draws, self._coarsest)
+        return graph_facts(
+            graph,
+            example_inputs,
+            self._kind,
+            metadata,
+            self._draws,
+            self._coarsest,
+            self._sources,
+            self._records_gradients,
+            self._offsets_matter,
+        )
 
     def _compiler(self, kind: Kind) -> GraphCompiler:
         def compile_training(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Program:
@@ -287,9 +340,20 @@ class _Capture:
         self._draws = self._draws or any(draws_random_numbers(node) for node in graph.graph.nodes)
         self._coarsest = coarsest_type(graph, self._coarsest)
         if kind != "backward":
+            self._offsets_matter = self._offsets_matter or counts_from_storage(graph)
             context = TracingContext.try_get()
             self._metadata = context.fw_metadata if context else None
             self._kind = "training" if kind == "forward" else "inference"
+            if kind == "forward" and self._metadata is not None:
+                self._note_forward(graph, self._metadata)
+
+    def _note_forward(self, graph: fx.GraphModule, metadata: Any) -> None:
+        self._returns = returns_of(metadata)
+        if save_copies(graph.graph, metadata.num_forward_returns, self._returns.changed):
+            graph.recompile()
+        changed = [k for k, info in enumerate(metadata.input_info) if info.mutates_data or info.mutates_metadata]
+        self._written = frozenset(changed)
+        self._needed = self._written & inputs_read(graph, len(self._returns.changed))
 
     def _watched(self, program: Program, graph: fx.GraphModule) -> Program:
         self.has_backward = True
@@ -427,6 +491,7 @@ def _marked(program: Program) -> Program:
 def eager_graph(graph: fx.GraphModule) -> Callable[..., Any]:
     """The graph's own ops, one by one. Should one raise, the thread's dispatch state (autocast, functorch layers)
     goes back to what it was: a captured graph enters such contexts with plain calls, not with `with`."""
+    graph = drawing_alike_in_checkpoints(graph)
     if not any("_enter_" in _target_name(node) or "_nesting" in _target_name(node) for node in graph.graph.nodes):
         return _forward_of(graph)
     return leaving_contexts(graph)

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from burnish.capture.assume import as_captured, assumptions_of
 from burnish.trust.gate import GraphFacts
 from burnish.trust.record import GraphKind
 
@@ -42,8 +43,12 @@ def graph_facts(
     metadata: Any,
     draws: bool,
     coarsest: torch.dtype,
+    names: Sequence[str] | None = None,
+    records_gradients: bool = False,
+    offsets_matter: bool = False,
 ) -> GraphFacts:
-    """`metadata` is AOTAutograd's, in which what the graph itself holds comes before its inputs."""
+    """`metadata` is AOTAutograd's, in which what the graph itself holds comes before its inputs. `names` say where in
+    the user's program they come from; for the rest see `assumptions_of`."""
     held = len(list(graph.parameters())) + len(list(graph.buffers()))
     changed, static, reason = frozenset[int](), frozenset[int](), ""
     if metadata is not None:
@@ -58,7 +63,20 @@ def graph_facts(
         reason = "AOTAutograd failed on it"
     if any(isinstance(x, torch.Tensor) and is_traceable_wrapper_subclass(x) for x in inputs):
         reason = "it takes tensor subclasses"
-    return GraphFacts(kind, _signature(inputs, static), changed, static, draws, coarsest, _module_calls(graph), reason)
+    assumptions = assumptions_of(
+        as_captured(graph, inputs), names, changed, records_gradients=records_gradients, offsets_matter=offsets_matter
+    )
+    return GraphFacts(
+        kind,
+        _signature(inputs, static),
+        changed,
+        static,
+        draws,
+        coarsest,
+        _module_calls(graph),
+        reason,
+        assumptions,
+    )
 
 
 def _signature(inputs: Sequence[Any], static: frozenset[int]) -> str:

@@ -17,8 +17,9 @@ import threading
 import time
 import types
 import weakref
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator
+from functools import partial
+from typing import Any, NoReturn
 
 import torch
 import torch._dynamo.config as dynamo_config
@@ -31,14 +32,25 @@ from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 from burnish.capture.awaken import awaken_products
 from burnish.capture.bypass import bypass
 from burnish.capture.deferred import ONCE_IN_EAGER, DeferredFrames
-from burnish.capture.diagnosis import GRAPH_BREAKS, Place, Watch, graph_break_error, serve_eager
+from burnish.capture.diagnosis import (
+    GRAPH_BREAKS,
+    Place,
+    Watch,
+    graph_break_error,
+    is_callers_mistake,
+    serve_eager,
+    users_line,
+)
+from burnish.capture.doubts import RETURNED, Doubt, Doubts, Ending
 from burnish.capture.dynamo import make_backend
 from burnish.capture.hooks import Hooks
 from burnish.capture.overhead import guards_us, module_call_us, way_in_us
-from burnish.capture.quiet import without_headlines
+from burnish.capture.quiet import without_headlines, without_meta_failures
 from burnish.capture.replay import copying_blocks
+from burnish.capture.saved_tensors import finishing_checkpoints
 from burnish.capture.seal import Seal
 from burnish.capture.shield import without_guard_profiling
+from burnish.capture.snapshot import signature
 from burnish.capture.torch_times import guards_apart
 from burnish.capture.unguarded import remember_sources
 from burnish.capture.warm.frame import WarmFrames
@@ -60,6 +72,7 @@ _EXCUSES_SECONDS = 600.0
 _LOOKS = 8  # at Dynamo's list, before a call is served by eager
 _LOOK_SECONDS = 0.0005
 _BAD_INPUT_LIMIT = 8  # attempts at a frame that fails in the same way, before giving up on more
+_MOST_MISTAKES = 64  # kinds of inputs that are known not to fit
 
 
 class Entrance:
@@ -101,7 +114,7 @@ class Entrance:
         with self._lock:
             self.stop_compiling()
             if self._aside is None:
-                self._aside, self.call = self.call, self.target
+                self._aside, self.call = self.call, finishing_checkpoints(self.target, self._open_call)
 
     def come_back(self) -> None:
         with self._lock:
@@ -125,7 +138,7 @@ class Entrance:
         if self.deferred is not None:
             self.deferred.cancel()
 
-    def seal(self) -> int:
+    def seal(self, strict: bool = False) -> int:
         """From now on calls go to compiled code by their signature, and nothing compiles; how much there is to go to.
         Without any, the entrance stays open: 0."""
         with self._lock:
@@ -135,7 +148,9 @@ class Entrance:
             entries = len(compiler.entries(frame.__code__))
             if entries:
                 self.stop_compiling()
-                self.call = Seal(self.target, frame, compiler.entries, _ORDINARY_STANCE, self.options, self.log).call
+                self.call = Seal(
+                    self.target, frame, compiler.entries, _ORDINARY_STANCE, self.options, self.log, strict
+                ).call
             return entries
 
     def seal_off(self) -> None:
@@ -187,12 +202,18 @@ class Entrance:
         stances, ordinary, target = eval_frame, _ORDINARY_STANCE, self.target
         fx_tracing, jit_tracing = is_fx_symbolic_tracing, torch._C._is_tracing
         as_error = GRAPH_BREAKS if self.options.fullgraph else ()
+        doubts, settle = callback.doubts.open, callback.doubts.settle
 
         def generally(*args: Any, **kwargs: Any) -> Any:
             try:
-                return general(*args, **kwargs)
+                result = general(*args, **kwargs)
             except LookAgain:
                 return target(*args, **kwargs)
+            except BaseException as error:
+                settle(error)
+                raise
+            settle()
+            return result
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if hooks is not None and hooks.changed():
@@ -203,16 +224,37 @@ class Entrance:
                 return generally(*args, **kwargs)
             prior = set_callback(callback)
             try:
-                return frame(*args, **kwargs)
+                result = frame(*args, **kwargs)
             except LookAgain:
                 set_callback(prior)
                 return self._look_again(frame, callback, args, kwargs)
             except as_error as error:
-                raise graph_break_error(error, self.place) from error.with_traceback(None)
+                set_callback(prior)
+                broken = error
+            except BaseException as error:
+                if doubts:
+                    set_callback(prior)
+                    settle(error)
+                raise
+            else:
+                if doubts:
+                    set_callback(prior)
+                    settle()
+                return result
             finally:
                 set_callback(prior)
+            return self._refuse(broken, callback.doubts, args, kwargs)
 
         return call
+
+    def _refuse(self, error: BaseException, doubts: Doubts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
+        """A graph break under fullgraph=True: an error, or the one that eager raises where the call does."""
+        noted = doubts.taken()
+        if is_callers_mistake(error):
+            self.target(*args, **kwargs)
+        for doubt in noted:
+            doubt.hear(RETURNED)
+        raise graph_break_error(error, self.place) from error.with_traceback(None)
 
     def _look_again(
         self, frame: types.FunctionType, callback: FrameCompiler, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -222,11 +264,19 @@ class Entrance:
             time.sleep(_LOOK_SECONDS)
             prior = native.set_eval_frame(callback)
             try:
-                return frame(*args, **kwargs)
+                result = frame(*args, **kwargs)
             except LookAgain:
                 continue
             except GRAPH_BREAKS as error:  # under fullgraph=True
                 raise graph_break_error(error, self.place) from error.with_traceback(None)
+            except BaseException as error:
+                native.set_eval_frame(prior)
+                callback.doubts.settle(error)
+                raise
+            else:
+                native.set_eval_frame(prior)
+                callback.doubts.settle()
+                return result
             finally:
                 native.set_eval_frame(prior)
         callback.excuse(frame.__code__)
@@ -291,6 +341,9 @@ class FrameCompiler:
         self._fullgraph = options.fullgraph
         self._dynamic = options.dynamic
         self._failures: dict[str, int] = {}
+        self.doubts = Doubts(users_line)
+        self._goes_on: set[types.CodeType] = set()  # where Dynamo said that it raises, and eager did not
+        self._mistakes: dict[Hashable, None] = {}  # inputs on which eager raised where Dynamo failed
         self._options = options
         self._ahead = ahead
         self.on_verdict: Callable[[], None] = lambda: None
@@ -302,11 +355,13 @@ class FrameCompiler:
         defers = options.background or options.budget is not None
         self._warm = WarmFrames(options, log, server(options, log))
         self.root: types.CodeType | None = None  # the entrance's own: what comes after a graph break is not stored
-        self.deferred = DeferredFrames(self.compile, self.entries, options, log) if defers else None
+        self.deferred = DeferredFrames(self.compile, self.entries, self.doubts, options, log) if defers else None
 
     def __call__(self, frame: Any, cache_entry: Any, frame_state: Any) -> ConvertFrameReturn:
         if self._is_there(frame):
             return self._missed(frame.f_code)
+        if (known := self._known_to_fail(frame)) is not None:
+            return known
         if self.deferred is not None:
             return self.deferred(frame, cache_entry, frame_state)
         return self.compile(frame, cache_entry, frame_state)
@@ -331,11 +386,14 @@ class FrameCompiler:
                         self._log.stage("dynamo"),
                         guards_apart(self._log),
                         without_headlines(),
+                        without_meta_failures(),
                         copying_blocks(frame, self._options.regions, self._log),
                     ):
                         result = self._inner(frame, cache_entry, frame_state)
-                    with self._log.stage("store"):
-                        store(result)
+                    raises = watch.says_it_raises() and frame.f_code not in self._goes_on
+                    if not raises:
+                        with self._log.stage("store"):
+                            store(result)
                     wait()
             except GRAPH_BREAKS:
                 raise  # fullgraph=True, and the caller's to translate
@@ -344,12 +402,18 @@ class FrameCompiler:
             except Exception as error:
                 if self.deferred is not None and _CHANGED_MEANWHILE in str(error):
                     raise  # by other threads: a later call asks again
-                return self._give_up(error)
+                return self._give_up(error, frame)
             finally:
-                watch.report(self._log, self._place)
+                failed = watch.report(frame.f_code, self._log, self._place, self.doubts)
+            if raises:  # a graph that ends there is of no use to inputs that fit
+                goes_on = partial(self._goes_on.add, frame.f_code)
+                return self._in_doubt(frame, ONCE_IN_EAGER.frame_exec_strategy, goes_on)
             self._made(frame, result.guarded_code, graphs)
         if result.frame_exec_strategy.cur_action == FrameAction.RUN_ONLY:
             serve_eager(self._log, "recompile limit", _limit_reached(frame.f_code.co_name))
+        elif result.guarded_code is None and result.apply_to_code:
+            always = partial(native.set_code_exec_strategy, frame.f_code, result.frame_exec_strategy)
+            return self._in_doubt(frame, result.frame_exec_strategy, always, failed)
         return result
 
     def _awaken(self) -> None:
@@ -419,18 +483,53 @@ class FrameCompiler:
         with shapes, limit, _whole_guards(), without_guard_profiling():
             yield
 
-    def _give_up(self, error: Exception) -> ConvertFrameReturn:
+    def _give_up(self, error: Exception, frame: Any) -> ConvertFrameReturn:
         """Run this frame in eager: it gives the result, or raises what the user's mistake raises in eager."""
         if isinstance(error, dynamo_errors.FailOnRecompileLimitHit):
             serve_eager(self._log, "recompile limit", _limit_reached(self._place.name))
             return ConvertFrameReturn(FrameExecStrategy(FrameAction.RUN_ONLY, FrameAction.RUN_ONLY))
-        serve_eager(self._log, "dynamo", error)
-        # Inputs that do not fit the model fail in tracing, too: the next inputs may fit. What keeps failing stops
-        # being tried, but what is compiled already stays in use.
+        strategy = FrameExecStrategy(FrameAction.SKIP, FrameAction.DEFAULT)
+        return self._in_doubt(frame, strategy, partial(self._failed, error.with_traceback(None), frame.f_code))
+
+    def _failed(self, error: Exception, code: types.CodeType) -> None:
+        """Eager could do it. What keeps failing stops being tried, but what is compiled already stays in use."""
         tries = self._failures[str(error)] = self._failures.get(str(error), 0) + 1
-        given_up = not isinstance(error, dynamo_errors.TorchRuntimeError) or tries >= _BAD_INPUT_LIMIT
-        action = FrameAction.RUN_ONLY if given_up else FrameAction.SKIP
-        return ConvertFrameReturn(FrameExecStrategy(action, FrameAction.DEFAULT), apply_to_code=given_up)
+        if not isinstance(error, dynamo_errors.TorchRuntimeError) or tries >= _BAD_INPUT_LIMIT:
+            native.set_code_exec_strategy(code, FrameExecStrategy(FrameAction.RUN_ONLY, FrameAction.DEFAULT))
+        serve_eager(self._log, "dynamo", error)
+
+    def _in_doubt(
+        self, frame: Any, strategy: FrameExecStrategy, ours: Callable[[], object], failed: bool = True
+    ) -> ConvertFrameReturn:
+        """Nothing compiled, for this call. `ours` is called should eager return where Dynamo gave up."""
+        served, code = ConvertFrameReturn(strategy, apply_to_code=False), frame.f_code
+        inputs = (code, signature(frame.f_locals)) if failed else None
+
+        def hear(ending: Ending) -> None:
+            if code not in ending.codes:
+                ours()
+            elif inputs is not None and len(self._mistakes) < _MOST_MISTAKES:
+                self._mistakes[inputs] = None
+
+        self.doubts.note(Doubt(code, hear, served))
+        return served
+
+    def _known_to_fail(self, frame: Any) -> ConvertFrameReturn | None:
+        """In this call; or in earlier ones, in eager as in Dynamo: such inputs are not traced over and over."""
+        code = frame.f_code
+        served: ConvertFrameReturn | None = self.doubts.served(code) if self.doubts.open else None
+        if served is not None or not self._mistakes:
+            return served
+        inputs = (code, signature(frame.f_locals))
+        if inputs not in self._mistakes:
+            return None
+
+        def hear(ending: Ending) -> None:
+            if code not in ending.codes:  # they fit now
+                self._mistakes.pop(inputs, None)
+
+        self.doubts.note(Doubt(code, hear))
+        return ONCE_IN_EAGER
 
 
 def _whole_guards() -> contextlib.AbstractContextManager[None]:

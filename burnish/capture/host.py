@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 import sys
 import sysconfig
 import threading
@@ -27,6 +26,7 @@ _WORD = 8
 _IN_PYTHON_OBJECT = range(16, 64, _WORD)  # behind the count of references and the type
 _IN_TENSOR = range(_WORD, 200, _WORD)
 _IN_STORAGE = range(_WORD, 64, _WORD)
+_LAYOUTS = [((), ()), ((7,), (3,)), ((5, 6), (11, 13)), ((2, 3, 4), (4, 9, 1)), ((2, 3, 1, 2, 3), (31, 17, 19, 3, 5))]
 
 Host = Any  # the module: Addresses, Route, Sealed, Launch, Segment, Fresh and Replay
 _found: list[tuple[Host | None, str]] = []  # of this process, once it was looked for; or why there is none
@@ -58,7 +58,7 @@ def prepare_host(options: Options) -> None:
 def _opened(options: Options) -> tuple[Host | None, str]:
     try:
         host = _built(options, CompileLog())  # of no object's: whoever comes first would seem to have built it
-        host.open(_torch_library("cpu"), torch._C.TensorBase, *_places(), *_places_of_memory())
+        host.open(_torch_library("cpu"), torch._C.TensorBase, *_places(), *_places_of_memory(), _place_of_sizes())
         _check(host)
         _let_make_tensors(host)
     except Exception as error:  # whatever it is, Python does the same
@@ -69,13 +69,13 @@ def _opened(options: Options) -> tuple[Host | None, str]:
 def _built(options: Options, log: CompileLog) -> Host:
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         raise LookupError("a Python without its lock: the extension relies on it")
-    include = sysconfig.get_paths()["include"]
-    if not os.path.exists(os.path.join(include, "Python.h")):
-        raise LookupError(f"no Python.h in {include}")
+    include = Path(sysconfig.get_paths()["include"])
     text = (NATIVE_DIR / "host" / "host.c").read_text() + f"\n/* for {sys.implementation.cache_tag} */\n"
     source = CSource(text, "host")
-    library = build_shared(source, options=options, cache=open_cache(options), log=log, include=(Path(include),))
-    start = ctypes.PyDLL(library._name).PyInit_burnish_host  # loaded already: this names it to another kind of caller
+    cache, header = open_cache(options), include / "Python.h"
+    library = build_shared(source, options=options, cache=cache, log=log, include=(include,), needs=(header,))
+    # Loaded already, and under no name that could be opened again: this is the same for another kind of caller.
+    start = ctypes.PyDLL(library._name, handle=library._handle).PyInit_burnish_host
     start.restype = ctypes.py_object
     return start()
 
@@ -107,6 +107,23 @@ def _places_of_memory() -> tuple[int, int, int]:
     data_at = _found_at(_IN_STORAGE, storages, [each.data_ptr() for each in memory])
     places = (storage_at, offset_at, data_at)
     return (-1, -1, -1) if -1 in places else places
+
+
+def _place_of_sizes() -> int:
+    """Where in the C++ tensor the number of its dimensions is, with room for five sizes and five strides behind it; -1
+    where that is not known."""
+    known = [torch.empty_strided(sizes, strides) for sizes, strides in _LAYOUTS]
+    expected = [(x.dim(), *x.shape, *[None] * (5 - x.dim()), *x.stride()) for x in known]
+
+    def fits(place: int) -> bool:
+        return all(
+            word is None or _word(x._cdata + place + _WORD * k) == word
+            for x, words in zip(known, expected, strict=True)
+            for k, word in enumerate(words)
+        )
+
+    found = [place for place in range(_WORD, 128, _WORD) if fits(place)]
+    return found[0] if len(found) == 1 else -1
 
 
 def _found_at(places: range, objects: list[int], expected: list[int]) -> int:

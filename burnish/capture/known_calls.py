@@ -16,6 +16,7 @@ from torch._dynamo import eval_frame
 from torch.fx import _symbolic_trace as symbolic_trace
 from torch.utils.hooks import RemovableHandle
 
+from burnish.assumptions import AssumptionUnmet
 from burnish.capture.hooks import Hooks
 from burnish.capture.host import Host
 from burnish.capture.signature import BY_VALUE, TENSORS, Key
@@ -41,10 +42,11 @@ class KnownCalls:
         hooks: Hooks | None,
         ordinary_stance: object,
         otherwise: Callable[..., Any],
+        refused: Callable[..., Any],
     ) -> None:
         self._host = host
         self._hooks = hooks
-        self.call = host.Sealed(otherwise, native.set_eval_frame)
+        self.call = host.Sealed(otherwise, native.set_eval_frame, AssumptionUnmet, refused)
         self._known: OrderedDict[Key, Any] = OrderedDict()
         self._refused: frozenset[Key] = frozenset()
         self._misses = 0
@@ -55,7 +57,11 @@ class KnownCalls:
         self._module = target if isinstance(target, torch.nn.Module) else None
 
     def add(
-        self, key: Key, route: tuple[Callable[[], bool], Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        key: Key,
+        route: tuple[Callable[[], bool], Callable[[], bool], Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> None:
         """Calls with this key go along `route`. Asked for by a call that no known one was like, so one that is known
         under this key was made in another state of the process, and is replaced."""
@@ -87,7 +93,9 @@ class KnownCalls:
         for each in self._known.values():
             self.call.add(each)
 
-    def _made(self, route: tuple[Callable[[], bool], Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _made(
+        self, route: tuple[Callable[[], bool], Callable[[], bool], Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         state = (
             (torch._C._len_torch_dispatch_stack, 0),
             (torch._C._is_tracing, False),
@@ -95,6 +103,7 @@ class KnownCalls:
             (torch.is_grad_enabled, torch.is_grad_enabled()),
             (torch.is_inference_mode_enabled, torch.is_inference_mode_enabled()),
             (route[0], True),
+            (route[1], True),
         )
         attributes = self._attributes
         if self._module is not None and self._hooks is not None:
@@ -104,6 +113,6 @@ class KnownCalls:
                 (RemovableHandle, "next_id", self._hooks.looked_at),  # another object once a hook is registered
             )
         try:
-            return self._host.Route(args, kwargs, _KINDS, TENSORS, state, attributes, route[1])
+            return self._host.Route(args, kwargs, _KINDS, TENSORS, state, attributes, route[2])
         except ValueError:
             return None

@@ -97,7 +97,11 @@ class Lobby:
                         if not job.done.is_set():
                             return target(*args, **kwargs)
                         waiting.pop(kind, None)
-                result = through(*args, **kwargs)
+                try:
+                    result = through(*args, **kwargs)
+                except BaseException:
+                    asked.pop(thread(), None)  # so that the next call does not wait for it
+                    raise
                 if asked and (job := asked.pop(thread(), None)) is not None:
                     waiting[kind_of(args, kwargs)] = job
                 return result

@@ -33,6 +33,32 @@ def partition(joint: fx.GraphModule, joint_inputs: Sequence[Any], **arguments: A
         return min_cut_rematerialization_partition(joint, joint_inputs, **arguments)
 
 
+def save_copies(forward: fx.Graph, returned: int, changed: Sequence[int]) -> int:
+    """Save copies of inputs, given by their positions, and of views of them, to which AOTAutograd gives new values when
+    the forward is over. What is saved comes after the `returned` results. Returns how many there are."""
+    inputs = forward.find_nodes(op="placeholder")
+    memory = {_storage(inputs[k]) for k in changed} - {None}
+    (output,) = forward.find_nodes(op="output")
+    results = list(output.args[0])
+    count = 0
+    for k, saved in enumerate(results):
+        if k < returned or not isinstance(saved, fx.Node) or _storage(saved) not in memory:
+            continue
+        with forward.inserting_before(output):
+            results[k] = forward.call_function(torch.ops.aten.clone.default, (saved,))
+        results[k].meta["val"] = saved.meta["val"].clone()
+        count += 1
+    output.args = (tuple(results),)
+    return count
+
+
+def _storage(node: fx.Node) -> int | None:
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return None
+    return int(value.untyped_storage()._cdata)
+
+
 def keep_old_values(graph: fx.Graph) -> int:
     """Let everything read a copy of an input that the forward changes. Returns how many there are.
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import types
+import weakref
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,6 +15,53 @@ import torch
 def hooks_are_active() -> bool:
     top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
     return top is None or top(True) is not None
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A part of a model that torch.utils.checkpoint runs again in the backward. `region` is one object for its forward
+    and for what is run again, and goes with them."""
+
+    region: Any
+    is_again: bool
+
+
+def checkpoint_here() -> Checkpoint | None:
+    """The innermost one that this thread is in, of those that keep no graph of their own (use_reentrant=False): they
+    count what is saved, and it must be the same both times."""
+    if not hooks_are_active():
+        return None
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    pack = top(True)[0] if top is not None else None
+    pack = getattr(pack, "_torchdynamo_orig_callable", pack)
+    if not isinstance(pack, types.FunctionType):
+        return None
+    held = dict(zip(pack.__code__.co_freevars, pack.__closure__ or (), strict=True))
+    if "frame" in held and pack.__qualname__.startswith("_checkpoint_hook"):
+        return Checkpoint(held["frame"].cell_contents, False)
+    if "target_frame_ref" in held and pack.__qualname__.startswith("_recomputation_hook"):
+        region = held["target_frame_ref"].cell_contents()
+        return Checkpoint(region, True) if region is not None else None
+    return None
+
+
+# Regions whose forward a compiled graph has served: the same has to serve what is run again.
+_begun: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def begun(checkpoint: Checkpoint) -> None:
+    _begun.add(checkpoint.region)
+
+
+def finishing_checkpoints(target: Callable[..., Any], through: Callable[..., Any]) -> Callable[..., Any]:
+    """`target`, but for what is run again of a region that began with compiled code: that goes `through` it."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if _begun and (here := checkpoint_here()) is not None and here.is_again and here.region in _begun:
+            return through(*args, **kwargs)
+        return target(*args, **kwargs)
+
+    return call
 
 
 def own_saved_tensors() -> AbstractContextManager[Any]:

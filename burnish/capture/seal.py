@@ -21,17 +21,24 @@ from torch._C._dynamo.guards import GlobalStateGuard
 from torch._dynamo import eval_frame
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 
+from burnish.assumptions import AssumptionUnmet
 from burnish.capture.hooks import Hooks
 from burnish.capture.host import Host, host_library
 from burnish.capture.known_calls import KnownCalls
 from burnish.capture.signature import Key, KeyMaker, key_maker
 from burnish.capture.unguarded import Unguarded
+from burnish.errors import SealedError
 from burnish.observe.log import CompileLog
 from burnish.options import Options
 
 _REMEMBERED = 1024  # signatures: sizes that never come back must not fill the memory
 Entries = Callable[[types.CodeType], list[Any]]
-Route = tuple[Callable[[], bool], Callable[..., Any]]  # whether the process is in the state it was in; what to call
+# Whether the process is in the state it was in; whether what is kept at hand is still the module's; what to call.
+Route = tuple[Callable[[], bool], Callable[[], bool], Callable[..., Any]]
+
+
+def _nothing_to_hold() -> bool:
+    return True
 
 
 class Seal:
@@ -45,7 +52,10 @@ class Seal:
         ordinary_stance: object,
         options: Options,
         log: CompileLog,
+        strict: bool = False,
     ) -> None:
+        """`strict`: what eager would serve raises SealedError."""
+        self._strict = strict
         self._target = target
         self._frame = frame
         self._entries = entries
@@ -58,15 +68,17 @@ class Seal:
         hooks = Hooks(target) if isinstance(target, torch.nn.Module) else None
         self.call = self._make_call(hooks, ordinary_stance)
         host: Host | None = host_library(options, log)
+        for variant in log.variants():
+            variant.without_guards(host)
         self._known: KnownCalls | None = None
         if host is not None:
-            self._known = KnownCalls(host, target, hooks, ordinary_stance, self.call)
+            self._known = KnownCalls(host, target, hooks, ordinary_stance, self.call, self._refused)
             self.call = self._known.call
 
     def _make_call(self, hooks: Hooks | None, ordinary: object) -> Callable[..., Any]:
         # Every name a call reads is a local of this function: it has a few us in all.
         makers, routes, target, first = self._makers, self._routes, self._target, self._first
-        introduce = self._introduce
+        introduce, refused = self._introduce, self._refused
         set_callback, dispatch_modes, stances = native.set_eval_frame, torch._C._len_torch_dispatch_stack, eval_frame
         fx_tracing, jit_tracing = is_fx_symbolic_tracing, torch._C._is_tracing
         hooks_changed = hooks.changed if hooks is not None else lambda: False
@@ -82,10 +94,12 @@ class Seal:
                     maker = makers[pattern] = key_maker(target, len(args), tuple(kwargs))
                 key = maker(args, kwargs)
                 route = routes.get(key)
-                if route is None or not route[0]():
+                if route is None or not route[0]() or not route[1]():
                     return first(key, args, kwargs)
                 introduce(key, route, args, kwargs)
-                return route[1](*args, **kwargs)
+                return route[2](*args, **kwargs)
+            except AssumptionUnmet as why:
+                return refused(*args, why=why, **kwargs)
             finally:
                 set_callback(prior)
 
@@ -104,14 +118,15 @@ class Seal:
             self._remember(key, self._guarded)
             return self._guarded(*args, **kwargs)
         result = code.first(args, kwargs)
-        self._remember(key, code.call)
+        self._remember(key, code.call, code.held or _nothing_to_hold)
         return result
 
     def _unguarded(self, code: types.CodeType) -> Unguarded:
         with self._lock:
-            if code not in self._codes:
-                self._codes[code] = Unguarded(code, self._frame)
-            return self._codes[code]
+            known = self._codes.get(code)
+            if known is None or (known.held is not None and not known.held()):  # a parameter was replaced
+                known = self._codes[code] = Unguarded(code, self._frame)
+            return known
 
     def _fitting(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The entry of Dynamo's cache whose guards pass."""
@@ -126,22 +141,33 @@ class Seal:
         entries = self._entries(self._frame.__code__)
         return next((entry for entry in entries if entry.guard_manager.check(values)), None)
 
-    def _remember(self, key: Key, run: Callable[..., Any]) -> None:
+    def _remember(self, key: Key, run: Callable[..., Any], held: Callable[[], bool] = _nothing_to_hold) -> None:
         with self._lock:
             if len(self._routes) >= _REMEMBERED:
                 self._routes.clear()
             if self._known is not None:
                 self._known.forget(key)
-            self._routes[key] = GlobalStateGuard().check, run
+            self._routes[key] = GlobalStateGuard().check, held, run
 
     def _introduce(self, key: Key, route: Route, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Have the next call like this one compared in C. What eager serves is counted, and takes its time anyway."""
-        if self._known is not None and route[1] != self._eager:
+        if self._known is not None and route[2] != self._eager:
             with self._lock:
                 self._known.add(key, route, args, kwargs)
 
     def _eager(self, *args: Any, **kwargs: Any) -> Any:
         self._log.noticed("sealed call in eager: not compiled for its inputs")
+        if self._strict:
+            raise SealedError(self._log.name, "nothing was compiled for inputs like these")
+        return self._target(*args, **kwargs)
+
+    def _refused(self, *args: Any, why: AssumptionUnmet | None = None, **kwargs: Any) -> Any:
+        """A program is not for what the arguments lead to, or for what the module's own tensors have become. Nothing
+        has run."""
+        reason = str(why) if why is not None else "an assumption does not hold"
+        self._log.noticed(f"sealed call in eager: {reason}")
+        if self._strict:
+            raise SealedError(self._log.name, reason)
         return self._target(*args, **kwargs)
 
     def _guarded(self, *args: Any, **kwargs: Any) -> Any:

@@ -6,6 +6,7 @@ program fits; a tensor's key is made without asking it more than seven questions
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -17,6 +18,14 @@ KeyMaker = Callable[[tuple[Any, ...], dict[str, Any]], Key]
 
 BY_VALUE = (int, str, bool, type(None), bytes, type(Ellipsis), torch.dtype, torch.device, torch.layout)
 TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+@functools.cache
+def ignored_keys() -> int:
+    """Dispatch keys, as a word of bits, in which tensors of one kind of memory may differ: those of autograd."""
+    with torch.inference_mode():
+        inference = torch.empty(0)
+    return int(torch._C._dispatch_keys(torch.empty(0)).raw_repr() ^ torch._C._dispatch_keys(inference).raw_repr())
 
 
 class Same:

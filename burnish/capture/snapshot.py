@@ -19,7 +19,7 @@ import inspect
 import itertools
 import types
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -294,6 +294,22 @@ class ThreadState(NamedTuple):
                 _push_mode(mode)
                 stack.callback(_pop_mode)
             yield
+
+
+def autocast_state() -> Callable[[], contextlib.AbstractContextManager[Any]]:
+    """Makes contexts with the autocast of this moment."""
+    if not _is_any_autocast_enabled():
+        return contextlib.nullcontext
+    devices, cached = _autocast(), torch.is_autocast_cache_enabled()
+
+    @contextlib.contextmanager
+    def entered() -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for device, dtype in devices:
+                stack.enter_context(torch.autocast(device, dtype, cache_enabled=cached))
+            yield
+
+    return entered
 
 
 def _autocast() -> tuple[tuple[str, torch.dtype], ...]:

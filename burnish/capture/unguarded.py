@@ -17,6 +17,7 @@ from typing import Any
 from torch import fx
 from torch._dynamo import bytecode_transformation as bytecode
 
+from burnish.assumptions import AssumptionUnmet
 from burnish.capture.boxed import boxed_form
 from burnish.capture.host import host_if_built
 
@@ -26,6 +27,7 @@ _GRAPH = "__compiled_fn_"
 _RESUME = "__resume_at_"
 _SET_ATTRIBUTE = "object_setattr_ignore_descriptor"  # of torch._dynamo.utils
 _IN_MODULE = re.compile(r"\._(parameters|buffers)\['[^']+'\]$")
+_STEP = re.compile(r"\._(modules|parameters|buffers)\['([^']+)'\]")
 
 
 def remember_sources(backend: Callable[..., Any]) -> Callable[..., Any]:
@@ -45,8 +47,9 @@ def input_sources(graph: fx.GraphModule) -> Sources | None:
     """Where in the frame each of the graph's inputs comes from, if Dynamo says it of all."""
     found = []
     for node in graph.graph.find_nodes(op="placeholder"):
-        source = getattr(node.meta.get("grapharg"), "source", None)
-        if source is None:
+        argument = node.meta.get("grapharg")
+        source = getattr(argument, "source", None)
+        if source is None or getattr(argument, "pass_arg_as_tensor", False):  # a float: the graph gets it as a tensor
             return None
         name = source.name
         found.append(name() if callable(name) else name)
@@ -61,12 +64,20 @@ class Unguarded:
         self._code = code  # kept, for Dynamo removes what it refers to when it goes
         self._frame = frame
         self._is_short = False
-        self.call: Callable[..., Any] = self._function(code)
+        self.held: Callable[[], bool] | None = None  # whether what is kept at hand is still the module's
+        self.call: Callable[..., Any] = self._function(code, self._graphs())
 
     @property
     def is_whole(self) -> bool:
         """Whether the frame is compiled from beginning to end, and no part of it looks for compiled code."""
         return not any(name.startswith(_RESUME) for name in self._code.co_names)
+
+    def _graphs(self) -> dict[str, Any]:
+        """By their names, as they are called here: what they were not compiled for is for the seal to know, while
+        nothing has run."""
+        names = [name for name in self._code.co_names if name.startswith(_GRAPH)]
+        graphs = {name: _unwrapped(self._frame.__globals__.get(name)) for name in names}
+        return {name: _refusing(graph) for name, graph in graphs.items() if boxed_form(graph) is not None}
 
     def _function(self, code: types.CodeType, also: Mapping[str, Any] | None = None) -> types.FunctionType:
         frame = self._frame
@@ -85,16 +96,18 @@ class Unguarded:
         if graph is None or sources is None or _stores_globals(self._code):
             return self.call(*args, **kwargs)
         seen: list[Any] = []
+        refusing = _refusing(graph)
 
         def watch(*inputs: Any) -> Any:
             seen.append(inputs)
-            return graph(*inputs)
+            return refusing(*inputs)
 
         result = self._function(self._code, {graphs[0]: watch})(*args, **kwargs)
         if len(seen) == 1:
             shorter = self._without_loads(graph, sources, seen[0])
             if shorter is not None:
                 self.call, self._is_short = self._function(shorter), True
+                self.held = _still_held(sources, self._frame)
         return result
 
     def _without_loads(
@@ -104,6 +117,24 @@ class Unguarded:
             return None
         load = _loader(graph, sources, inputs, self._frame)
         return None if load is None else _with_loader(self._code, load, _parameters(self._frame.__code__))
+
+
+def _refusing(graph: Callable[..., Any]) -> Callable[..., Any]:
+    """A graph that raises AssumptionUnmet where it would be served by eager."""
+    boxed = boxed_form(graph)
+    if boxed is None:
+        return graph
+    run, recover = boxed
+
+    def call(*inputs: Any) -> Any:
+        try:
+            return run(list(inputs))
+        except AssumptionUnmet:
+            raise
+        except Exception as error:
+            return recover(error, inputs)
+
+    return call
 
 
 def _unwrapped(function: Any) -> Any:
@@ -128,12 +159,12 @@ def _loader(
     everything else is looked up in each call, where Dynamo's own code looks it up."""
     parameters = _parameters(frame.__code__)
     cells = dict(zip(frame.__code__.co_freevars, frame.__closure__ or (), strict=True))
-    namespace: dict[str, Any] = {"graph": graph, "G": frame.__globals__}
+    namespace: dict[str, Any] = {"graph": graph, "G": frame.__globals__, "AssumptionUnmet": AssumptionUnmet}
     namespace |= {f"cell_{name}": cell for name, cell in cells.items()}
     given: list[str] = []
     kept: list[Any] = []
     for source, value in zip(sources, inputs, strict=True):
-        if _IN_MODULE.search(source) and not any(source.startswith(f"L[{p!r}]") for p in parameters):
+        if _is_kept(source, parameters):
             kept.append(value)
             continue
         if kept:
@@ -158,6 +189,36 @@ def _loader(
     return load
 
 
+def _is_kept(source: str, parameters: Sequence[str]) -> bool:
+    """Whether it is a parameter or buffer of a module that is not an argument."""
+    return bool(_IN_MODULE.search(source)) and not any(source.startswith(f"L[{name!r}]") for name in parameters)
+
+
+def _still_held(sources: Sequence[str], frame: types.FunctionType) -> Callable[[], bool] | None:
+    """Asks whether each parameter and buffer that is kept, and each module on the way to it, is still where it was
+    found; None if nothing is kept."""
+    parameters = _parameters(frame.__code__)
+    cells = dict(zip(frame.__code__.co_freevars, frame.__closure__ or (), strict=True))
+    scope = {"G": frame.__globals__, "L": {name: cell.cell_contents for name, cell in cells.items()}}
+    shelves: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
+    known: dict[str, dict[str, Any]] = {}
+    for source in sources:
+        if not _is_kept(source, parameters):
+            continue
+        for step in _STEP.finditer(source):
+            place = f"{source[: step.start()]}._{step[1]}"
+            holder = known[place] = known[place] if place in known else eval(place, scope)
+            shelves.setdefault(id(holder), (holder, {}))[1][step[2]] = holder[step[2]]
+    entries = tuple((holder, tuple(objects.items())) for holder, objects in shelves.values())
+    if not entries:
+        return None
+    host = host_if_built()
+    if host is not None:
+        asked: Callable[[], bool] = host.Held(entries)
+        return asked
+    return lambda: all(holder.get(name) is each for holder, objects in entries for name, each in objects)
+
+
 def _body(given: str, is_boxed: bool) -> str:
     if not is_boxed:
         return f"    return graph({given})\n"
@@ -166,6 +227,8 @@ def _body(given: str, is_boxed: bool) -> str:
     box = [{given}]
     try:
         return boxed(box)
+    except AssumptionUnmet:
+        raise
     except Exception as error:
         return recover(error, ({given},))
 """

@@ -26,10 +26,11 @@ import burnish
 from burnish.doctor.line import Status
 from burnish.doctor.shapes import other_batches
 from burnish.doctor.storage import size
+from burnish.errors import in_one_line
 from burnish.measure import duration, interleave
-from burnish.parity import outcome, reference, relative_error, tensors_in
+from burnish.parity import NOT_REPEATABLE, OTHER_DRAWS, Trials, left_behind, relative_error, tensors_in
 from burnish.stats import Stats
-from burnish.targets import Target, load_target
+from burnish.targets import Target, load_target, running
 from burnish.verify.judge import judge
 
 Verdict = Literal["ok", "warn", "fail", "not measured"]
@@ -69,6 +70,8 @@ def checklist(
     """Compile `target` (as `burnish.compile` would by default) and measure every line. `calls` is how many calls the
     lines that count make; `on_progress` hears what is being measured."""
     loaded = load_target(target) if isinstance(target, str) else target
+    with running(loaded.name, "running it in eager"):
+        Trials(loaded).run()
     subject = _Subject(loaded, calls)
     lines = []
     for name, ask in QUESTIONS.items():
@@ -83,8 +86,8 @@ def _asked(name: str, ask: Callable[[_Subject], Found], subject: _Subject) -> Ch
         verdict, figure, advice = ask(subject)
     except NotMeasured as reason:
         verdict, figure, advice = "not measured", str(reason), ""
-    except Exception as error:
-        verdict, figure, advice = "fail", f"{type(error).__name__}: {_first_line(error)}", "see burnish explain TARGET"
+    except (Exception, SystemExit) as error:
+        verdict, figure, advice = "fail", in_one_line(error), "see burnish explain TARGET"
     return ChecklistLine(name, verdict, figure, advice, time.perf_counter() - begin)
 
 
@@ -151,19 +154,20 @@ def _no_fallbacks(subject: _Subject) -> Found:
 
 def _parity(subject: _Subject) -> Found:
     """By the rule of `burnish verify`, so that the two agree."""
-    target = subject.target
+    trials = Trials(subject.target)
     try:
-        truth = reference(target)
+        truth = trials.in_float64()
     except Exception:  # e.g. a function that closes over float32 tensors, or an op without a float64 kernel
         raise NotMeasured("the target cannot run in float64, which is the referee") from None
-    torch.manual_seed(0)
-    ours = outcome(target, subject.compiled)
-    torch.manual_seed(0)
-    eager = outcome(target)
-    errors = [relative_error(results, truth) for results in (ours, eager)]
+    ours, eager, again = trials.run(subject.compiled), trials.run(), trials.run()
+    errors = [relative_error(run.tensors, truth) for run in (ours, eager)]
     figure = f"error {errors[0]:.1e} against float64, eager's {errors[1]:.1e}"
-    if all(judge(*results).ok for results in zip(ours, eager, truth, strict=True)):
+    if not all(judge(*results).ok for results in zip(again.tensors, eager.tensors, strict=True)):
+        raise NotMeasured(NOT_REPEATABLE)
+    if all(judge(*results).ok for results in zip(ours.tensors, eager.tensors, truth, strict=True)):
         return "ok", figure, ""
+    if eager.drew and ours.generators != eager.generators:
+        raise NotMeasured(OTHER_DRAWS)
     return "fail", figure, "burnish verify TARGET finds the step that is wrong"
 
 
@@ -269,11 +273,10 @@ def _memory_in_use(subject: _Subject) -> int | None:
 
 
 def _repeatable(subject: _Subject) -> Found:
+    trials = Trials(subject.target)
+
     def twice(model: Callable[..., Any]) -> bool:
-        results = []
-        for _ in range(2):
-            torch.manual_seed(0)
-            results.append(outcome(subject.target, model))
+        results = [trials.run(model).tensors for _ in range(2)]
         return all(_same_bits(a, b) for a, b in zip(*results, strict=True))
 
     ours, eager = twice(subject.compiled), twice(subject.target.model)
@@ -289,12 +292,12 @@ def _repeatable(subject: _Subject) -> Found:
 def _threads(subject: _Subject) -> Found:
     if subject.target.kind == "train":
         raise NotMeasured("threads of one training step share its gradients")
-    expected = outcome(subject.target, subject.compiled)
-    if not all(_same_bits(a, b) for a, b in zip(expected, outcome(subject.target, subject.compiled), strict=True)):
+    expected, again = (left_behind(subject.target, subject.compiled) for _ in range(2))
+    if not all(_same_bits(a, b) for a, b in zip(expected, again, strict=True)):
         raise NotMeasured("two calls give different results even in one thread")
     before = subject.stats().compiles
     with ThreadPoolExecutor(_THREADS) as pool:
-        work = [pool.submit(outcome, subject.target, subject.compiled) for _ in range(max(subject.calls, _THREADS))]
+        work = [pool.submit(left_behind, subject.target, subject.compiled) for _ in range(max(subject.calls, _THREADS))]
         results = [each.result() for each in work]
     wrong = sum(not all(_same_bits(a, b) for a, b in zip(expected, got, strict=True)) for got in results)
     more = subject.stats().compiles - before
@@ -310,13 +313,12 @@ def _rolls_back(subject: _Subject) -> Found:
     handle = subject.compiled.burnish
     if not hasattr(handle, "rollback"):
         raise NotMeasured("this version has no rollback()")
-    torch.manual_seed(0)
-    eager = outcome(subject.target, subject.target.model)
+    trials = Trials(subject.target)
+    eager = trials.run().tensors
     begin = time.perf_counter()
     handle.rollback()
     took = time.perf_counter() - begin
-    torch.manual_seed(0)
-    served = outcome(subject.target, subject.compiled)
+    served = trials.run(subject.compiled).tensors
     handle.retry()
     same = all(_same_bits(a, b) for a, b in zip(eager, served, strict=True))
     bits = "eager's bits" if same else "other bits than eager's"

@@ -165,7 +165,7 @@ def check_compiler(requested: str | None, limit_seconds: float = 2.0) -> Compile
     except CompilerMissing as error:
         advice = "install one, or name one" if requested is None else "BURNISH_CC or CC names no command: correct it"
         fix = _INSTALL_CC if requested is None else "unset BURNISH_CC CC  # or: export BURNISH_CC=/path/to/gcc"
-        says = f"{error.reason}: on the CPU models run in eager"
+        says = f"{error.reason}: on the CPU, what is not in the cache runs in eager"
         return CompilerFound(Line("compiler", "fail", says, advice, fix))
     try:
         version = run([*command, "--version"], limit_seconds=clock.left()).splitlines()[:1]
@@ -173,7 +173,9 @@ def check_compiler(requested: str | None, limit_seconds: float = 2.0) -> Compile
             return _try_kernel(command, version[0] if version else "unknown", Path(folder), clock)
     except (CommandFailed, OSError) as error:
         told = (error.first_errors or error.status) if isinstance(error, CommandFailed) else str(error)
-        says = f"{command[0]} does not work ({told.splitlines()[0]}): on the CPU models run in eager"
+        says = (
+            f"{command[0]} does not work ({told.splitlines()[0]}): on the CPU, what is not in the cache runs in eager"
+        )
         return CompilerFound(Line("compiler", "fail", says, "repair it", _INSTALL_CC))
 
 

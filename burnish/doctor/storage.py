@@ -6,13 +6,13 @@ import contextlib
 import os
 import shlex
 import shutil
-import stat
 import tempfile
 from pathlib import Path
 
 from burnish.doctor.line import Line
 from burnish.options import Options
 from burnish.runtime.cache import Cache
+from burnish.runtime.private_files import Refused, open_private
 
 LITTLE_DISK = 1 << 30
 NO_DISK = 64 << 20
@@ -39,9 +39,6 @@ def check_cache(options: Options) -> Line:
         )
     told = Cache(root, options.cache_limit_bytes).stats()
     says = f"{root}: {told.entries} entries, {size(told.bytes)} of {size(told.limit_bytes)}, {disk}"
-    if os.statvfs(root).f_flag & getattr(os, "ST_NOEXEC", 0):
-        advice = "its filesystem allows no code to run (noexec): use another one"
-        return Line("cache", "warn", f"{says}; {_RECOMPILES}", advice, elsewhere)
     if free < LITTLE_DISK:
         return Line(
             "cache", "warn", says, "little disk is left: free some, or make the limit smaller", "burnish cache clear"
@@ -53,32 +50,29 @@ def check_cache(options: Options) -> Line:
 
 def _cannot_be_used(root: Path) -> tuple[str, ...]:
     """Nothing, or: why not; and what to do, and the command, where that is more than to use another folder."""
-    quoted = shlex.quote(str(root))
     try:
-        status = root.stat()
+        descriptor, real = open_private(root, make=False)
+    except Refused as refusal:
+        says = f"{refusal.reason}: they could run code as you"
+        return (says, "take that right away", refusal.command) if refusal.command else (says,)
     except FileNotFoundError:
         return _cannot_be_made(root)
+    except NotADirectoryError as error:
+        return (f"{error.filename} is not a folder",)
     except OSError as error:
         return (f"{root}: {error.strerror}",)
-    if not stat.S_ISDIR(status.st_mode):
-        return (f"{root} is not a folder", "name a folder", "unset BURNISH_CACHE_DIR")
-    if status.st_uid != os.geteuid():
-        return (f"{root} belongs to user {status.st_uid}, and you are {os.geteuid()}: they could run code as you",)
-    if status.st_mode & stat.S_IWOTH:
-        says = f"{root} can be written by every user: they could run code as you"
-        return (says, "take that right away", f"chmod o-w {quoted}")
+    os.close(descriptor)
     try:
-        with tempfile.NamedTemporaryFile(dir=root, prefix="doctor-"):
+        with tempfile.NamedTemporaryFile(dir=real, prefix="doctor-"):
             pass
     except OSError as error:
-        return (f"{root} cannot be written: {error.strerror}", "give yourself the right", f"chmod u+rwx {quoted}")
+        command = f"chmod u+rwx {shlex.quote(str(root))}"
+        return (f"{root} cannot be written: {error.strerror}", "give yourself the right", command)
     return ()
 
 
 def _cannot_be_made(root: Path) -> tuple[str, ...]:
     parent = next(path for path in root.parents if path.exists())
-    if not parent.is_dir():
-        return (f"{parent}, in which it should be, is not a folder",)
     if not os.access(parent, os.W_OK | os.X_OK):
         return (f"{root} does not exist and cannot be made: {parent} cannot be written",)
     return ()

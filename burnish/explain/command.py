@@ -51,6 +51,8 @@ def run_explain(arguments: argparse.Namespace) -> int:
     from burnish.explain.session import Plan, run_explanation
     from burnish.targets import load_target
 
+    if arguments.dump:
+        arguments.dump.mkdir(parents=True, exist_ok=True)  # before the work, not after it
     target = load_target(arguments.target)
     plan = Plan(
         dynamic={"auto": None, "true": True, "false": False}[arguments.dynamic],
@@ -75,7 +77,6 @@ def run_explain(arguments: argparse.Namespace) -> int:
         if not arguments.dump:
             console.print("\nMore: --full, --timings, --json, --tuning; --dump DIR writes every stage as a file.")
     if arguments.dump:
-        arguments.dump.mkdir(parents=True, exist_ok=True)
         (arguments.dump / "stats.txt").write_text(f"{explanation.stats}\n")
         if not arguments.json and not arguments.tuning:
             _print_files(arguments.dump)

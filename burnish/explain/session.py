@@ -22,9 +22,9 @@ from burnish.explain.result import AtenCall, BreakCost, Explanation, GraphFacts,
 from burnish.explain.watch import Call, Watcher
 from burnish.measure import quantile
 from burnish.options import Options
-from burnish.parity import float64_errors
+from burnish.parity import compare
 from burnish.stats import GraphBreak, Recompile
-from burnish.targets import Target
+from burnish.targets import Target, running
 from burnish.verify.inputs import InputSet, input_sets
 from burnish.verify.session import without_trust
 
@@ -65,10 +65,11 @@ class _Session:
     def run(self) -> Explanation:
         with self.target.grad_mode():
             self.told("compiling")
-            for label in ("first call", "second call", "third call"):
-                self._call(label, self.target.inputs)
-            self.told("timing calls")
-            steady = self._steady_calls()
+            with running(self.target.name, "calling it"):
+                for label in ("first call", "second call", "third call"):
+                    self._call(label, self.target.inputs)
+                self.told("timing calls")
+                steady = self._steady_calls()
             stats = self.handle.stats()  # of the inputs given; what other sizes bring about is told apart
             self.told("other sizes")
             self._call_with_others()
@@ -199,7 +200,10 @@ class _Session:
         if not self.plan.referee:
             return {}
         with contextlib.suppress(Exception):  # a step that cannot be repeated: said by `burnish verify`
-            return float64_errors(self.target, {"burnish": self.compiled, "eager": self.target.model})
+            found = compare(self.target, {"burnish": self.compiled, "eager": self.target.model})
+            if found["burnish"].reason:
+                self.notes.append(f"results: {found['burnish'].reason}")
+            return {name: each.error for name, each in found.items()}
         return {}
 
 

@@ -47,14 +47,19 @@ def run_generate(arguments: argparse.Namespace) -> int:
     if arguments.dtype and not isinstance(dtype, torch.dtype):
         raise BadOptionValue("--dtype", arguments.dtype, "a torch type such as bfloat16 or float16")
     from burnish.generation.measure import Plan, measure
-    from burnish.targets import load_target, placed
+    from burnish.targets import check_device, load_target, placed, running
 
-    target = placed(load_target(arguments.target), arguments.device, dtype)
+    if arguments.device:
+        check_device("--device", arguments.device)
+    target = load_target(arguments.target)
+    with running(arguments.target, "moving it"):
+        target = placed(target, arguments.device, dtype)
     plan = Plan(
         arguments.new, arguments.prompt, arguments.batch, arguments.max_length, arguments.sample, arguments.mode,
         arguments.runs, arguments.eager, arguments.bits,
     )  # fmt: skip
     with Console(stderr=True).status("compiling") as status:
-        report = measure(target, plan, lambda text: status.update(text))
+        with running(arguments.target, "generating"):
+            report = measure(target, plan, lambda text: status.update(text))
     print(report.to_json() if arguments.json else report)
     return 0

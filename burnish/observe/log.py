@@ -250,9 +250,12 @@ class CompileLog:
             self.graphs -= Counter({kind: 1})
         self._open_stages.__dict__.pop("failed", None)  # it is no news about the graph that comes next
 
-    def graph_break(self, entry: GraphBreak) -> None:
+    def graph_break_met(self, entry: GraphBreak) -> None:
+        """For those who want to know after which graph; `graph_break` counts it, once it is known to be one."""
         if self.recorder is not None:
             self.recorder.graph_break(entry)
+
+    def graph_break(self, entry: GraphBreak) -> None:
         with self._lock:
             if entry in self.graph_breaks:  # a recompile meets the same line again
                 return

@@ -1,7 +1,7 @@
 """C source in, loaded library out: runs the C compiler once for each distinct source, then never again.
 
-A second process finds the library, and the compiler's identity, in the cache and starts no process at all. Where the
-cache cannot be used the library lives in a directory of this process's own, removed when it exits.
+A second process finds the library, and the compiler's identity, in the cache and starts no process at all: it needs no
+compiler. A library is loaded from bytes that were checked (`library_loading.py`), never from a file by its name.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import ctypes
 import functools
 import hashlib
 import re
-import shlex
-import shutil
 import tempfile
 import threading
 import time
@@ -24,7 +22,14 @@ from pathlib import Path
 
 import torch  # loads the OpenMP runtime that everything built here resolves against
 
-from burnish.errors import CompilerFailed, LibraryUnloadable, NativeSourceMissing, NoRoomToBuild
+from burnish.errors import (
+    CompileError,
+    CompilerFailed,
+    CompilerMissing,
+    LibraryUnloadable,
+    NativeSourceMissing,
+    NoRoomToBuild,
+)
 from burnish.observe.log import CompileLog
 from burnish.options import Options
 from burnish.runtime.blas import connect
@@ -32,12 +37,14 @@ from burnish.runtime.cache import Cache, CacheKey, open_cache
 from burnish.runtime.compiler import (
     CommandFailed,
     Compiler,
+    Maker,
     compile_object,
-    cpu_features,
-    find_compiler,
+    cpu_target,
+    find_maker,
     forget_compilers,
     link_shared,
 )
+from burnish.runtime.library_loading import CannotLoad, load_library
 from burnish.runtime.scratch import own_directory
 from burnish.trust.budget import UNLIMITED, Cancelled, Deadline, current_deadline
 from burnish.trust.process import HELPFUL
@@ -75,6 +82,7 @@ class _Job:
     flags: tuple[str, ...]
     exported: bool  # later libraries may call into this one
     headers: str = ""  # text the sources include, where the package's own hash does not stand for it
+    needs: tuple[Path, ...] = ()  # files without which it cannot be built, but loaded all the same
 
     def key(self, compiler: Compiler) -> CacheKey:
         """Everything the library depends on."""
@@ -85,26 +93,14 @@ class _Job:
                 ("source", hashlib.sha256(text.encode()).hexdigest()),
                 ("burnish", source_hash() if not self.exported else ""),  # the runtime depends on its own text only
                 ("torch", str(torch.__version__)),
-                ("compiler", shlex.join(compiler.command)),
-                ("compiler version", compiler.version),
-                ("compiler file", compiler.file),
+                *compiler.factors,
                 ("flags", " ".join(self.flags)),
-                ("cpu", cpu_features()),
+                ("cpu", cpu_target()),
             )
         )
 
 
-@dataclass(frozen=True)
-class _Library:
-    handle: ctypes.CDLL
-    path: Path
-
-
-class _CannotLoad(Exception):
-    """dlopen's own words. Not the OSError that ctypes raises: in this file that is a disk that failed."""
-
-
-_libraries: dict[str, _Library] = {}  # digest -> what this process has loaded
+_libraries: dict[str, ctypes.CDLL] = {}  # digest -> what this process has loaded
 _building: dict[str, threading.Lock] = {}  # digest -> held while it is looked for or built
 _openmp_plan: dict[Compiler, int] = {}  # which of the ways in _build_in served this compiler last
 _guard = threading.Lock()
@@ -116,33 +112,32 @@ def build_shared(
     options: Options,
     cache: Cache,
     log: CompileLog,
-    link: Sequence[Path] = (),
     include: Sequence[Path] = (),
+    needs: Sequence[Path] = (),
     parts: Sequence[str] = (),
 ) -> ctypes.CDLL:
-    """The library made of `source`, loaded. It may call functions of the libraries in `link`, and include headers
-    from the directories in `include`. `parts` are the source as several, which are compiled side by side."""
-    for path in link:  # loaded for all to see, not linked against: a file in the cache may be evicted
-        ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    """The library made of `source`, loaded. It may call functions of the C runtime, if that is loaded, and include
+    headers from the directories in `include`; building it `needs` these files. `parts` are the source as several,
+    which are compiled side by side."""
     flags = (*GENERATED_FLAGS, *(f"-I{path}" for path in include))
     sources = tuple(CSource(text, f"{n} {source.name}") for n, text in enumerate(parts, 1)) or (
         source,
     )  # names are cut
-    return _obtain(_Job(source.name, sources, flags, exported=False), options, cache, log).handle
+    return _obtain(_Job(source.name, sources, flags, exported=False, needs=tuple(needs)), options, cache, log)
 
 
-def native_library(options: Options, cache: Cache, log: CompileLog) -> tuple[ctypes.CDLL, Path]:
+def native_library(options: Options, cache: Cache, log: CompileLog) -> ctypes.CDLL:
     """The C runtime that ships as source with burnish, loaded so that libraries built later may call it."""
     library = _native_part("native", double=False, options=options, cache=cache, log=log)
-    connect(library.handle)
-    return library.handle, library.path
+    connect(library)
+    return library
 
 
 def double_library(options: Options, cache: Cache, log: CompileLog) -> ctypes.CDLL:
     """Its products in double precision, which few programs have: they would take as long again to build. They call
     the rest of it, which is loaded before them."""
     native_library(options, cache, log)
-    return _native_part("native f64", double=True, options=options, cache=cache, log=log).handle
+    return _native_part("native f64", double=True, options=options, cache=cache, log=log)
 
 
 def load_native(double: bool, options: Options, cache: Cache, log: CompileLog) -> None:
@@ -153,7 +148,7 @@ def load_native(double: bool, options: Options, cache: Cache, log: CompileLog) -
         native_library(options, cache, log)
 
 
-def _native_part(name: str, *, double: bool, options: Options, cache: Cache, log: CompileLog) -> _Library:
+def _native_part(name: str, *, double: bool, options: Options, cache: Cache, log: CompileLog) -> ctypes.CDLL:
     paths = [path for path in sorted(NATIVE_DIR.glob("*.c")) if path.stem.endswith("_f64") == double]
     if not paths:
         raise NativeSourceMissing(NATIVE_DIR)
@@ -195,47 +190,67 @@ def forget_loaded() -> None:
     forget_compilers()
 
 
-def _obtain(job: _Job, options: Options, cache: Cache, log: CompileLog) -> _Library:
+def maker_of(options: Options, cache: Cache) -> tuple[tuple[str, str], ...]:
+    """Who compiles, or has compiled, what serves this process, as parts of a cache key."""
     try:
-        compiler = find_compiler(options.cc, cache)
-        key = job.key(compiler)
+        return find_maker(options.cc, cache, options.compiler_seconds).compiler.factors
+    except (CommandFailed, CompilerMissing):
+        return (("compiler", "none"),)
+
+
+def _obtain(job: _Job, options: Options, cache: Cache, log: CompileLog) -> ctypes.CDLL:
+    try:
+        maker = find_maker(options.cc, cache, options.compiler_seconds)
+        key = job.key(maker.compiler)
         with _guard:
             building = _building.setdefault(key.digest, threading.Lock())
         with building:
             library = _libraries.get(key.digest) or _load_stored(job, key, cache)
             log.cache(library is not None, "" if library else cache.miss_reason(_KIND, key))
             if library is None:
+                _require(job, maker)
                 with log.stage("cc"):
-                    library = _build(job, compiler, key, cache)
+                    library = _build(job, maker.compiler, key, cache, options.compiler_seconds)
             _libraries[key.digest] = library
             return library
     except CommandFailed as failure:
         for source in job.sources:
             log.dump(f"{source.stem}.c", source.text)
         raise CompilerFailed(failure.command, failure.status, failure.first_errors, options.dump_dir) from None
-    except _CannotLoad as failure:
+    except CannotLoad as failure:
         raise LibraryUnloadable(job.name, str(failure)) from None
 
 
-def _load_stored(job: _Job, key: CacheKey, cache: Cache) -> _Library | None:
-    path = cache.path(_KIND, key)
-    if path is None:
+def _require(job: _Job, maker: Maker) -> None:
+    """What building takes, and loading does not."""
+    if maker.problem is not None:
+        raise maker.problem
+    for path in job.needs:
+        if not path.exists():
+            raise CompileError("build", f"{job.name}: there is no {path}")
+
+
+def _load_stored(job: _Job, key: CacheKey, cache: Cache) -> ctypes.CDLL | None:
+    data = cache.get(_KIND, key)
+    if data is None:
         return None
     try:
-        return _Library(_dlopen(path, job.exported), path)
-    except _CannotLoad:  # evicted since the check, or made where other libraries were loaded
+        return load_library(data, job.name, exported=job.exported)
+    except CannotLoad:  # made where other libraries were loaded
         cache.discard(_KIND, key)
         return None
 
 
-def _build(job: _Job, compiler: Compiler, key: CacheKey, cache: Cache) -> _Library:
+def _build(job: _Job, compiler: Compiler, key: CacheKey, cache: Cache, seconds: float) -> ctypes.CDLL:
     """Build on the cache's filesystem or, where there is no room or no permission, in the temporary directory."""
     problems: list[str] = []
     places: tuple[Callable[[], AbstractContextManager[Path]], ...] = (cache.workspace, _own_workspace)
     for place in places:
         try:
             with place() as directory:
-                return _build_in(directory, job, compiler, key, cache)
+                data, library = _build_in(directory, job, compiler, seconds)
+                cache.put(_KIND, key, data)
+                return library
         except OSError as error:
             problems.append(str(error))
         except CommandFailed as failure:
@@ -245,7 +260,7 @@ def _build(job: _Job, compiler: Compiler, key: CacheKey, cache: Cache) -> _Libra
     raise NoRoomToBuild(problems)
 
 
-def _build_in(directory: Path, job: _Job, compiler: Compiler, key: CacheKey, cache: Cache) -> _Library:
+def _build_in(directory: Path, job: _Job, compiler: Compiler, seconds: float) -> tuple[bytes, ctypes.CDLL]:
     """Torch has an OpenMP runtime loaded, and linking none lets kernels share its threads. Where that one does not
     serve this compiler, link the compiler's own; where there is none, do without OpenMP."""
     serial = tuple(flag for flag in job.flags if flag != "-fopenmp")
@@ -253,12 +268,13 @@ def _build_in(directory: Path, job: _Job, compiler: Compiler, key: CacheKey, cac
     for plan in range(_openmp_plan.get(compiler, 0), len(plans)):
         compile_flags, link_flags = plans[plan]
         try:
-            objects = _compile(job, compiler, compile_flags, directory)
-            link_shared(compiler, link_flags, objects, directory / "library.so", current_deadline())
-            library = _publish(directory / "library.so", job, key, cache)
+            objects = _compile(job, compiler, compile_flags, directory, seconds)
+            link_shared(compiler, link_flags, objects, directory / "library.so", current_deadline(), seconds)
+            data = (directory / "library.so").read_bytes()
+            library = load_library(data, job.name, exported=job.exported)  # what cannot be loaded is not stored
             _openmp_plan[compiler] = plan
-            return library
-        except _CannotLoad as failure:
+            return data, library
+        except CannotLoad as failure:
             if not _OPENMP_SYMBOL.search(str(failure)):
                 raise
             error: Exception = failure
@@ -269,38 +285,17 @@ def _build_in(directory: Path, job: _Job, compiler: Compiler, key: CacheKey, cac
     raise error
 
 
-def _compile(job: _Job, compiler: Compiler, flags: Sequence[str], directory: Path) -> list[Path]:
+def _compile(job: _Job, compiler: Compiler, flags: Sequence[str], directory: Path, seconds: float) -> list[Path]:
     deadline = current_deadline()  # of this thread: those of the pool have none
 
     def compile_one(source: CSource) -> Path:
         text = directory / f"{source.stem}.c"
         text.write_text(source.text)
-        compile_object(compiler, [*flags, f"-I{NATIVE_DIR}"], text, text.with_suffix(".o"), deadline)
+        compile_object(compiler, [*flags, f"-I{NATIVE_DIR}"], text, text.with_suffix(".o"), deadline, seconds)
         return text.with_suffix(".o")
 
     with ThreadPoolExecutor(max_workers=COMPILERS) as pool:
         return list(pool.map(compile_one, job.sources))
-
-
-def _publish(built: Path, job: _Job, key: CacheKey, cache: Cache) -> _Library:
-    """Load the library from where it will stay: the cache, or this process's own directory if the cache takes no
-    files or its filesystem allows no code (noexec)."""
-    if path := cache.put(_KIND, key, built.read_bytes()):
-        try:
-            return _Library(_dlopen(path, job.exported), path)
-        except _CannotLoad:
-            cache.discard(_KIND, key)
-    kept = Path(tempfile.mkdtemp(dir=own_directory())) / "data"
-    shutil.copyfile(built, kept)
-    return _Library(_dlopen(kept, job.exported), kept)
-
-
-def _dlopen(path: Path, exported: bool) -> ctypes.CDLL:
-    """ctypes binds at once (RTLD_NOW), so a missing symbol is an exception here and not a dead process later."""
-    try:
-        return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL if exported else ctypes.RTLD_LOCAL)
-    except OSError as error:
-        raise _CannotLoad(str(error)) from None
 
 
 @contextlib.contextmanager

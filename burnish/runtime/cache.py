@@ -2,46 +2,59 @@
 
     <root>/<kind>/<first 2 hex digits>/<digest>/data         the bytes
     <root>/<kind>/<first 2 hex digits>/<digest>/meta.json    the key's factors, the bytes' checksum and size
-    <root>/tmp/                                              directories being written
-    <root>/written                                           one byte for each block written since the last eviction
+    <root>/tmp/                                              directories being written, each locked by its writer
+    <root>/written, <root>/evicting                          how much was written since the last eviction, and a lock
 
-Nothing in it is trusted: an entry that is not what its name and checksum say is removed and counts as a miss, and
-nothing is unpickled. No failure here fails a compile: a cache that cannot be used says why, once, and misses.
+Nothing in it is trusted: a directory that another user could write is not used (`private_files.py`), an entry that is
+not what its name and checksum say is removed and counts as a miss, and nothing is unpickled. No failure here fails a
+compile: a cache that cannot be used says why, once, and misses.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import functools
-import hashlib
 import json
 import logging
 import os
 import re
 import shutil
-import stat
-import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 from burnish.options import Options
-from burnish.runtime.entry import CacheKey, Damaged, Entry, printable, read_entry, read_file, remove_entry, use_and_size
+from burnish.runtime.entry import (
+    META_BYTES,
+    CacheKey,
+    Damaged,
+    Entry,
+    checksum,
+    printable,
+    read_data,
+    read_entry,
+    remove_entry,
+    use_and_size,
+)
+from burnish.runtime.ledger import Ledger
+from burnish.runtime.private_files import Refused, names_in, open_below, open_own, open_private, write_file
 
 __all__ = ["Cache", "CacheKey", "CacheStats", "Difference", "Entry", "open_cache"]
 
 _logger = logging.getLogger("burnish.cache")
 
 _KIND = re.compile(r"(?!tmp$)[a-z][a-z0-9_]*")
-_HEX = re.compile(r"[0-9a-f]+")
-_BLOCK_BYTES = 4096  # what one byte in `written` stands for
-_ABANDONED_SECONDS = 3600.0  # a directory in tmp/ this old belongs to a process that died: writing one takes moments
+_SHARD = re.compile(r"[0-9a-f]{2}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_TEMPORARY = "tmp"
+_ABANDONED_SECONDS = 3600.0  # where there are no locks, a directory in tmp/ this old belongs to a process that died
 
 
 class Difference(NamedTuple):
@@ -74,43 +87,39 @@ class Cache:
         self.root = root
         self.limit_bytes = limit_bytes
         self._off = off
+        self._real = str(root)  # where it really is, once that is known
         self._counts: Counter[str] = Counter()
         self._complaints: set[str] = set()
         self._lock = threading.Lock()
+        self._ledger = Ledger(lambda: self._opened(make=True))
 
     # -- reading ---------------------------------------------------------------------------------------------
 
     def get(self, kind: str, key: CacheKey) -> bytes | None:
-        """The stored bytes, checked against their checksum; None is a miss."""
+        """The stored bytes, checked against their checksum; None is a miss. They were read once: whoever runs them as
+        code runs these bytes, and not what a file of that name holds later."""
         data = self._verified(kind, key)
         self._count("misses" if data is None else "hits")
         return data
 
-    def path(self, kind: str, key: CacheKey) -> Path | None:
-        """The stored file, checked against its checksum: dlopen runs code, so no byte of it may come unchecked."""
-        return None if self.get(kind, key) is None else self._directory(kind, key.digest) / "data"
-
     def _verified(self, kind: str, key: CacheKey) -> bytes | None:
         if self.unusable:
             return None
-        directory = self._directory(kind, key.digest)
+        path = self._path(kind, key.digest)
         try:
-            entry = read_entry(kind, directory)
-            data = read_file(directory / "data", entry.size)
-            if hashlib.sha256(data).hexdigest() != entry.sha256:
-                raise Damaged("its bytes do not match their checksum")
-        except Damaged as damage:
-            self._complain(f"removed damaged entry {directory}: {damage}")
-            self._count("damaged")
-            remove_entry(directory)
-            return None
+            with self._opened(kind, key.digest[:2]) as shard:
+                try:
+                    return read_data(kind, key.digest, shard, self.limit_bytes)
+                except Damaged as damage:
+                    self._complain(f"removed damaged entry {path}: {damage}")
+                    self._count("damaged")
+                    self._remove(key.digest, shard)
+        except Refused as refusal:
+            self._complain(f"not used: {refusal}")
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ENOTDIR):
-                self._complain(f"cannot read {directory}: {error.strerror}")
-            return None
-        with contextlib.suppress(OSError):  # a cache on a read-only disk can be read all the same
-            os.utime(directory / "meta.json")  # its mtime is the last use: no rewriting of JSON on every hit
-        return data
+                self._complain(f"cannot read {path}: {error.strerror}")
+        return None
 
     @functools.cached_property
     def unusable(self) -> str | None:
@@ -121,16 +130,36 @@ class Cache:
         return reason or None
 
     def _fault(self) -> str:
+        """Looks at every directory on the way, and clears away what processes that were killed left behind."""
         try:
-            self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
-            status = self.root.stat()
+            descriptor, self._real = open_private(self.root)
+        except Refused as refusal:
+            return str(refusal)
         except OSError as error:
             return f"{self.root}: {error.strerror or error}"
-        if status.st_uid != os.geteuid():  # whoever can write here can run code as this user
-            return f"{self.root} belongs to user {status.st_uid}, not to this one ({os.geteuid()})"
-        if status.st_mode & stat.S_IWOTH:
-            return f"{self.root} can be written by every user; chmod o-w it, or choose another directory"
+        os.close(descriptor)
+        self._remove_abandoned()
         return ""
+
+    @contextlib.contextmanager
+    def _opened(self, *names: str, make: bool = False) -> Iterator[int]:
+        """A directory of the cache's: each one on the way there is looked at every time, once it is open."""
+        try:
+            here = open_own(self._real)
+        except FileNotFoundError:  # removed since; its own user's business
+            if not make:
+                raise
+            here, self._real = open_private(self.root)
+        try:
+            shown = self._real
+            for name in names:
+                shown = os.path.join(shown, name)
+                below = open_below(here, name, shown, make=make)
+                os.close(here)
+                here = below
+            yield here
+        finally:
+            os.close(here)
 
     # -- writing ---------------------------------------------------------------------------------------------
 
@@ -138,111 +167,135 @@ class Cache:
         """Store the bytes and return their file; None, and one line in the log, when they cannot be stored.
 
         Of two writers of one key the first wins: both made their bytes from the same factors."""
+        path = self._path(kind, key.digest)
         if self.unusable:
             return None
-        if len(data) > self.limit_bytes:
-            self._complain(f"not stored: {len(data)} bytes are more than the cache's limit of {self.limit_bytes}")
-            return None
-        directory = self._directory(kind, key.digest)
-        try:
-            self._write(kind, key, data, directory)
-        except OSError as error:
-            self._complain(f"cannot store in {self.root}: {error.strerror or error}")
-            return None
-        if self._note_written(len(data)):
-            self.trim(keep=directory)
-        return directory / "data"
-
-    def _write(self, kind: str, key: CacheKey, data: bytes, directory: Path) -> None:
         meta = {
+            "kind": kind,
             "factors": key.factors,
-            "sha256": hashlib.sha256(data).hexdigest(),
+            "sha256": checksum(kind, key.digest, data),
             "size": len(data),
             "created": time.time(),
         }
-        with self.workspace() as temporary:
-            whole = temporary / "entry"
-            whole.mkdir()
-            (whole / "data").write_bytes(data)
-            (whole / "meta.json").write_text(json.dumps(meta))
-            directory.parent.mkdir(parents=True, exist_ok=True)
-            # A rename within one filesystem is atomic: a reader sees the whole entry or none of it, whatever
-            # becomes of this process. No fsync: what a power cut tears, the checksum finds.
-            for last_try in (False, False, True):
-                try:
-                    os.rename(whole, directory)
-                    return
-                except OSError as error:
-                    if last_try or error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                        raise
-                if self._verified(kind, key) is not None:
-                    return
-                remove_entry(directory)  # the remains of an entry, which nothing else would clear away
+        described = json.dumps(meta).encode()
+        size = len(data) + len(described)
+        if size > self.limit_bytes or len(described) > META_BYTES:
+            self._complain(f"not stored: {size} bytes are more than the cache's limit of {self.limit_bytes}")
+            return None
+        if not self._has_room(size):
+            self._complain("not stored: another process that clears it up takes too long")
+            return None
+        try:
+            self._write(kind, key, {"data": data, "meta.json": described})
+        except Refused as refusal:
+            self._complain(f"not used: {refusal}")
+            return None
+        except OSError as error:
+            self._complain(f"cannot store in {self.root}: {error.strerror or error}")
+            return None
+        return path / "data"
+
+    def _write(self, kind: str, key: CacheKey, files: dict[str, bytes]) -> None:
+        with self._temporary() as (parent, name, directory):
+            for file, content in files.items():
+                write_file(file, directory, content)
+            with self._opened(kind, key.digest[:2], make=True) as shard:
+                # A rename within one filesystem is atomic: a reader sees the whole entry or none of it, whatever
+                # becomes of this process. No fsync: what a power cut tears, the checksum finds.
+                for last_try in (False, False, True):
+                    try:
+                        os.rename(name, key.digest, src_dir_fd=parent, dst_dir_fd=shard)
+                        return
+                    except OSError as error:
+                        if last_try or error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                            raise
+                    if self._verified(kind, key) is not None:
+                        return
+                    remove_entry(key.digest, shard, parent)  # the remains of one, which nothing else would clear away
 
     @contextlib.contextmanager
     def workspace(self) -> Iterator[Path]:
         """A private directory on the cache's filesystem, out of eviction's sight, removed on leaving."""
         if self.unusable:
             raise OSError(errno.EACCES, self.unusable)
-        parent = self.root / "tmp"
-        parent.mkdir(exist_ok=True)
-        path = Path(tempfile.mkdtemp(dir=parent))
         try:
-            yield path
-        finally:
-            shutil.rmtree(path, ignore_errors=True)
+            with self._temporary() as (_, name, _):
+                yield Path(self._real) / _TEMPORARY / name
+        except Refused as refusal:
+            raise OSError(errno.EACCES, str(refusal)) from None
+
+    @contextlib.contextmanager
+    def _temporary(self) -> Iterator[tuple[int, str, int]]:
+        """A new directory: its parent, its name and itself. It is locked for as long as this process lives and uses
+        it: what is not locked belongs to one that was killed."""
+        with self._opened(_TEMPORARY, make=True) as parent:
+            name, directory = _made_and_locked(parent, os.path.join(self._real, _TEMPORARY))
+            try:
+                yield parent, name, directory
+            finally:
+                shutil.rmtree(name, ignore_errors=True, dir_fd=parent)
+                os.close(directory)
+
+    def _remove_abandoned(self) -> None:
+        with contextlib.suppress(OSError, Refused), self._opened(_TEMPORARY) as parent:
+            for name in names_in(parent):
+                with contextlib.suppress(OSError, Refused):
+                    if _is_abandoned(name, parent):
+                        shutil.rmtree(name, ignore_errors=True, dir_fd=parent)
 
     def discard(self, kind: str, key: CacheKey) -> None:
         """Drop an entry that proved of no use though its bytes are as they were stored."""
         if not self.unusable:
-            remove_entry(self._directory(kind, key.digest))
+            with contextlib.suppress(OSError, Refused), self._opened(kind, key.digest[:2]) as shard:
+                self._remove(key.digest, shard)
+
+    def _remove(self, digest: str, shard: int) -> bool:
+        with contextlib.suppress(OSError, Refused), self._opened(_TEMPORARY, make=True) as temporary:
+            return remove_entry(digest, shard, temporary)
+        return False
 
     # -- the limit -------------------------------------------------------------------------------------------
 
-    def _note_written(self, size: int) -> bool:
-        """Note that `size` bytes were written; True when it is time to look for entries to evict.
+    def _has_room(self, size: int) -> bool:
+        """Make room for bytes that are about to be written; False if another process is at it and takes long.
 
-        Looking means a walk over all entries, so it is done once for every 1/16 of the limit written. Processes
-        share the count through the length of one file, which O_APPEND lets them all extend without a lock."""
-        blocks = -(-size // _BLOCK_BYTES)
+        That means a walk over all entries, so it is done once for every 3/64 of the limit that processes write, and
+        leaves 1/16 free: the rest is for what several of them write at that moment."""
         try:
-            with open(self.root / "written", "ab") as ledger:
-                ledger.write(b"." * blocks)
-                ledger.flush()
-                if os.fstat(ledger.fileno()).st_size * _BLOCK_BYTES < self._slack:
+            if self._ledger.note(size) < self._often:
+                return True
+            with self._ledger.evicting() as alone:
+                if not alone:
                     return False
-                ledger.truncate(0)
-        except OSError:
-            pass  # a full disk: a good time to look
+                if self._ledger.note(0) < self._often and self._ledger.note(size) < self._often:
+                    return True  # another process has made room meanwhile
+                self.trim(room=size)
+                self._ledger.reset()
+                self._ledger.note(size)
+        except (OSError, Refused):  # a full disk: a good time to look
+            self.trim(room=size)
         return True
 
     @property
-    def _slack(self) -> int:
-        return self.limit_bytes // 16
+    def _often(self) -> int:
+        return self.limit_bytes * 3 // 64
 
-    def trim(self, keep: Path | None = None) -> int:
-        """Evict the entries unused for longest until what is stored, and what may be written before the next look,
-        fit the limit; returns how many went. `keep` stays: its writer is about to use it."""
-        sized = [(*use_and_size(directory), directory) for _, directory in self._directories()]
-        total = sum(size for _, size, _ in sized)
+    def trim(self, room: int = 0) -> int:
+        """Evict the entries unused for longest until what is stored, `room` for what comes now, and what may be written
+        before the next look fit the limit; returns how many went."""
+        sized = [(*use_and_size(digest, shard), kind, digest) for kind, digest, shard in self._stored()]
+        total = sum(size for _, size, _, _ in sized)
         evicted = 0
-        for _, size, directory in sorted(sized):
-            if total <= self.limit_bytes - self._slack:
+        for _, size, kind, digest in sorted(sized):
+            if total + room <= self.limit_bytes * 15 // 16:
                 break
-            if directory != keep:
-                remove_entry(directory)
-                total -= size
-                evicted += 1
+            with contextlib.suppress(OSError, Refused), self._opened(kind, digest[:2]) as shard:
+                self._remove(digest, shard)
+            total -= size
+            evicted += 1
         self._count("evicted", evicted)
         self._remove_abandoned()
         return evicted
-
-    def _remove_abandoned(self) -> None:
-        for name in _names(self.root / "tmp"):
-            path = self.root / "tmp" / name
-            with contextlib.suppress(OSError):
-                if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
-                    shutil.rmtree(path, ignore_errors=True)
 
     # -- telling ---------------------------------------------------------------------------------------------
 
@@ -278,37 +331,56 @@ class Cache:
         """All readable entries, the most recently used first."""
         return sorted(self._entries(), key=lambda entry: -entry.last_used)
 
+    def of(self, kind: str) -> Iterator[Entry]:
+        """The readable entries of a kind, in no order."""
+        return self._entries(kind)
+
+    def all(self, kind: str) -> Iterator[bytes]:
+        """The bytes of all entries of a kind, the most recently used first. Looking is no use of them."""
+        for entry in sorted(self._entries(kind), key=lambda entry: -entry.last_used):
+            with contextlib.suppress(OSError, Refused, Damaged), self._opened(kind, entry.digest[:2]) as shard:
+                yield read_data(kind, entry.digest, shard, self.limit_bytes, used=False)
+
     def clear(self) -> tuple[int, int]:
         """Remove every entry; returns how many there were, and their bytes. Never touches anything else."""
         count = freed = 0
-        for _, directory in self._directories():
-            freed += use_and_size(directory)[1]
-            count += remove_entry(directory)
+        for _, digest, shard in self._stored():
+            freed += use_and_size(digest, shard)[1]
+            count += self._remove(digest, shard)
         return count, freed
 
     def stats(self) -> CacheStats:
-        sizes = [use_and_size(directory)[1] for _, directory in self._directories()]
+        sizes = [use_and_size(digest, shard)[1] for _, digest, shard in self._stored()]
         hits, misses, damaged, evicted = (self._counts[what] for what in ("hits", "misses", "damaged", "evicted"))
         return CacheStats(
             self.root, len(sizes), sum(sizes), self.limit_bytes, hits, misses, damaged, evicted, self.unusable
         )
 
     def _entries(self, kind: str | None = None) -> Iterator[Entry]:
-        for found_kind, directory in self._directories(kind):
+        for found_kind, digest, shard in self._stored(kind):
             with contextlib.suppress(OSError, Damaged):  # evicted meanwhile, or for the next get to remove
-                yield read_entry(found_kind, directory)
+                yield read_entry(found_kind, digest, shard)
 
-    def _directories(self, kind: str | None = None) -> Iterator[tuple[str, Path]]:
-        """Where entries are. A stray file, or a user's own directory given as the root by mistake, is passed by."""
+    def _stored(self, kind: str | None = None) -> Iterator[tuple[str, str, int]]:
+        """Kind, digest and the directory of every entry. A stray file, or a user's own directory given as the root by
+        mistake, is passed by."""
         if self.unusable:
             return
-        for found_kind in [kind] if kind else filter(_KIND.fullmatch, _names(self.root)):
-            for shard in filter(_HEX.fullmatch, _names(self.root / found_kind)):
-                for digest in filter(_HEX.fullmatch, _names(self.root / found_kind / shard)):
-                    if len(digest) == 64 and digest.startswith(shard) and len(shard) == 2:
-                        yield found_kind, self.root / found_kind / shard / digest
+        for found_kind in [kind] if kind else filter(_KIND.fullmatch, self._names()):
+            for name in filter(_SHARD.fullmatch, self._names(found_kind)):
+                with contextlib.suppress(OSError, Refused), self._opened(found_kind, name) as shard:
+                    for digest in filter(_DIGEST.fullmatch, names_in(shard)):
+                        if digest.startswith(name):
+                            yield found_kind, digest, shard
 
-    def _directory(self, kind: str, digest: str) -> Path:
+    def _names(self, *directory: str) -> Iterable[str]:
+        try:
+            with self._opened(*directory) as opened:
+                return names_in(opened)
+        except (OSError, Refused):
+            return ()
+
+    def _path(self, kind: str, digest: str) -> Path:
         if not _KIND.fullmatch(kind):
             raise ValueError(f"{kind!r} cannot name a kind of entry")
         return self.root / kind / digest[:2] / digest
@@ -340,8 +412,36 @@ def _brief(value: str | None) -> str:
     return "none" if value is None else re.sub(r"\b([0-9a-f]{12})[0-9a-f]{20,}\b", r"\1…", value)
 
 
-def _names(directory: Path) -> list[str]:
+def _made_and_locked(parent: int, shown: str) -> tuple[str, int]:
+    """A new directory's name, and itself. Another process may take it for abandoned before it is locked: then again."""
+    while True:
+        name = f"{os.getpid()}-{os.urandom(6).hex()}"
+        os.mkdir(name, 0o700, dir_fd=parent)
+        try:
+            directory = open_below(parent, name, os.path.join(shown, name))
+        except FileNotFoundError:
+            continue
+        if _lock(directory) is False or os.fstat(directory).st_nlink == 0:
+            os.close(directory)
+            continue
+        return name, directory
+
+
+def _is_abandoned(name: str, parent: int) -> bool:
+    directory = open_below(parent, name, name)
     try:
-        return os.listdir(directory)
+        free = _lock(directory)
+        return time.time() - os.fstat(directory).st_mtime > _ABANDONED_SECONDS if free is None else free
+    finally:
+        os.close(directory)
+
+
+def _lock(directory: int) -> bool | None:
+    """Whether it is this process's now; None where its filesystem has no such locks."""
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
     except OSError:
-        return []
+        return None
+    return True

@@ -513,9 +513,8 @@ class GraphedProgram:
         tensors = set(_tensors(args, self.plan))
         borrowed = {k for k in tensors if here[k] in lent}
         stays = {k for k in tensors if case.places.has_stayed(k, args[k])} - case.copied
-        aliased = set(self.plan.aliases.values())
         moves = tensors - stays - borrowed - self.plan.static
-        twins = {k: _twin(args[k], keep_offset=k in aliased) for k in sorted(moves)}
+        twins = {k: _twin(args[k]) for k in sorted(moves)}
         inputs = [twins.get(k, x) for k, x in enumerate(args)]
         if self._host is None:
             self._host = self.program.host()
@@ -590,9 +589,6 @@ def _addresses(args: Sequence[Any]) -> list[int]:
     return [x.data_ptr() if isinstance(x, torch.Tensor) else 0 for x in args]
 
 
-def _twin(x: torch.Tensor, keep_offset: bool) -> torch.Tensor:
-    """Memory of the graph's own with x's sizes and strides; with its place in its storage, too, where results are
-    views that count from the storage's start."""
-    start = x.storage_offset() if keep_offset else 0
-    flat = torch.empty(start + _extent(x), dtype=x.dtype, device=x.device)
-    return flat.as_strided(x.shape, x.stride(), start)
+def _twin(x: torch.Tensor) -> torch.Tensor:
+    """Memory of the graph's own with x's sizes and strides."""
+    return torch.empty(_extent(x), dtype=x.dtype, device=x.device).as_strided(x.shape, x.stride())

@@ -219,7 +219,7 @@ class Store(ctypes.Structure):
 def trial(found: ProductClass, options: Options, cache: Cache, log: CompileLog) -> float:
     """How many times as long ours takes."""
     single = found.dtype is DType.f32
-    native = native_library(options, cache, log)[0] if single else double_library(options, cache, log)
+    native = native_library(options, cache, log) if single else double_library(options, cache, log)
     m, n, k = max(min(found.m, _MOST // (found.n * found.k)), 4 * _FEW), found.n, found.k
     a = _ones(m, k, found.a_by_row, found.dtype)
     b = _ones(k, n, found.b_by_row, found.dtype)

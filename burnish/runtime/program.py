@@ -422,7 +422,8 @@ class Renderer:
         o = r.operand
         if r.alias_of is not None:
             base = self.arguments[r.alias_of]
-            return f"{base}.as_strided({self._dims(o.shape)}, {self._dims(o.strides)}, {render(o.offset)})"
+            start = f"{base}.storage_offset() + {render(o.offset)}"
+            return f"{base}.as_strided({self._dims(o.shape)}, {self._dims(o.strides)}, {start})"
         whole = self.schedule.buffers[o.buffer]
         # Of a window, a tensor of its own: autograd lets nobody change a view that came with other results in place.
         is_window = (o.offset, o.shape, o.strides) != (0, whole.shape, whole.strides)

@@ -1,7 +1,13 @@
-"""Files only this process needs: one directory, made when first asked for and removed when the process ends."""
+"""Files only this process needs: one directory, made when first asked for and removed when the process ends.
+
+A process that is killed cannot do that. While it lives it holds a lock on a file in its directory, so the next one that
+makes such a directory knows whose owners are gone, and removes those.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import functools
 import hashlib
 import importlib.util
@@ -13,6 +19,9 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from types import ModuleType
 
+_PREFIX = "burnish-"
+_LOCK = "locked-while-in-use"
+
 
 def own_directory() -> Path:
     """This process's: a forked child gets another, and leaves its parent's alone."""
@@ -21,10 +30,39 @@ def own_directory() -> Path:
 
 @functools.cache
 def _directory_of(pid: int) -> Path:
-    path = Path(tempfile.mkdtemp(prefix="burnish-"))
+    path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    with contextlib.suppress(OSError):
+        _lock(path)
+        _remove_abandoned(path.parent)
     # Unlike atexit, this also runs where multiprocessing ends a child it has forked; Finalize minds the process itself.
     Finalize(None, shutil.rmtree, (path,), {"ignore_errors": True}, exitpriority=0)
     return path
+
+
+def _lock(path: Path) -> None:
+    """Until the process ends. The file gets its name when it is locked: nobody can find it before."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    fcntl.flock(os.open(path / "being-locked", flags, 0o600), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.rename(path / "being-locked", path / _LOCK)
+
+
+def _remove_abandoned(temporary: Path) -> None:
+    for path in temporary.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            if path.lstat().st_uid == os.geteuid() and _is_abandoned(path):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_abandoned(path: Path) -> bool:
+    """Raises OSError for what is no directory of a process's."""
+    lock = os.open(path / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(lock)
+    return True
 
 
 def load_python(text: str) -> ModuleType:

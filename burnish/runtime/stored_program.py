@@ -35,8 +35,9 @@ from burnish.schedule.kernels import Buffer, ExternKernel, Kernel, Operand, Resu
 KIND = "program"
 # What a program does not depend on; every other option, those still to be thought of included, is part of the key.
 _IMMATERIAL = frozenset(
-    ("background", "budget", "cache_dir", "cache_limit_bytes", "dump_dir", "dynamic", "events", "fault", "fullgraph",
-     "gate", "graph_limit", "latency", "log", "sample", "verify", "verify_ir", "warm_start")
+    ("background", "budget", "cache_dir", "cache_limit_bytes", "cc", "compiler_seconds", "dump_dir", "dynamic",
+     "events", "fault", "fullgraph", "gate", "graph_limit", "latency", "log", "sample", "verify", "verify_ir",
+     "warm_start")
 )  # fmt: skip
 
 
@@ -61,7 +62,11 @@ class StoredProgram:
 
     @property
     def program(self) -> Program:
-        return build_program(self.schedule, self.unit, self.sources, self.arguments, self.device)
+        """Raises NotData where its parts, each what it should be, make none."""
+        try:
+            return build_program(self.schedule, self.unit, self.sources, self.arguments, self.device)
+        except Exception as error:
+            raise NotData(f"no program: {type(error).__name__}: {error}") from error
 
 
 class NotStored(Exception):
@@ -153,7 +158,12 @@ def packed(program: Program, fusion: str) -> bytes:
 def unpacked(data: bytes, device: str) -> StoredProgram:
     """Raises NotData."""
     found = _codec(device).loads(data)
-    if not isinstance(found, StoredProgram) or found.device.type != device:
+    if not isinstance(found, StoredProgram):
+        raise NotData("no program")
+    kinds = (found.schedule, Schedule), (found.sources, dict), (found.arguments, int), (found.fusion, str)
+    if not all(isinstance(part, kind) for part, kind in kinds) or not dataclasses.is_dataclass(found.unit):
+        raise NotData("parts that make no program")
+    if not isinstance(found.device, torch.device) or found.device.type != device:
         raise NotData(f"no program for {device}")
     return found
 

@@ -115,7 +115,7 @@ class KernelBuilder:
             return False
         try:
             into.set_result(BuiltKernel.from_bytes(data))
-        except ValueError:
+        except (ValueError, RecursionError):
             self.cache.discard(_KIND, key)
             return False
         return True

@@ -121,4 +121,5 @@ class ScheduleEvaluation:
         base = self.inputs[r.alias_of]
         assert isinstance(base, torch.Tensor)
         o = r.operand
-        return base.as_strided(self._dims(o.shape), self._dims(o.strides), evaluate(o.offset, self.sizes))
+        start = base.storage_offset() + evaluate(o.offset, self.sizes)
+        return base.as_strided(self._dims(o.shape), self._dims(o.strides), start)

@@ -50,6 +50,9 @@ class Diary:
     def retried(self, variant: Variant) -> None:
         self._log.emit("retry", variant=self._name)
 
+    def unmet(self, why: str) -> None:
+        self._log.noticed(f"{self._name} in eager: {why}")
+
 
 def _reason(variant: Variant) -> str:
     if variant.failure is not None:

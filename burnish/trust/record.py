@@ -55,6 +55,7 @@ class VariantStats:
     rollbacks: int = 0
     samples: int = 0  # live calls compared with eager
     samples_dropped: int = 0  # live calls that would have been compared, had the comparing thread kept up
+    unmet: int = 0  # calls whose inputs it was not compiled for, which eager served (`stats().notices` says why)
 
     def __str__(self) -> str:
         ratio = self.gate.ratio if self.gate else None

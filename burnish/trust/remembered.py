@@ -12,9 +12,10 @@ import dataclasses
 import datetime
 import hashlib
 import json
+import math
 import time
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 from burnish.runtime.cache import Cache, CacheKey
 from burnish.trust.record import GateStats
@@ -57,17 +58,16 @@ class Verdicts:
             return None
         try:
             stored = json.loads(data)
-            stats, when = GateStats(**stored["gate"]), float(stored["when"])
+            stats, when = _as_stats(stored["gate"]), float(stored["when"])
             day = datetime.datetime.fromtimestamp(when, datetime.UTC).date().isoformat()
-        except (ValueError, TypeError, KeyError, OverflowError):
+        except (ValueError, TypeError, KeyError, OverflowError, OSError, RecursionError):
             self._cache.discard(KIND, self._key(part))
             return None
         if not 0 <= self._now() - when < KEPT_SECONDS:
             self._cache.discard(KIND, self._key(part))
             return None
-        engines = tuple((str(name), float(us)) for name, us in stats.engines_us)
         note = f"judged by an earlier process, on {day}"
-        return dataclasses.replace(stats, engines_us=engines, seconds=0.0, source="remembered", note=note)
+        return dataclasses.replace(stats, seconds=0.0, source="remembered", note=note)
 
     def keep(self, part: Part, stats: GateStats) -> None:
         """The graph passed. What was trusted by a rule, or is remembered itself, is no verdict."""
@@ -83,3 +83,15 @@ class Verdicts:
 
     def _key(self, part: str) -> CacheKey:
         return CacheKey((*self._factors, ("part", part)))
+
+
+def _as_stats(stored: dict[str, Any]) -> GateStats:
+    """Raises ValueError, TypeError or KeyError for what `keep` did not write."""
+    for name, value in stored.items():
+        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if not (number or value is None or name in ("engines_us", "note", "source")):
+            raise ValueError(name)
+    if not all(isinstance(stored[name], int | float) for name in ("capture_us", "modules_us", "rounds", "seconds")):
+        raise ValueError("not a verdict")
+    engines = tuple((str(name), float(us)) for name, us in stored["engines_us"])
+    return GateStats(**{**stored, "engines_us": engines, "note": "", "source": "remembered"})

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from burnish.assumptions import Assumptions
 from burnish.capture.saved_tensors import hooks_are_active, own_saved_tensors
 from burnish.trust.inputs import RandomState, SideInputs, devices_of
 from burnish.trust.process import give_back_freed_memory
@@ -32,6 +33,7 @@ class GraphFacts:
     coarsest: torch.dtype = torch.float32  # the least exact type it computes in
     modules: int = 0  # module calls that eager makes, and the captured graph does not
     unjudgeable: str = ""  # why the graph cannot be run a second time beside the real call
+    assumptions: Assumptions | None = None  # what engines were made for
 
 
 class Rig:

@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
 import torch
 
+from burnish.assumptions import AssumptionUnmet
 from burnish.capture.boxed import BOXED
-from burnish.capture.saved_tensors import hooks_are_active
+from burnish.capture.checks import Boxed, checked
+from burnish.capture.host import Host
+from burnish.capture.saved_tensors import Checkpoint, begun, checkpoint_here, hooks_are_active
 from burnish.trust.faults import Fault
 from burnish.trust.gate import Call, Failure, Gate, GraphFacts, Verdict
 from burnish.trust.record import Engine, GateStats, State, VariantStats
 from burnish.trust.remembered import Verdicts
 from burnish.trust.sampling import gaps, sampled
-
-Boxed = Callable[[list[Any]], Any]
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,8 @@ class Listener(Protocol):
     def compared(self, seconds: float) -> None: ...
 
     def retried(self, variant: Variant) -> None: ...
+
+    def unmet(self, why: str) -> None: ...
 
 
 class EagersOwn(Exception):
@@ -78,11 +82,14 @@ class Variant:
         verdicts: Verdicts | None = None,
         ready: Callable[[], object] = lambda: None,
         before_trial: Callable[[], object] | None = None,
+        host: Callable[[], Host | None] = lambda: None,
+        guarded: bool = True,
     ) -> None:
         """`direct` is what engine "burnish" does, called with one list. `timed` adds what measures latency. `verdicts`
         are those of earlier processes, and what is found now is told to it. `ready` waits for what of engine
         "burnish" is still being built. `before_trial` ends what has been going on since the compile began: before the
-        trial, or at once where there will be none."""
+        trial, or at once where there will be none. `host` gives the extension that checks assumptions natively, if it
+        is there; `guarded`: Dynamo's guards look at all inputs, so that without it only the rest has to be asked."""
         self.number = number
         self.facts = facts
         self.eager = eager
@@ -96,11 +103,13 @@ class Variant:
         self.rollbacks = 0
         self.samples = 0
         self.samples_dropped = 0
+        self.unmet = 0  # calls whose inputs the graph was not compiled for: eager served them
         self.doubts = 0  # samples that would be alarms, were they not few
         self.is_provisional = False  # in use because it won when everybody ran for the first time: the next call races
         self.knows_infinity = False  # eager's results have been seen to have NaNs or infinities, too
         self.state: State = "on trial"
         self.engine: Engine = "eager"
+        self._serving: Boxed = self._run_eager  # what the engine does, behind its assumptions
         self._engines = dict(engines)
         self._direct = direct
         if policy.fault is not None and "burnish" in engines:
@@ -108,14 +117,20 @@ class Variant:
             self._direct = None
         self._has_backward = has_backward
         self._forward_seen = False
+        self._tried: Engine = "eager"  # what serves while it is on trial
         self._listener = listener
         self._timed = timed
         self._verdicts = verdicts
         self._ready = ready
         self._before_trial = before_trial
+        self._host = host
+        self._guarded = guarded
+        self._sealed = False
+        # Who served the forward of each region that is run again in the backward: the same must do it then.
+        self._in_checkpoints: weakref.WeakKeyDictionary[Any, list[Engine]] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()  # held for changes of state, never while a graph runs
         self._trying = threading.Lock()  # held by the one call that is the trial; nobody waits for it
-        self.call, self._serve_with = _entry(self)
+        self.call, self._serve_with = _entry(self, facts.kind == "training")
         if not self._was_judged():
             self._begin()
         if self.state != "on trial":
@@ -150,7 +165,7 @@ class Variant:
         if not self._engines:
             self._settle("eager", "eager", Failure("it was not compiled"))
         elif self.policy.tries:
-            self.state, self.engine = "on trial", "eager"
+            self.state, self.engine, self._serving = "on trial", "eager", self._run_eager
             self._serve_with(self._trial)
         else:
             self._settle("compiled", next(iter(self._engines)))
@@ -160,6 +175,9 @@ class Variant:
     def _trial(self, boxed: list[Any]) -> Any:
         args = tuple(boxed)
         boxed.clear()
+        assumptions = self.facts.assumptions
+        if assumptions is not None and (why := assumptions.unmet(args)):
+            raise AssumptionUnmet(why)  # what is judged is judged on what it was made for
         if not self._trying.acquire(blocking=False):
             return self._run(args)  # another thread's call is the trial; this one is eager's, or who serves so far
         try:
@@ -197,7 +215,7 @@ class Variant:
         """The backward is compiled when it is first wanted, which may be never: until then there is a forward to
         compare. The next call races, with the backward if there is one by then."""
         self._forward_seen = True
-        winner = next(iter(self._engines))
+        self._tried = winner = next(iter(self._engines))
         if self._verdicts is None or self._verdicts.passed("forward", compared=True, raced=False) is None:
             verdict = self._judge(args, race=False, backward=False)
             if verdict.winner == "eager":
@@ -205,7 +223,7 @@ class Variant:
                 return self._run(args)
             if self._listener is not None:
                 self._listener.compared(verdict.stats.seconds)
-            winner = verdict.winner
+            self._tried = winner = verdict.winner
             if self._verdicts is not None and verdict.stats.compiled_error is not None:
                 self._verdicts.keep("forward", verdict.stats)
             if verdict.has_result:
@@ -267,26 +285,63 @@ class Variant:
             self._verdicts.keep("graph", self.gate) if verdict.winner == "burnish" else self._verdicts.forget()
         self.on_verdict()
 
+    # -- checkpointing -------------------------------------------------------------------------------------------
+
+    def run_in_checkpoint(self, checkpoint: Checkpoint, boxed: list[Any], serve: Boxed) -> Any:
+        """What is run again is never judged, and is served by who served it first, whatever has been decided since."""
+        served = self._in_checkpoints.setdefault(checkpoint.region, [])
+        if checkpoint.is_again:
+            engine = served.pop(0) if served else self.engine
+            served.append(engine)  # it may be run again for another backward
+            return self._engine_alone(engine)(boxed)
+        result = serve(boxed)
+        served.append(self._tried if self.state == "on trial" else self.engine)
+        if served[-1] != "eager":
+            begun(checkpoint)
+        return result
+
+    def _engine_alone(self, engine: Engine) -> Boxed:
+        if engine == self.engine or engine not in self._engines:
+            return self._serving
+        call = self._engines[engine]
+        return lambda boxed: call(*boxed)
+
     # -- serving -------------------------------------------------------------------------------------------------
 
     def _settle(self, state: State, engine: Engine, failure: Failure | None = None) -> None:
         self.state, self.engine, self.failure = state, engine, failure
         self.is_provisional = False
+        self._serving = serve = self._checked(engine)
+        self._serve_with(self._timed(engine, serve) if self._timed else serve)
+
+    def _checked(self, engine: Engine) -> Boxed:
+        """The engine behind its assumptions. Eager makes none, as long as guards say that it is this graph that a call
+        wants: a sealed one asks no guards."""
+        assumptions = self.facts.assumptions
         serve: Boxed
         if engine == "eager":
             serve = self._run_eager
+            if not self._sealed:
+                return serve
         elif engine == "burnish" and self._direct is not None:
             serve = self._direct
         else:
             call = self._engines[engine]
             serve = lambda boxed: call(*boxed)  # noqa: E731
-        self._serve_with(self._timed(engine, serve) if self._timed else serve)
+        if assumptions is None:
+            return serve
+        return checked(serve, assumptions, self._host(), guarded=self._guarded and not self._sealed)
+
+    def without_guards(self, host: Host | None) -> None:
+        """The object is sealed: from now on assumptions are all that is asked."""
+        with self._lock:
+            self._host, self._sealed = (lambda: host), True
+            if self.state != "on trial" and not self.is_provisional:
+                self._settle(self.state, self.engine, self.failure)
 
     def _run(self, args: Sequence[Any]) -> Any:
-        if self.engine == "eager":
-            return self._run_eager(args)
         try:
-            return self._engines[self.engine](*args)
+            return self._serving(list(args))
         except Exception as error:
             return self.recover(error, args)
 
@@ -304,6 +359,8 @@ class Variant:
         """A call raised `error`: eager's result, or what eager raises, as if nothing had been compiled."""
         if isinstance(error, EagersOwn):
             raise error.error from error.error.__cause__
+        if isinstance(error, AssumptionUnmet):
+            return self._serve_unmet(str(error), args)
         if self.facts.kind == "training" and hooks_are_active():
             raise error  # the hooks' own: checkpointing ends a recomputation by raising
         if getattr(error, "of_earlier_call", False):
@@ -313,6 +370,13 @@ class Variant:
         result = self.eager(*args)  # raises as well where the caller made a mistake: then it is his, and not ours
         self.roll_back(Failure.of(error))
         return result
+
+    def _serve_unmet(self, why: str, args: Sequence[Any]) -> Any:
+        """Nothing has run. The graph in eager takes whatever its guards let through."""
+        self.unmet += 1
+        if self._listener is not None:
+            self._listener.unmet(why)
+        return self.eager(*args)
 
     def _refuse_half_done(self, error: Exception) -> NoReturn:
         if not isinstance(error, IndexError):  # which our own checks raise, for a mistake in the caller's indices
@@ -370,13 +434,21 @@ class Variant:
                 rollbacks=self.rollbacks,
                 samples=self.samples,
                 samples_dropped=self.samples_dropped,
+                unmet=self.unmet,
             )
 
 
-def _entry(variant: Variant) -> tuple[Call, Callable[[Boxed], None]]:
+def _entry(variant: Variant, training: bool) -> tuple[Call, Callable[[Boxed], None]]:
     """The function Dynamo calls, and the one that changes what it goes to."""
     recover = variant.recover
     serve: Boxed = list
+
+    def in_training(other: Boxed) -> Boxed:
+        def run(boxed: list[Any]) -> Any:
+            checkpoint = checkpoint_here()
+            return other(boxed) if checkpoint is None else variant.run_in_checkpoint(checkpoint, boxed, other)
+
+        return run
 
     def call(*args: Any) -> Any:
         try:
@@ -389,7 +461,7 @@ def _entry(variant: Variant) -> tuple[Call, Callable[[Boxed], None]]:
 
     def serve_with(other: Boxed) -> None:
         nonlocal serve
-        serve = other
+        serve = in_training(other) if training else other
 
     if not variant.policy.sample:
         setattr(call, BOXED, (boxed, recover))

@@ -6,10 +6,9 @@ wrong one can be cut down, compiled again at will, and written to a file.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -20,12 +19,12 @@ from burnish.capture.draws import draws_random_numbers, replayed
 from burnish.observe.log import CompileLog
 from burnish.options import Options
 from burnish.pipeline import compile_graph
+from burnish.random_state import same_draws
 from burnish.record import GraphRecord, Run
 from burnish.verify.judge import Verdict, judge
 
 Argument = Any  # a tensor, a size, or None
 Kind = Literal["forward", "backward", "inference"]
-_SEED = 1234
 _WIDE = {torch.float32, torch.float16, torch.bfloat16}
 
 
@@ -182,12 +181,3 @@ class Expected:
 
 def is_wrong(verdicts: Mapping[str, Verdict]) -> bool:
     return not all(v.ok for v in verdicts.values())
-
-
-@contextlib.contextmanager
-def same_draws() -> Iterator[None]:
-    """Every run of a graph starts from one generator state, and the caller's is put back."""
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(_SEED)
-        yield

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from burnish.errors import UnknownInputSet
+from burnish.model_state import named_tensors
 from burnish.options import nearest
-from burnish.verify.subject import named_tensors
 from burnish.workloads import Inputs
 
 _SEED = 7

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from burnish.verify.calls import Argument, Calls, Expected, Results, copied, is_wrong, same_draws
+from burnish.random_state import same_draws
+from burnish.verify.calls import Argument, Calls, Expected, Results, copied, is_wrong
 
 _MOST_ATTEMPTS = 40
 

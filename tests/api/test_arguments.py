@@ -157,6 +157,7 @@ def test_cc_without_the_variable(monkeypatch):
     [
         ("cache_dir", "/tmp/somewhere", Path("/tmp/somewhere")),
         ("cache_limit_bytes", "2G", 2 << 30),
+        ("compiler_seconds", 3, 3.0),
         ("cc", None, None),
         ("threads", 3, 3),
         ("verify_ir", True, True),
@@ -168,7 +169,15 @@ def test_option_values_are_read(name, given, read):
 
 @pytest.mark.parametrize(
     ("name", "given"),
-    [("cache_dir", None), ("cache_limit_bytes", -1), ("threads", 0), ("fuel", True), ("verify_ir", 1), ("cc", 5)],
+    [
+        ("cache_dir", None),
+        ("cache_limit_bytes", -1),
+        ("threads", 0),
+        ("compiler_seconds", 0),
+        ("fuel", True),
+        ("verify_ir", 1),
+        ("cc", 5),
+    ],
 )
 def test_option_values_are_checked(name, given):
     with pytest.raises(BadOptionValue, match=name):

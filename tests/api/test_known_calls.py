@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import burnish
+from burnish.assumptions import AssumptionUnmet
 from burnish.capture import host, seal
 from burnish.capture.host import Host, host_library
 from burnish.capture.known_calls import _KINDS
@@ -29,7 +30,9 @@ def native() -> Host:
 
 def entrance(native: Host, args: tuple[Any, ...], kwargs: dict[str, Any], **asked: Any) -> Callable[..., str]:
     """Says which way a call goes."""
-    sealed = native.Sealed(lambda *_, **__: "otherwise", lambda callback: callback)
+    sealed = native.Sealed(
+        lambda *_, **__: "otherwise", lambda callback: callback, AssumptionUnmet, lambda *_, **__: "refused"
+    )
     state, attributes = asked.get("state", ()), asked.get("attributes", ())
     sealed.add(native.Route(args, kwargs, _KINDS, TENSORS, state, attributes, lambda *_, **__: "route"))
     found: Callable[..., str] = sealed
@@ -144,7 +147,7 @@ def test_dynamos_callback_is_put_back_whatever_happens(native: Host) -> None:
     def fails() -> None:
         raise LookupError("the program's own")
 
-    sealed = native.Sealed(lambda: "otherwise", set_callback)
+    sealed = native.Sealed(lambda: "otherwise", set_callback, AssumptionUnmet, lambda: "refused")
     sealed.add(native.Route((), {}, _KINDS, TENSORS, (), (), fails))
     with pytest.raises(LookupError, match="own"):
         sealed()
@@ -155,7 +158,9 @@ class Owner:
     """Known by its entrance, as a sealed module is."""
 
     def __init__(self, native: Host) -> None:
-        self.sealed = native.Sealed(lambda *_: "otherwise", lambda callback: callback)
+        self.sealed = native.Sealed(
+            lambda *_: "otherwise", lambda callback: callback, AssumptionUnmet, lambda *_: "refused"
+        )
         for k in range(native.MOST_ROUTES + 3):
             self.sealed.add(native.Route((k,), {}, _KINDS, TENSORS, (), (), self.answer))
 
@@ -284,15 +289,16 @@ def test_what_moved_is_noticed_however_often_it_was_seen_to_stay(native: Host, h
 
 
 def test_the_places_of_memory_are_known() -> None:
-    assert -1 not in host._places_of_memory()
+    assert -1 not in (*host._places_of_memory(), host._place_of_sizes())
 
 
 def test_where_they_are_not_torch_is_asked(native: Host) -> None:
     places = host._places()
-    native.open(host._torch_library("cpu"), torch._C.TensorBase, *places, -1, -1, -1)
+    native.open(host._torch_library("cpu"), torch._C.TensorBase, *places, -1, -1, -1, -1)
     try:
         x = torch.randn(4)
         stay = native.Addresses([0], [x.data_ptr()])
         assert stay([x]) and stay([x]) and not stay([torch.randn(4)])
     finally:
-        native.open(host._torch_library("cpu"), torch._C.TensorBase, *places, *host._places_of_memory())
+        known = (*host._places_of_memory(), host._place_of_sizes())
+        native.open(host._torch_library("cpu"), torch._C.TensorBase, *places, *known)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import itertools
 import json
 import logging
 import multiprocessing
 import os
+import signal
 import stat
 import time
 from collections.abc import Callable
@@ -16,6 +19,8 @@ from pathlib import Path
 import pytest
 
 from burnish.options import Options
+from burnish.runtime import cache as cache_module
+from burnish.runtime import ledger, private_files
 from burnish.runtime.cache import Cache, CacheKey, Difference, open_cache
 
 MIB = 1 << 20
@@ -43,12 +48,11 @@ def test_round_trip(cache: Cache) -> None:
     assert cache.get("library", key()) is None
     path = stored(cache, data=b"\0\xffbytes")
     assert cache.get("library", key()) == b"\0\xffbytes"
-    assert cache.path("library", key()) == path
     assert path.read_bytes() == b"\0\xffbytes"
     assert cache.get("other", key()) is None  # a kind is a namespace
     assert Cache(cache.root, MIB).get("library", key()) == b"\0\xffbytes"  # as another process would
     counted = cache.stats()
-    assert (counted.hits, counted.misses, counted.entries) == (2, 2, 1)
+    assert (counted.hits, counted.misses, counted.entries) == (1, 2, 1)
 
 
 def test_empty_data_is_an_entry(cache: Cache) -> None:
@@ -164,7 +168,7 @@ def _file_for_entry(entry: Path) -> None:
 def test_a_damaged_entry_is_missed_and_can_be_replaced(cache: Cache, damage: Callable[[Path], None]) -> None:
     entry = stored(cache).parent
     damage(entry)
-    assert cache.path("library", key()) is None
+    assert cache.get("library", key()) is None
     stored(cache, data=b"rebuilt")
     assert cache.get("library", key()) == b"rebuilt"
 
@@ -256,7 +260,7 @@ def test_a_file_of_another_users_is_not_read(cache: Cache, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES])
-@pytest.mark.parametrize("call", ["rename", "mkdir", "write_bytes"])
+@pytest.mark.parametrize("call", ["rename", "mkdir", "write_file"])
 def test_a_failing_disk_is_one_line_in_the_log(
     cache: Cache, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int, call: str
 ) -> None:
@@ -264,7 +268,7 @@ def test_a_failing_disk_is_one_line_in_the_log(
         raise OSError(code, os.strerror(code))
 
     stored(cache, key("before"))
-    monkeypatch.setattr(Path if call == "write_bytes" else os, call, fail)
+    monkeypatch.setattr(cache_module if call == "write_file" else os, call, fail)
     for number in range(3):
         assert cache.put("library", key(source=f"n{number}"), b"data") is None
     assert cache.get("library", key("before")) is not None  # what is there can still be read
@@ -302,7 +306,7 @@ def test_another_users_root_is_refused(cache: Cache, monkeypatch: pytest.MonkeyP
 
 
 def test_a_read_only_cache_still_hits(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    def read_only(*arguments: object) -> None:
+    def read_only(*arguments: object, **options: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
     stored(cache)
@@ -338,22 +342,72 @@ def test_the_longest_unused_goes_first(tmp_path: Path) -> None:
 def test_looking_for_entries_to_evict_is_amortised_over_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks: list[Path | None] = []
-    monkeypatch.setattr(Cache, "trim", lambda self, keep=None: looks.append(keep))
+    looks: list[int] = []
+    monkeypatch.setattr(Cache, "trim", lambda self, room=0: looks.append(room))
     for number in range(320):  # each by a process of its own, as far as the cache can tell
         stored(Cache(tmp_path / "cache", 1600 * 4096), key(source=str(number)), bytes(4096))
-    assert len(looks) == 320 // 100
+    assert len(looks) == 320 // 71  # 3/64 of the limit each
+
+
+def test_a_process_that_stops_while_it_evicts_holds_nobody_up_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ledger, "_PATIENCE", 0.05)
+    cache = Cache(tmp_path / "cache", 100_000)
+    stored(cache, key(source="before"), bytes(1_000))
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        with Cache(tmp_path / "cache", 100_000)._ledger.evicting():
+            os.write(writing, b"!")
+            signal.pause()
+    os.read(reading, 1)
+    try:
+        assert cache.put("library", key(), bytes(90_000)) is None
+        assert cache._ledger._patience == 0.0  # the next does not wait at all
+        assert cache.get("library", key(source="before")) is not None
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert "takes too long" in caplog.text
+    assert stored(cache, data=bytes(90_000)).exists()  # its lock has gone with it
+
+
+@pytest.mark.parametrize("name", ["written", "evicting"])
+def test_a_pipe_or_directory_in_the_place_of_the_count_costs_only_time(tmp_path: Path, name: str) -> None:
+    for make in (os.mkfifo, os.mkdir):
+        cache = Cache(tmp_path / make.__name__, 100_000)
+        cache.root.mkdir()
+        make(cache.root / name)
+        for number in range(20):
+            stored(cache, key(source=str(number)), bytes(10_000))
+            assert cache.stats().bytes <= 100_000
 
 
 def test_eviction_leaves_what_is_being_written(tmp_path: Path) -> None:
     cache = Cache(tmp_path / "cache", 100_000)
-    with cache.workspace() as fresh, cache.workspace() as abandoned:
+    with cache.workspace() as fresh:
         (fresh / "data").write_bytes(bytes(200_000))
-        os.utime(abandoned, (1, 1))
+        abandoned = fresh.with_name("of-a-process-that-died")
+        abandoned.mkdir()
         stored(cache, data=bytes(90_000))
         cache.trim()
         assert (fresh / "data").exists()
         assert not abandoned.exists()
+
+
+def test_without_locks_what_is_being_written_is_known_by_its_age(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(*arguments: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    cache = Cache(tmp_path / "cache", 100_000)
+    with cache.workspace() as fresh, cache.workspace() as abandoned:
+        os.utime(abandoned, (1, 1))
+        cache.trim()
+        assert fresh.exists() and not abandoned.exists()
 
 
 def test_what_was_just_written_is_not_evicted_by_its_own_writing(tmp_path: Path) -> None:
@@ -449,6 +503,90 @@ def test_clearing_under_a_writer(tmp_path: Path) -> None:
     cache = Cache(tmp_path / "cache", MIB)
     cache.clear()
     assert cache.stats().entries == 0
+
+
+@pytest.mark.slow
+def test_the_limit_holds_for_ten_thousand_entries_of_eight_processes(tmp_path: Path) -> None:
+    """Also when it is fullest, just before something is evicted; and looking for what to evict stays rare."""
+    size = Cache(tmp_path / "one", MIB)
+    stored(size, key(source="0000"), bytes(300))
+    limit, each, processes = 5_000 * size.stats().bytes, 1_250, 8
+    looks = tmp_path / "looks"
+    trim = Cache.trim
+
+    def counted(self: Cache, room: int = 0) -> int:
+        with open(looks, "ab") as file:
+            file.write(b".")
+        assert self.stats().bytes <= limit
+        return trim(self, room)
+
+    def writer(number: int) -> Callable[[], None]:
+        def body() -> None:
+            Cache.trim = counted  # type: ignore[method-assign]
+            cache = Cache(tmp_path / "cache", limit)
+            for count in range(each):
+                name = f"{number * each + count:04}"
+                assert cache.put("verdict", key(source=name), bytes(300)) is not None
+            assert cache.get("verdict", key(source=name)) == bytes(300)
+
+        return body
+
+    run_processes(*(writer(number) for number in range(processes)))
+    cache = Cache(tmp_path / "cache", limit)
+    assert cache.stats().entries > 4_000 and cache.stats().bytes <= limit
+    assert looks.stat().st_size <= 4 * 16  # twice the limit was written
+
+
+# -- killed --------------------------------------------------------------------------------------------------------
+
+CHANGES = ("mkdir", "rename", "unlink", "rmdir")  # to the disk
+
+
+def killed_at(number: int, root: Path) -> bool:
+    """Whether a process that stores two entries was killed, with -9, before its change `number` to the disk."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    calls = itertools.count(1)
+
+    def deadly(call: Callable[..., object]) -> Callable[..., object]:
+        def wrapped(*arguments: object, **named: object) -> object:
+            if next(calls) == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(*arguments, **named)
+
+        return wrapped
+
+    for name in CHANGES:
+        setattr(os, name, deadly(getattr(os, name)))
+
+    def torn(name: str, directory: int, data: bytes) -> None:
+        private_files.write_file(name, directory, data[: len(data) // 2])
+        deadly(os.unlink)(name, dir_fd=directory)
+        private_files.write_file(name, directory, data)
+
+    cache_module.write_file = torn
+    cache = Cache(root, 2_000)  # the second makes the first go
+    cache.put("library", key(source="first"), bytes(1_000))
+    cache.put("library", key(source="second"), bytes(1_000))
+    os._exit(0)
+
+
+def test_a_killed_process_leaves_nothing_but_a_temporary_that_the_next_removes(tmp_path: Path) -> None:
+    for number in itertools.count(1):
+        root = tmp_path / str(number)
+        was_killed = killed_at(number, root)
+        files = [path for path in root.rglob("*") if path.is_file() and path.parent != root]
+        whole = {path.parent for path in files if path.is_relative_to(root / "library")}
+        cache = Cache(root, MIB)
+        assert len(cache.entries()) == len(whole), "what is no temporary is whole"
+        for entry in cache.entries():
+            assert cache.get("library", CacheKey(entry.factors)) == bytes(1_000)
+        assert not list(root.glob("tmp/*")), "the next start has removed it"
+        assert cache.put("library", key(source="next"), b"next") is not None
+        if not was_killed:
+            break
+    assert number > 15  # it was killed before each of them
 
 
 # -- telling -------------------------------------------------------------------------------------------------------

@@ -225,7 +225,7 @@ def test_a_cache_that_everyone_may_write(tmp_path: Path) -> None:
     folder.chmod(0o777)
     line = storage.check_cache(options_for(folder))
     assert line.status == "fail" and "written by every user" in line.says
-    assert line.command == f"chmod o-w '{folder}'"
+    assert line.command == f"chmod go-w '{folder}'"
     os.system(line.command)
     assert storage.check_cache(options_for(folder)).status == "ok"
 

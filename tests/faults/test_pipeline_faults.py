@@ -212,7 +212,8 @@ def fake_cc(directory: Path, body: str) -> str:
 
 def test_no_compiler(tmp_path):
     cc = str(tmp_path / "nowhere" / "cc")
-    message, stats = served_by_eager(burnish.compile(model(), options={"cc": cc}), X)
+    options = {"cc": cc, "cache_dir": tmp_path / "cache"}  # one that has nothing to give
+    message, stats = served_by_eager(burnish.compile(model(), options=options), X)
     assert "'build'" in message and "no C compiler" in message and cc in message and "BURNISH_CC" in message
     assert stats.fallbacks[0].stage == "build" and stats.graphs == {}
 
@@ -221,7 +222,7 @@ def test_no_compiler_on_the_path(monkeypatch, tmp_path):
     for name in ("BURNISH_CC", "CC"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    message, _ = served_by_eager(burnish.compile(model()), X)
+    message, _ = served_by_eager(burnish.compile(model(), options={"cache_dir": tmp_path / "cache"}), X)
     assert "no C compiler" in message and "install gcc or clang" in message
 
 
@@ -246,6 +247,23 @@ def test_a_compiler_that_fails_for_every_graph_is_named_once(tmp_path):
     assert len(burnish.stats(compiled).fallbacks) == 2
 
 
+@pytest.mark.parametrize("hangs", ["when it compiles", "when it is asked who it is"])
+def test_a_compiler_that_hangs_holds_up_no_call_for_long(tmp_path, hangs):
+    """Each call returns eager's result; the first waits as long as the option says, and later ones hardly."""
+    cc = Path(fake_cc(tmp_path, f"echo run >> {tmp_path}/runs; exec tail -f /dev/null"))
+    if hangs == "when it is asked who it is":
+        cc.write_text(f"#!/bin/sh\necho run >> {tmp_path}/runs; exec tail -f /dev/null\n")
+    options = {"cc": str(cc), "cache_dir": tmp_path / "cache", "compiler_seconds": 0.5}
+    message, stats = served_by_eager(burnish.compile(model(), options=options), X)
+    assert "did not end within 0.5" in message and "BURNISH_COMPILER_SECONDS" in message
+    assert stats.fallbacks[0].stage == "build"
+    for _ in range(2):  # by now the compiler is known
+        served_by_eager(burnish.compile(model(), options=options), X)
+    before = (tmp_path / "runs").read_text()
+    message, _ = served_by_eager(burnish.compile(model(), options=options), X)
+    assert "did not end" in message and (tmp_path / "runs").read_text() == before
+
+
 def test_a_compiler_that_writes_nonsense(tmp_path):
     cc = fake_cc(tmp_path, 'while [ "$1" != -o ]; do shift; done; echo nonsense > "$2"')
     message, _ = served_by_eager(burnish.compile(model(), options={"cc": cc}), X)
@@ -260,7 +278,7 @@ def test_the_source_of_a_failed_build_is_kept(tmp_path):
 
 
 def test_training_without_a_compiler(tmp_path):
-    compiled = burnish.compile(model(), options={"cc": str(tmp_path / "cc")})
+    compiled = burnish.compile(model(), options={"cc": str(tmp_path / "cc"), "cache_dir": tmp_path / "cache"})
     twin = copy.deepcopy(compiled.eager)
     _, messages = fallback_warnings(lambda: compiled(X).square().sum().backward())
     twin(X).square().sum().backward()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from burnish.runtime import scratch
 from burnish.runtime.scratch import load_python, own_directory
 
 LOADS = """
@@ -60,6 +62,40 @@ def test_nothing_is_left_behind(text: str, cache: str, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, program], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert [p for p in temporary.iterdir() if p.name.startswith("burnish")] == []
+
+
+KILLED = """
+import os, signal
+from burnish.runtime.scratch import load_python
+load_python("ANSWER = 42")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+SEES_ANOTHER = """
+import pathlib, sys
+from burnish.runtime.scratch import own_directory
+before = set(pathlib.Path(sys.argv[1]).iterdir())
+own_directory()
+print(len(before), len(before & set(pathlib.Path(sys.argv[1]).iterdir())))
+"""
+
+
+def test_what_a_killed_process_left_goes_with_the_next(tmp_path: Path) -> None:
+    def process(text: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", text, str(tmp_path)]
+        return subprocess.run(command, env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True)
+
+    assert process(KILLED).returncode == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == 1
+    (tmp_path / "burnish-models").mkdir()  # somebody's own
+    assert process(SEES_ANOTHER).stdout.split() == ["2", "1"]
+    assert [path.name for path in tmp_path.iterdir()] == ["burnish-models"]
+
+
+def test_what_a_living_process_uses_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    first = scratch._directory_of.__wrapped__(1)
+    second = scratch._directory_of.__wrapped__(2)
+    assert first.is_dir() and second.is_dir()
 
 
 def test_a_module_has_a_source_to_read() -> None:

@@ -48,3 +48,14 @@ def test_a_target_without_a_referee_has_no_error() -> None:
     weight = torch.randn(2, 2)
     target = Target("closure", lambda x: x @ weight, (torch.randn(2, 2),))
     assert float64_errors(target, {"eager": target.model}) == {"eager": None}
+
+
+def test_what_is_zero_but_for_rounding_hides_nothing() -> None:
+    truth = [torch.ones(4, dtype=torch.float64), torch.full((4,), 1e-17, dtype=torch.float64)]
+    rounded = [torch.ones(4), torch.full((4,), 3e-9)]
+    assert relative_error(rounded, truth) < 1e-5 < relative_error([rounded[0] * 1.01, rounded[1]], truth)
+
+
+def test_a_small_tensor_counts() -> None:
+    truth = [torch.ones(4, dtype=torch.float64), torch.full((4,), 1e-6, dtype=torch.float64)]
+    assert relative_error([truth[0], truth[1] * 1.01], truth) > 8e-6

@@ -18,7 +18,7 @@ from burnish.capture.warm.training import TrainingLayout, training_layout
 from burnish.observe.log import CompileLog
 from burnish.options import Options
 from burnish.runtime import stored_program
-from burnish.runtime.build import source_hash
+from burnish.runtime.build import maker_of, source_hash
 from burnish.runtime.cache import open_cache
 from burnish.runtime.data import Codec, NotData
 from burnish.trust.gate import GraphFacts
@@ -36,15 +36,18 @@ def verdicts_on(
     except NotData:
         return None
     digest = hashlib.sha256(b"\0".join((*programs, text))).hexdigest()
+    cache = open_cache(options)
     factors = (
         ("name", log.name),
         ("program", digest),
         ("inputs", facts.signature),
+        ("assumptions", facts.assumptions.key() if facts.assumptions is not None else ""),
         ("options", stored_program.option_factor(options)),
         ("burnish", source_hash()),
+        *(maker_of(options, cache) if device == "cpu" else ()),  # a program is text: the code is its compiler's
         *stored_program.machine_factors(torch.device(device)),
     )
-    return Verdicts(open_cache(options), factors)
+    return Verdicts(cache, factors)
 
 
 @functools.cache

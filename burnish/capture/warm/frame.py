@@ -29,10 +29,12 @@ from torch._dynamo.types import ConvertFrameReturn, GuardedCode
 from torch._dynamo.utils import CleanupHook, CleanupManager
 from torch._guards import CompileId, Guard, Source
 
+from burnish.assumptions import Assumptions, NumberInput, OtherInput, TensorInput
 from burnish.capture.hooks import Hooks
 from burnish.capture.warm import NotWarm, guards, likeness
 from burnish.capture.warm.graph import GraphText, Reference
 from burnish.capture.warm.training import TrainingLayout
+from burnish.ir.expr import Div, Extreme, Mod, Sym
 from burnish.observe.log import CompileLog
 from burnish.options import Options
 from burnish.runtime import stored_program
@@ -80,6 +82,7 @@ class StoredFrame:
 def _codec() -> Codec:
     """Of this thread and moment: guards look at the same places again and again."""
     classes = [StoredFrame, StoredGraph, GraphText, Reference, GraphFacts, TrainingLayout, *guards.source_classes()]
+    classes += [Assumptions, TensorInput, NumberInput, OtherInput, Sym, Div, Mod, Extreme]
     return Codec(classes, shared=Source)
 
 

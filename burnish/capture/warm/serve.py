@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from burnish.capture.double_backward import Replay, Returns
 from burnish.capture.dynamo import (
     Program,
     counting_versions,
@@ -99,7 +100,9 @@ def _engine(
             backwards.append(True)
         return watched(args)
 
-    return None, training_function(forward, noted, stored.training)
+    returns = Returns(results=tuple(range(stored.training.returned)))
+    again = Replay(_eager(stored.eager), returns, draws=stored.facts.draws)
+    return None, training_function(forward, noted, stored.training, again)
 
 
 def _eager(text: GraphText) -> Callable[..., Any]:

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.autograd.function import once_differentiable
 
+from burnish.capture.double_backward import Replay, own_tensors
 from burnish.capture.warm import NotWarm
 from burnish.runtime.program import restrided
 
@@ -66,22 +66,26 @@ def _require_plain(metadata: Any) -> None:
         raise NotWarm(f"a training step with {reason}")
 
 
-def training_function(forward: Boxed, backward: Boxed, layout: TrainingLayout) -> Callable[..., Any]:
+def training_function(forward: Boxed, backward: Boxed, layout: TrainingLayout, again: Replay) -> Callable[..., Any]:
+    """`again` is the graph in eager, for a backward that autograd records."""
     returned, wanted = layout.returned, tuple(zip(layout.tangents, layout.shapes, layout.strides, strict=True))
 
     class RestoredStep(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *args: Any) -> tuple[Any, ...]:
+            again.hold(ctx, args)
             results = tuple(forward(list(args)))
             ctx.save_for_backward(*results[returned:])
+            again.save(ctx)
             ctx.mark_non_differentiable(*(results[i] for i in layout.constant))
             return results[:returned]
 
         @staticmethod
-        @once_differentiable
         def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+            if torch.is_grad_enabled():
+                return again.gradients(ctx, gradients)
             tangents = [restrided(gradients[i], shape, strides) for i, shape, strides in wanted]
-            return tuple(backward([*ctx.saved_tensors, *tangents]))
+            return tuple(backward([*own_tensors(ctx), *tangents]))
 
     apply: Callable[..., Any] = RestoredStep.apply
     return apply

@@ -1,5 +1,7 @@
 /* The host's part of a call as a Python extension. burnish/capture/host.py loads it. */
+#include "host/assumed.h"
 #include "host/graphs.h"
+#include "host/held.h"
 #include "host/launches.h"
 #include "host/replay.h"
 #include "host/sealed.h"
@@ -43,7 +45,8 @@ PyObject *PyInit_burnish_host(void)
         && (PyModule_AddType(module, &AddressesType) || PyModule_AddType(module, &RouteType)
             || PyModule_AddType(module, &SealedType) || PyModule_AddType(module, &LaunchType)
             || PyModule_AddType(module, &SegmentType) || PyModule_AddType(module, &FreshType)
-            || PyModule_AddType(module, &ReplayType)
+            || PyModule_AddType(module, &ReplayType) || PyModule_AddType(module, &AssumedType)
+            || PyModule_AddType(module, &CheckedType) || PyModule_AddType(module, &HeldType)
             || PyModule_AddIntMacro(module, MOST_ROUTES)))
         Py_CLEAR(module);
     return module;

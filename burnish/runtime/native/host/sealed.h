@@ -261,6 +261,8 @@ typedef struct {
     vectorcallfunc call;
     PyObject *otherwise;    /* takes every call that no route fits */
     PyObject *set_callback; /* Dynamo's set_eval_frame */
+    PyObject *unmet;        /* what a route raises before it has done anything, for inputs that it is not for, */
+    PyObject *refused;      /* and what takes such a call */
     Route *routes[MOST_ROUTES];
     Py_ssize_t count;
 } Sealed;
@@ -305,6 +307,10 @@ static PyObject *sealed_call(PyObject *self, PyObject *const *args, size_t count
         }
         PyObject *result = run_alone(s, r->run, args, count, keywords);
         Py_DECREF(r);
+        if (!result && PyErr_ExceptionMatches(s->unmet)) {
+            PyErr_Clear();
+            return PyObject_Vectorcall(s->refused, args, count, keywords);
+        }
         return result;
     }
     return PyObject_Vectorcall(s->otherwise, args, count, keywords);
@@ -339,6 +345,8 @@ static int sealed_clear(PyObject *self)
     Py_DECREF(sealed_forget(self, NULL));
     Py_CLEAR(s->otherwise);
     Py_CLEAR(s->set_callback);
+    Py_CLEAR(s->unmet);
+    Py_CLEAR(s->refused);
     return 0;
 }
 
@@ -349,6 +357,7 @@ static int sealed_traverse(PyObject *self, visitproc visit, void *arg)
         Py_VISIT(s->routes[k]);
     Py_VISIT(s->otherwise);
     Py_VISIT(s->set_callback);
+    Py_VISIT(s->refused);
     return 0;
 }
 
@@ -361,8 +370,8 @@ static void sealed_dealloc(PyObject *self)
 
 static PyObject *sealed_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
-    PyObject *otherwise, *set_callback;
-    if (!PyArg_ParseTuple(args, "OO", &otherwise, &set_callback))
+    PyObject *otherwise, *set_callback, *unmet, *refused;
+    if (!PyArg_ParseTuple(args, "OOOO", &otherwise, &set_callback, &unmet, &refused))
         return NULL;
     Sealed *s = (Sealed *)type->tp_alloc(type, 0);
     if (!s)
@@ -370,6 +379,8 @@ static PyObject *sealed_new(PyTypeObject *type, PyObject *args, PyObject *keywor
     s->call = sealed_call;
     s->otherwise = Py_NewRef(otherwise);
     s->set_callback = Py_NewRef(set_callback);
+    s->unmet = Py_NewRef(unmet);
+    s->refused = Py_NewRef(refused);
     return (PyObject *)s;
 }
 
@@ -387,7 +398,8 @@ static PyMemberDef sealed_members[] = {
 static PyTypeObject SealedType = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "burnish_host.Sealed",
-    .tp_doc = "Sealed(otherwise, set_eval_frame): calls go to the route they fit, or to `otherwise`",
+    .tp_doc = "Sealed(otherwise, set_eval_frame, unmet, refused): calls go to the route they fit, or to `otherwise`; to "
+              "`refused` if that raises `unmet`",
     .tp_basicsize = sizeof(Sealed),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
     .tp_new = sealed_new,

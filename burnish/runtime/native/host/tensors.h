@@ -26,6 +26,7 @@ static struct {
 
 static Py_ssize_t tensor_at = -1, keys_at = -1;
 static Py_ssize_t storage_at = -1, offset_at = -1, data_at = -1; /* of a tensor the first two, of its storage the last */
+static Py_ssize_t sizes_at = -1; /* in a tensor: how many dimensions, five sizes and five strides, if there is room */
 static PyTypeObject *tensor_base;
 static PyObject *requires_grad;
 
@@ -37,8 +38,9 @@ static PyObject *host_open(PyObject *module, PyObject *args)
     };
     const char *library;
     PyObject *base;
-    Py_ssize_t tensor, keys, storage, offset, data;
-    if (!PyArg_ParseTuple(args, "sO!nnnnn", &library, &PyType_Type, &base, &tensor, &keys, &storage, &offset, &data))
+    Py_ssize_t tensor, keys, storage, offset, data, sizes;
+    if (!PyArg_ParseTuple(args, "sO!nnnnnn", &library, &PyType_Type, &base, &tensor, &keys, &storage, &offset, &data,
+                          &sizes))
         return NULL;
     void *handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
     void **calls = (void **)&torch;
@@ -54,6 +56,7 @@ static PyObject *host_open(PyObject *module, PyObject *args)
     storage_at = storage;
     offset_at = offset;
     data_at = data;
+    sizes_at = sizes;
     Py_RETURN_NONE;
 }
 

@@ -1,0 +1,37 @@
+"""Checkpointed regions of a captured graph, run in eager.
+
+Dynamo keeps such a region as one operation. Called in eager, that runs the region again in the backward without putting
+the random state back, because AOTAutograd has another way to do so: a dropout would draw another mask for the gradients
+than for the results. The eager form of a graph calls torch.utils.checkpoint itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx
+from torch._higher_order_ops.wrap import tag_activation_checkpoint
+from torch.utils.checkpoint import checkpoint
+
+
+def drawing_alike_in_checkpoints(graph: fx.GraphModule) -> fx.GraphModule:
+    """The graph, or one like it, whose checkpointed regions draw the same random numbers both times."""
+    regions = graph.graph.find_nodes(op="call_function", target=tag_activation_checkpoint)
+    if not regions:
+        return graph
+    like = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    like.output(like.graph_copy(graph.graph, copies))
+    for node in regions:
+        copies[node].target = _checkpointed
+        copies[node].kwargs = {name: value for name, value in node.kwargs.items() if name not in _SETTINGS}
+    return fx.GraphModule(graph, like)
+
+
+_SETTINGS = ("use_reentrant", "preserve_rng_state", "determinism_check", "debug", "early_stop", "context_fn")
+
+
+def _checkpointed(region: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+    context = region.meta.get("_checkpoint_context_fn")
+    settings = {} if context is None else {"context_fn": context}
+    return checkpoint(region, *args, use_reentrant=False, **settings, **kwargs)

@@ -1,0 +1,245 @@
+"""Gradients of gradients: a compiled backward is differentiated through the captured graph, in eager.
+
+Autograd cannot look into a program. Where it records the backward itself (`create_graph=True`), the program's backward
+is left out: the graph that Dynamo captured runs once more, in eager, on the very inputs of the forward, and autograd
+differentiates that. So the gradients are eager's, with their history, as often as one likes.
+
+For this the inputs are saved beside what the program saves, by autograd itself: hooks on saved tensors see them, a
+change in place is noticed, and they are let go when the graph is.
+
+    forward             save what the program saves, then the inputs (copies of those the call writes and reads)
+    backward, plain     as if only the program's own were saved
+    backward, recorded  graph(inputs) in eager -> torch.autograd.grad(..., create_graph=True)
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from burnish.capture.saved_tensors import hooks_are_active
+from burnish.capture.snapshot import autocast_state
+from burnish.runtime.program import restrided
+from burnish.trust.inputs import RandomState, devices_of
+
+_FUNCTION = "CompiledFunction"  # what AOTAutograd calls the class it makes for a training graph
+_SAVED = object()  # in the place of a tensor that autograd keeps
+_OF_BASES = ("alias_of_intermediate", "alias_of_intermediate_save_as_output")
+
+
+@dataclass(frozen=True)
+class Returns:
+    """Which values of a graph autograd gives gradients for, in its order: inputs that a call changes outside the graph,
+    then results (None for one that is a view of something else here), then tensors that results are views of."""
+
+    changed: tuple[int, ...] = ()
+    results: tuple[int | None, ...] = ()
+    bases: tuple[int, ...] = ()  # a result that is a view of each
+
+
+def returns_of(metadata: Any) -> Returns:
+    """`metadata` is AOTAutograd's."""
+    kinds = [info.output_type.name for info in metadata.output_info]
+    aliased = set(metadata.aliased_out_indices)
+    views = {
+        info.base_idx: k for k, info in enumerate(metadata.output_info) if kinds[k] in _OF_BASES
+    }  # any of those that share a base
+    return Returns(
+        tuple(metadata.mutated_inp_runtime_indices),
+        tuple(None if k in aliased else k for k in range(len(kinds))),
+        tuple(views[base] for base in range(metadata.num_intermediate_bases)),
+    )
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A graph in eager, run again on a forward's inputs. `written` are inputs that a call changes; of those in `needed`
+    it also reads what they held before."""
+
+    graph: Callable[..., Any]
+    returns: Returns
+    written: frozenset[int] = frozenset()
+    needed: frozenset[int] = frozenset()
+    draws: bool = False
+
+    def hold(self, ctx: Any, args: Sequence[Any]) -> None:
+        """Before the forward: what its inputs and the state of the thread are."""
+        held = list(args)
+        with torch.enable_grad():
+            for k in self.needed:
+                held[k] = args[k].clone()
+        # Of what the call only writes, it does not matter what it holds: it may be another version by then.
+        saved = [isinstance(x, torch.Tensor) and k not in self.written - self.needed for k, x in enumerate(held)]
+        ctx.burnish_inputs = [_SAVED if is_saved else x for x, is_saved in zip(held, saved, strict=True)]
+        ctx.burnish_tensors = [x for x, is_saved in zip(held, saved, strict=True) if is_saved]
+        ctx.burnish_state = autocast_state(), RandomState(devices_of(args)) if self.draws else None
+
+    def save(self, ctx: Any) -> None:
+        """After the forward, with what it saves itself."""
+        own = tuple(ctx.to_save or ())
+        tensors = ctx.burnish_tensors
+        ctx.burnish_tensors = None  # autograd has them from now on
+        ctx.burnish_own = len(own)
+        ctx.burnish_layouts = [_Layout.of(x) for x in own] if hooks_are_active() else None
+        ctx.save_for_backward(*own, *tensors)
+
+    def gradients(self, ctx: Any, given: Sequence[Any]) -> tuple[Any, ...]:
+        """Of the inputs, for the gradients of what autograd was given, with their history."""
+        saved = iter(ctx.saved_tensors[ctx.burnish_own :])
+        needs = ctx.needs_input_grad
+        inputs = [next(saved) if x is _SAVED else x for x in ctx.burnish_inputs]
+        autocast, random = ctx.burnish_state
+        with torch.enable_grad(), autocast(), _drawing_again(random, inputs):
+            given_to_graph = [x.clone() if k in self.written else x for k, x in enumerate(inputs)]
+            results = self.graph(*given_to_graph)
+            values = self._values(results if isinstance(results, (tuple, list)) else (results,), given_to_graph)
+            pairs = [
+                (value, gradient)
+                for value, gradient in zip(values, given, strict=True)
+                if gradient is not None and isinstance(value, torch.Tensor) and value.requires_grad
+            ]
+            leaves = [x for k, x in enumerate(inputs) if needs[k]]
+            found = self._differentiated(pairs, leaves)
+        answers = iter(found)
+        return tuple(next(answers) if needs[k] else None for k in range(len(inputs)))
+
+    def _values(self, results: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+        returns = self.returns
+        bases = [results[k]._base if results[k]._base is not None else results[k] for k in returns.bases]
+        return [
+            *(inputs[k] for k in returns.changed),
+            *(None if k is None else results[k] for k in returns.results),
+            *bases,
+        ]
+
+    def _differentiated(self, pairs: Sequence[tuple[Any, Any]], leaves: Sequence[Any]) -> Sequence[Any]:
+        if not pairs or not leaves:
+            return [None] * len(leaves)
+        roots, weights = [value for value, _ in pairs], [gradient for _, gradient in pairs]
+        return torch.autograd.grad(roots, leaves, weights, create_graph=True, allow_unused=True)
+
+
+@contextlib.contextmanager
+def _drawing_again(before: RandomState | None, inputs: Sequence[Any]) -> Iterator[None]:
+    """The random numbers of the forward, without anybody noticing."""
+    if before is None:
+        yield
+        return
+    now = RandomState(devices_of(inputs))
+    before.restore()
+    try:
+        yield
+    finally:
+        now.restore()
+
+
+# -- AOTAutograd's function ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """How a program has saved a tensor, and wants it back: a hook on saved tensors may give back another."""
+
+    dtype: torch.dtype
+    device: torch.device
+    shape: torch.Size
+    strides: tuple[int, ...]
+
+    @staticmethod
+    def of(x: torch.Tensor) -> _Layout:
+        return _Layout(x.dtype, x.device, x.shape, x.stride())
+
+    def restored(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.to(self.device, self.dtype)
+        if x.shape != self.shape:
+            raise RuntimeError(f"a hook on saved tensors gave {list(x.shape)} back for {list(self.shape)}")
+        return restrided(x, self.shape, self.strides)
+
+
+def own_tensors(ctx: Any) -> tuple[Any, ...]:
+    """What the program has saved, as it did."""
+    own: tuple[Any, ...] = ctx.saved_tensors[: ctx.burnish_own]
+    if ctx.burnish_layouts is None:
+        return own
+    return tuple(layout.restored(x) for layout, x in zip(ctx.burnish_layouts, own, strict=True))
+
+
+class _WithoutInputs:
+    """A function's context as AOTAutograd left it: without the inputs that were saved beside."""
+
+    __slots__ = ("_ctx",)
+
+    def __init__(self, ctx: Any) -> None:
+        object.__setattr__(self, "_ctx", ctx)
+
+    @property
+    def saved_tensors(self) -> tuple[Any, ...]:
+        """Kept by nobody but who asks: they are freed while the backward runs."""
+        return own_tensors(object.__getattribute__(self, "_ctx"))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(object.__getattribute__(self, "_ctx"), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(object.__getattribute__(self, "_ctx"), name, value)
+
+
+@contextlib.contextmanager
+def differentiable_twice(replay: Callable[[], Replay]) -> Iterator[None]:
+    """While open, in this thread, AOTAutograd's function for a training graph is made so. `replay` is asked for at the
+    first call: by then all is known."""
+    ordinary = torch.autograd.Function.__dict__.get("__init_subclass__")
+
+    def noticed(cls: type[Any], **keywords: Any) -> None:
+        super(torch.autograd.Function, cls).__init_subclass__(**keywords)
+        if cls.__name__ == _FUNCTION and "backward" in cls.__dict__ and cls.__module__.startswith("torch._functorch"):
+            _replace(cls, replay)
+
+    torch.autograd.Function.__init_subclass__ = classmethod(noticed)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        if ordinary is None:
+            del torch.autograd.Function.__init_subclass__
+        else:
+            torch.autograd.Function.__init_subclass__ = ordinary  # type: ignore[method-assign]
+
+
+def _replace(function: Any, replay: Callable[[], Replay]) -> None:
+    forward, backward = function.forward, function.backward
+
+    def saving(ctx: Any, *args: Any) -> Any:
+        again = replay()
+        again.hold(ctx, args)
+        results = forward(ctx, *args)
+        again.save(ctx)
+        return results
+
+    def recorded(ctx: Any, *gradients: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return backward(_WithoutInputs(ctx), *gradients)
+        boxed = len(gradients) == 1 and isinstance(gradients[0], list)  # since torch 2.12
+        return replay().gradients(ctx, gradients[0] if boxed else gradients)
+
+    for name, method in (("forward", saving), ("backward", recorded)):
+        setattr(function, name, staticmethod(method))
+
+
+def inputs_read(graph: fx.GraphModule, changed: int) -> frozenset[int]:
+    """Positions of inputs that results of a graph are made of, those apart that only tell what `changed` inputs, which
+    come first, are to become."""
+    inputs = {node: k for k, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
+    (output,) = graph.graph.find_nodes(op="output")
+    todo = [node for node in output.args[0][changed:] if isinstance(node, fx.Node)]
+    seen: set[fx.Node] = set()
+    while todo:
+        node = todo.pop()
+        if node not in seen:
+            seen.add(node)
+            todo += node.all_input_nodes
+    return frozenset(inputs[node] for node in seen if node in inputs)

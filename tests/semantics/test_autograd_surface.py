@@ -1,0 +1,300 @@
+"""What autograd offers around a compiled graph: gradients of gradients, checkpointing, hooks on saved tensors."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+import burnish
+
+FORCED = {"gate": False, "verify": "off"}
+
+
+class Net(nn.Module):
+    """Several results, some of them views; optionally with state that a call changes, or random numbers."""
+
+    def __init__(self, norm: bool = False, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(16, 32), nn.Linear(32, 1)
+        self.norm = nn.BatchNorm1d(32, affine=False) if norm else nn.Identity()
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        h = self.drop(torch.tanh(self.norm(self.a(x))))
+        h = h * torch.sigmoid(h) + F.gelu(h)
+        return self.b(h), h[:, :3], h.t()
+
+
+def _penalised(model: Any, net: nn.Module, x: torch.Tensor, seed: int) -> list[torch.Tensor]:
+    """A gradient penalty: the gradients of a loss that has gradients in it."""
+    torch.manual_seed(seed)
+    x = x.clone().requires_grad_()
+    results = model(x)
+    value = sum(result.square().sum() for result in results)
+    (gradient,) = torch.autograd.grad(value, x, create_graph=True)
+    loss = value + 10 * (gradient.norm(dim=1) - 1).square().mean()
+    weights = [net.a.weight, net.b.weight, net.b.bias]
+    return [gradient.detach(), *torch.autograd.grad(loss, weights)]
+
+
+@pytest.mark.parametrize("options", [FORCED, {}], ids=["forced", "judged"])
+@pytest.mark.parametrize(("norm", "dropout"), [(False, 0.0), (True, 0.0), (False, 0.5)], ids=["plain", "norm", "draws"])
+def test_gradient_penalty(options, norm, dropout):
+    eager = Net(norm, dropout)
+    net = copy.deepcopy(eager)
+    compiled = burnish.compile(net, options=options)
+    for seed in range(3):
+        x = torch.randn(8, 16)
+        torch.testing.assert_close(
+            _penalised(compiled, net, x, seed), _penalised(eager, eager, x, seed), rtol=1e-4, atol=1e-4
+        )
+    torch.testing.assert_close(dict(net.named_buffers()), dict(eager.named_buffers()))
+    assert burnish.stats(compiled).compiles == 1
+
+
+def test_third_derivatives():
+    fn = lambda x: (x.sin() * x).sum()  # noqa: E731
+
+    def third(f: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        x = torch.linspace(-1, 1, 8, requires_grad=True)
+        value = f(x)
+        for _ in range(2):
+            (gradient,) = torch.autograd.grad(value, x, create_graph=True)
+            value = gradient.sum()
+        return torch.autograd.grad(value, x)[0]
+
+    torch.testing.assert_close(third(burnish.compile(fn, options=FORCED)), third(fn))
+
+
+def test_a_recorded_backward_that_is_not_differentiated():
+    fn = lambda x, w: (x @ w).relu().sum()  # noqa: E731
+
+    def gradients(f: Callable[..., torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        torch.manual_seed(0)
+        x, w = torch.randn(4, 3, requires_grad=True), torch.randn(3, 5, requires_grad=True)
+        found = torch.autograd.grad(f(x, w), (x, w), create_graph=True)
+        assert all(gradient.requires_grad for gradient in found)
+        return tuple(gradient.detach() for gradient in found)
+
+    torch.testing.assert_close(gradients(burnish.compile(fn, options=FORCED)), gradients(fn))
+
+
+def _changes(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    x.mul_(3)
+    return (y * x * w).sum(1)
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_an_input_that_is_changed_and_needed(recorded):
+    def gradients(f: Callable[..., torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        torch.manual_seed(0)
+        start, w = torch.randn(4, 16, requires_grad=True), torch.randn(16, requires_grad=True)
+        x = start * 1
+        value = f(x, w).sum()
+        if recorded:
+            (gradient,) = torch.autograd.grad(value, w, create_graph=True)
+            value = gradient.square().sum()
+        return torch.autograd.grad(value + x.sum(), [start])
+
+    torch.testing.assert_close(gradients(burnish.compile(_changes, options=FORCED)), gradients(_changes))
+
+
+def test_a_buffer_that_is_changed_and_needed():
+    class Codebook(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.ones(16))
+            self.linear = nn.Linear(16, 16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.linear(x) * self.seen.clone()
+            self.seen.mul_(0.9).add_(y.detach().mean(0))
+            return y.square().sum(1)
+
+    def penalty(model: Any, net: Any) -> torch.Tensor:
+        x = torch.ones(4, 16, requires_grad=True)
+        (gradient,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        return torch.autograd.grad(gradient.square().sum(), net.linear.weight)[0]
+
+    eager = Codebook()
+    net = copy.deepcopy(eager)
+    compiled = burnish.compile(net, options=FORCED)
+    for _ in range(2):
+        torch.testing.assert_close(penalty(compiled, net), penalty(eager, eager))
+        torch.testing.assert_close(net.seen, eager.seen)
+
+
+def test_two_backwards_through_one_graph():
+    eager = Net()
+    net = copy.deepcopy(eager)
+    compiled = burnish.compile(net, options=FORCED)
+    x = torch.randn(8, 16)
+    for _ in range(2):
+        for model, own in ((compiled, net), (eager, eager)):
+            own.zero_grad()
+            value = model(x)[0].sum()
+            value.backward(retain_graph=True)
+            value.backward()
+        torch.testing.assert_close(net.a.weight.grad, eager.a.weight.grad)
+
+
+def test_inputs_are_let_go_after_the_backward():
+    import weakref
+
+    compiled = burnish.compile(lambda x, w: (x * w).relu(), options=FORCED)
+    w = torch.randn(8, requires_grad=True)
+    x = torch.randn(8)
+    seen = weakref.ref(x)
+    loss = compiled(x, w).sum()
+    del x
+    loss.backward()
+    assert seen() is None
+
+
+# -- checkpointing ------------------------------------------------------------------------------------------------
+
+
+def _blocks(dropout: float) -> list[nn.Module]:
+    return [
+        nn.Sequential(nn.Linear(16, 16), nn.Dropout(dropout), nn.Tanh(), nn.LayerNorm(16), nn.Linear(16, 16))
+        for _ in range(2)
+    ]
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, blocks: list[nn.Module], how: Callable[..., Any]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+        self.how = how
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = self.how(block, x)
+        return x
+
+
+def _policy(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    kept = op is torch.ops.aten.addmm.default
+    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+WAYS: dict[str, Callable[..., Any]] = {
+    "plain": functools.partial(checkpoint, use_reentrant=False),
+    "reentrant": functools.partial(checkpoint, use_reentrant=True),
+    "selective": functools.partial(
+        checkpoint,
+        use_reentrant=False,
+        context_fn=functools.partial(create_selective_checkpoint_contexts, _policy),
+    ),
+}
+
+
+def _step(model: Any, blocks: list[nn.Module], x: torch.Tensor, seed: int) -> list[torch.Tensor]:
+    for block in blocks:
+        block.zero_grad()
+    x = x.clone().requires_grad_()
+    torch.manual_seed(seed)
+    result = model(x)
+    result.square().sum().backward()
+    return [result.detach(), x.grad, *(p.grad.clone() for block in blocks for p in block.parameters())]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("inside", [False, True], ids=["around compiled blocks", "inside a compiled model"])
+@pytest.mark.parametrize("options", [FORCED, {}], ids=["forced", "judged"])
+def test_checkpointing(way, inside, options):
+    """Dropout is in it: what is run again in the backward must draw what the forward drew."""
+    blocks = _blocks(0.3)
+    ours = copy.deepcopy(blocks)
+    eager = Checkpointed(blocks, WAYS[way])
+    if inside:
+        compiled = burnish.compile(Checkpointed(ours, WAYS[way]), options=options)
+    else:
+        compiled = Checkpointed([burnish.compile(block, options=options) for block in ours], WAYS[way])
+    for seed in range(3):
+        x = torch.randn(8, 16)
+        torch.testing.assert_close(_step(compiled, ours, x, seed), _step(eager, blocks, x, seed), rtol=1e-4, atol=1e-5)
+
+
+def test_a_rollback_between_the_forward_and_what_is_run_again():
+    """The two save different things: who began must finish."""
+    (block, _) = _blocks(0.0)
+    net = copy.deepcopy(block)
+    compiled = burnish.compile(net, options=FORCED)
+    run = functools.partial(checkpoint, compiled, use_reentrant=False)
+    x = torch.randn(8, 16, requires_grad=True)
+    run(x).sum().backward()
+    x.grad = None
+    result = run(x)
+    compiled.burnish.rollback()
+    result.sum().backward()
+    (want,) = torch.autograd.grad(block(x).sum(), x)
+    torch.testing.assert_close(x.grad, want)
+
+
+# -- hooks on saved tensors ---------------------------------------------------------------------------------------
+
+HOOKS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "save_on_cpu": lambda: save_on_cpu(),
+    "clones": lambda: saved_tensors_hooks(torch.clone, lambda x: x),
+    "other strides": lambda: saved_tensors_hooks(
+        lambda x: x, lambda x: x.t().contiguous().t() if x.dim() == 2 else x.clone()
+    ),
+    "another type in between": lambda: saved_tensors_hooks(
+        lambda x: x.double() if x.dtype == torch.float32 else x, lambda x: x.float() if x.dtype == torch.float64 else x
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOOKS)
+@pytest.mark.parametrize("options", [FORCED, {}], ids=["forced", "judged"])
+def test_hooks_on_saved_tensors(name, options):
+    (block, _) = _blocks(0.2)
+    net = copy.deepcopy(block)
+    compiled = burnish.compile(net, options=options)
+
+    def with_hooks(model: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+        def run(x: torch.Tensor) -> torch.Tensor:
+            with HOOKS[name]():
+                return model(x)
+
+        return run
+
+    for seed in range(3):
+        x = torch.randn(16, 8).t()
+        torch.testing.assert_close(
+            _step(with_hooks(compiled), [net], x, seed),
+            _step(with_hooks(block), [block], x, seed),
+            rtol=1e-4,
+            atol=1e-5,
+        )
+
+
+def test_hooks_on_parameters_and_accumulation():
+    (block, _) = _blocks(0.0)
+    net = copy.deepcopy(block)
+    compiled = burnish.compile(net, options=FORCED)
+    seen: dict[str, list[torch.Tensor]] = {"ours": [], "eager": []}
+    after: dict[str, list[torch.Tensor]] = {"ours": [], "eager": []}
+    for name, own in (("ours", net), ("eager", block)):
+        own[0].weight.register_hook(lambda gradient, name=name: seen[name].append(gradient.clone()) or gradient * 2)
+        own[0].bias.register_post_accumulate_grad_hook(lambda p, name=name: after[name].append(p.grad.clone()))
+    for k in range(3):
+        x = torch.randn(8, 16)
+        for model in (compiled, block):
+            model(x).square().sum().backward()
+        net[-1].bias.requires_grad_(k % 2 == 0)
+        block[-1].bias.requires_grad_(k % 2 == 0)
+    torch.testing.assert_close((seen["ours"], after["ours"]), (seen["eager"], after["eager"]))
+    torch.testing.assert_close([p.grad for p in net.parameters()], [p.grad for p in block.parameters()])
