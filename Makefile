@@ -3,6 +3,7 @@
 #   make test    lint, type-check and run every test
 #   make quick   the tests that take seconds
 #   make test-gpu  the tests that need an NVIDIA GPU; how they went is written to GPU_SUMMARY
+#   make fuzz    look for programs that are compiled wrongly, for SECONDS (60); FUZZ_ARGS="--seed 7 --out found"
 #   make bench   the tables of the README, written to benchmarks/results/
 #   make promises  the README's table of promises: small workloads, the gate, budget, doctor, bench, background
 SHELL := /bin/bash
@@ -19,6 +20,10 @@ PYTEST_ARGS ?=
 # pytest workers. Each runs with one thread (see tests/conftest.py), so workers = cores keeps the machine busy, not oversubscribed.
 WORKERS ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 
+# How long `make fuzz` looks, and its further arguments (`python -m tests.fuzz --help`).
+SECONDS ?= 60
+FUZZ_ARGS ?=
+
 # Where `make test-gpu` writes its summary.
 GPU_SUMMARY ?= benchmarks/results/test-gpu.json
 
@@ -26,7 +31,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 
-.PHONY: help setup demo test test-gpu quick bench promises readme lint clean
+.PHONY: help setup demo test test-gpu quick fuzz bench promises readme lint clean
 help:
 	@sed -n 's/^#   //p' Makefile
 
@@ -55,6 +60,9 @@ test-gpu: setup
 
 quick: setup
 	$(BIN)/python -m pytest tests/tiny -m "not slow" $(PYTEST_ARGS)
+
+fuzz: setup
+	$(BIN)/python -m tests.fuzz --seconds $(SECONDS) --workers $(WORKERS) $(FUZZ_ARGS)
 
 bench: setup
 	$(BIN)/python -m benchmarks.core

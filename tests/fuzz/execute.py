@@ -1,0 +1,323 @@
+"""Run a case on one side: in eager, in eager with noise or in float64, or compiled; what came of each call is kept."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib.util
+import math
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import torch.utils._pytree as pytree
+import torch.utils.checkpoint
+
+import burnish
+from burnish.errors import NothingToSeal
+from tests.fuzz.case import Call, Case
+from tests.fuzz.inputs import built
+
+HEADER = """import math
+from math import inf, nan
+
+import torch
+import torch.nn.functional as F
+import torch.utils.checkpoint
+
+
+"""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One thing that a call left behind: a tensor's values and what is true of it, or a plain value."""
+
+    path: str
+    tensor: torch.Tensor | None
+    facts: dict[str, Any]
+
+
+@dataclass
+class Outcome:
+    records: dict[str, Record] = field(default_factory=dict)
+    error: str = ""  # its type
+    message: str = ""
+    stage: str = ""  # action, forward or backward: where it was raised
+    near_limit: bool = False  # whether a number came so near the type's largest that the order of a sum may matter
+
+
+@dataclass
+class Side:
+    """How a case is run. `noise` perturbs whatever rounds, so that the spread of several runs shows what rounding can
+    decide; `wide` computes in float64; `spread` puts the arguments elsewhere."""
+
+    ours: bool = False
+    noise: int = 0
+    wide: bool = False
+    spread: bool = False
+    device: str = "cpu"
+
+
+@dataclass
+class Noise:
+    """Multiplies what a step rounds by 1 ± one unit in the last place, gradients included."""
+
+    generator: torch.Generator
+    near_limit: bool = False
+
+    def factor(self, t: torch.Tensor) -> torch.Tensor:
+        drawn = torch.rand(t.shape, generator=self.generator, dtype=torch.float64) * 2 - 1
+        return (1 + torch.finfo(t.dtype).eps * drawn).to(t.dtype).to(t.device)
+
+    def look(self, t: torch.Tensor) -> None:
+        largest = t.detach().abs().nan_to_num(0.0, 0.0, 0.0)
+        few = 8.0 if t.dtype is torch.float16 else 1e4
+        self.near_limit |= bool((largest > torch.finfo(t.dtype).max / few).any())
+
+    def result(self, value: Any) -> Any:
+        for t in pytree.tree_leaves(value):
+            if isinstance(t, torch.Tensor) and t.is_floating_point():
+                self.look(t)
+                with contextlib.suppress(RuntimeError), torch.no_grad():  # overlapping memory, inference tensors
+                    t.data.mul_(self.factor(t))
+                if t.requires_grad:
+                    t.register_hook(lambda grad: grad * self.factor(grad))
+        return value
+
+    def operand(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            self.look(value)
+            return value * self.factor(value)
+        return value
+
+
+def run_side(case: Case, calls: Sequence[Call], side: Side, folder: Path) -> tuple[list[Outcome], list[str]]:
+    """What came of each call, and what the compiler said it could not do."""
+    noise = Noise(torch.Generator().manual_seed(side.noise)) if side.noise else None
+    holder = _Holder(case, side, _program(case, side, noise, folder))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        outcomes = [holder.run(call, noise) for call in calls]
+        notes = [str(f) for f in burnish.stats(holder.compiled).fallbacks] if side.ours else []
+    return outcomes, notes
+
+
+def _program(case: Case, side: Side, noise: Noise | None, folder: Path) -> Any:
+    if not side.ours:
+        scope: dict[str, Any] = {"torch": torch, "F": F, "math": math, "inf": math.inf, "nan": math.nan}
+        if noise is not None:
+            scope |= {"_n": noise.result, "_w": noise.operand}
+        exec(_on(side.device, case.program.text(noise is not None, side.wide)), scope)
+        return scope["M" if case.program.is_module else "f"]
+    return getattr(_loaded(_on(side.device, case.program.text()), folder), "M" if case.program.is_module else "f")
+
+
+def _on(device: str, text: str) -> str:
+    return text if device == "cpu" else text.replace('autocast("cpu"', f'autocast("{device}"')
+
+
+def _loaded(text: str, folder: Path) -> ModuleType:
+    """As a module of a file: that is what a second process can recognise."""
+    name = f"fuzzed_{sha256(text.encode()).hexdigest()[:12]}"
+    path = folder / f"{name}.py"
+    if not path.exists():
+        path.write_text(HEADER + text + "\n")
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+class _Holder:
+    """The model and what is called: the same object in eager."""
+
+    def __init__(self, case: Case, side: Side, program: Any) -> None:
+        self.case, self.side = case, side
+        torch.manual_seed(case.seed)
+        self.model = program().to(side.device) if case.program.is_module else program
+        if side.wide and case.program.is_module:
+            self.model.double()
+        self.compiled = burnish.compile(self.model, **case.compile) if side.ours else self.model
+
+    def run(self, call: Call, noise: Noise | None) -> Outcome:
+        outcome = Outcome()
+        try:
+            outcome.stage = "action"
+            self._act(call)
+            if call.threads > 1:
+                self._threaded(call, outcome)
+            else:
+                self._call(call, noise, outcome, "")
+        except Exception as error:
+            if isinstance(error, _Passed):
+                error = error.error
+            outcome.error, outcome.message = type(error).__name__, str(error)
+            outcome.records = {}
+        if noise is not None:
+            outcome.near_limit, noise.near_limit = noise.near_limit, False
+        return outcome
+
+    def _act(self, call: Call) -> None:
+        scope = {"torch": torch, "burnish": burnish, "copy": copy, "model": self.model, "compiled": self.compiled}
+        for action in call.before:
+            if action.ours and not self.side.ours:
+                continue
+            try:
+                exec(action.text, scope)
+            except NothingToSeal:
+                continue
+        self.model, self.compiled = scope["model"], scope["compiled"]
+
+    def _call(self, call: Call, noise: Noise | None, outcome: Outcome, prefix: str) -> None:
+        outcome.stage = "arguments"
+        args = built(call, self.side.device, self.side.wide, self.side.spread)
+        if not call.accumulate and isinstance(self.model, torch.nn.Module):
+            self.model.zero_grad(set_to_none=True)
+        torch.manual_seed(call.seed)
+        outcome.stage = "forward"
+        with _mode(call.mode):
+            result = self.compiled(*args)
+        state = [t.sum().item() for t in self._random_states()]
+        if call.mode == "grad" and call.backward:
+            outcome.stage = "backward"
+            result = (result, _backward(call, result, [*args, *self._parameters()], noise))
+        outcome.stage = ""
+        outcome.records |= self._records(prefix, args, result)
+        outcome.records[f"{prefix}random"] = Record(f"{prefix}random", None, {"state": state})
+
+    def _random_states(self) -> list[torch.Tensor]:
+        return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if self.side.device == "cuda" else [])]
+
+    def _threaded(self, call: Call, outcome: Outcome) -> None:
+        """The same call from several threads at once, each with arguments of its own; one after another in eager."""
+        outcome.stage = "forward"
+        parts = [Outcome() for _ in range(call.threads)]
+        errors: list[Exception] = []
+
+        def one(k: int) -> None:
+            try:
+                self._call(call, None, parts[k], f"thread {k} ")
+            except Exception as error:
+                errors.append(error)
+
+        if self.side.ours:
+            threads = [threading.Thread(target=one, args=(k,)) for k in range(call.threads)]
+            for t in threads:
+                t.start()
+            for t in threads:
+                t.join()
+        else:
+            for k in range(call.threads):
+                one(k)
+        if errors:
+            raise _Passed(errors[0])
+        for part in parts:
+            outcome.records |= {p: r for p, r in part.records.items() if not p.endswith("random")}
+
+    def _parameters(self) -> list[torch.Tensor]:
+        return list(self.model.parameters()) if isinstance(self.model, torch.nn.Module) else []
+
+    def _records(self, prefix: str, args: list[Any], result: Any) -> dict[str, Record]:
+        owners: dict[int, str] = {}
+        found: dict[str, Record] = {}
+
+        def keep(path: str, value: Any) -> None:
+            found[prefix + path] = _record(prefix + path, value, owners)
+
+        tensors = [(f"argument {k}", a) for k, a in enumerate(args)]
+        state = self.model.state_dict(keep_vars=True) if isinstance(self.model, torch.nn.Module) else {}
+        for name, t in [*tensors, *state.items()]:
+            if isinstance(t, torch.Tensor):
+                _own(owners, t, name)
+        leaves, spec = pytree.tree_flatten(result)
+        found[f"{prefix}structure"] = Record("structure", None, {"spec": str(spec)})
+        for k, leaf in enumerate(leaves):
+            keep(f"result {k}", leaf)
+            if isinstance(leaf, torch.Tensor):
+                _own(owners, leaf, f"result {k}")
+        for name, t in tensors:
+            if isinstance(t, torch.Tensor):
+                keep(name, t.detach())
+                keep(f"gradient of {name}", t.grad if t.is_leaf else None)
+        for name, t in state.items():
+            keep(f"state {name}", t.detach())
+            keep(f"gradient of {name}", t.grad)
+        return found
+
+
+class _Passed(Exception):
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+def _own(owners: dict[int, str], t: torch.Tensor, name: str) -> None:
+    with contextlib.suppress(RuntimeError, NotImplementedError):
+        if t.numel():
+            owners.setdefault(t.untyped_storage().data_ptr(), name)
+
+
+def _record(path: str, value: Any, owners: dict[int, str]) -> Record:
+    if not isinstance(value, torch.Tensor):
+        return Record(path, None, {"type": type(value).__name__, "value": repr(value)})
+    pairs = zip(value.shape, value.stride(), strict=True)
+    facts = {
+        "type": type(value).__name__,
+        "dtype": str(value.dtype),
+        "shape": tuple(value.shape),
+        "requires_grad": value.requires_grad,
+        "strides": tuple(s for d, s in pairs if d > 1) if value.numel() else (),
+        "shares": owners.get(value.untyped_storage().data_ptr()) if value.numel() else None,
+    }
+    with torch.no_grad():
+        kept = value.detach().resolve_neg().clone(memory_format=torch.contiguous_format).cpu()
+    return Record(path, kept, facts)
+
+
+@contextlib.contextmanager
+def _mode(name: str) -> Iterator[None]:
+    ways: dict[str, Callable[[], Any]] = {
+        "grad": torch.enable_grad,
+        "no_grad": torch.no_grad,
+        "inference": torch.inference_mode,
+    }
+    with ways[name]():
+        yield
+
+
+def _backward(call: Call, result: Any, leaves: Sequence[Any], noise: Noise | None) -> list[Any]:
+    """Gradients into `.grad`; with a double backward, those of the gradients, which are given back."""
+    roots = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor) and t.requires_grad]
+    if not roots:
+        return []
+    seeds = [_cotangent(t, k, noise) for k, t in enumerate(roots)]
+    if call.backward != "double":
+        torch.autograd.backward(roots, seeds, retain_graph=call.backward == "retain")
+        if call.backward == "retain":
+            torch.autograd.backward(roots, seeds)
+        return []
+    wanted = [t for t in leaves if isinstance(t, torch.Tensor) and t.requires_grad and t.is_leaf]
+    wanted = [t for k, t in enumerate(wanted) if not any(t is u for u in wanted[:k])]
+    first = torch.autograd.grad(roots, wanted, seeds, create_graph=True, allow_unused=True)
+    again = [g for g in first if g is not None and g.requires_grad]
+    if again:
+        torch.autograd.backward(again, [_cotangent(g, k + 7, noise) for k, g in enumerate(again)])
+    return [g if g is None else g.detach() for g in first]
+
+
+def _cotangent(t: torch.Tensor, k: int, noise: Noise | None) -> torch.Tensor:
+    n = t.numel()
+    ramp = torch.tensor([((i * 7 + k * 3) % 11 - 5) / 4 for i in range(n)], dtype=t.dtype).reshape(t.shape)
+    if noise is not None:
+        ramp = ramp * noise.factor(ramp)
+    return ramp.to(t.device)

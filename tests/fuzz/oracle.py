@@ -1,0 +1,207 @@
+"""Whether a compiled case did what eager does. Bit for bit where every operation is exact; otherwise within what eager
+itself makes of the case when each rounding is perturbed by one unit in the last place, and in float64. What rounding
+can decide (a comparison of nearly equal numbers, an overflow that a wider intermediate avoids) is no find."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from tests.fuzz.case import Call, Case
+from tests.fuzz.execute import Outcome, Record, Side, run_side
+
+SPREAD = 4.0  # how far beyond the perturbed runs a result may lie, in units of their own spread
+UNITS = 8  # units in the last place that are always allowed
+
+
+@dataclass(frozen=True)
+class Find:
+    kind: str
+    call: int
+    where: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} in call {self.call}, {self.where}: {self.detail}"
+
+    @property
+    def signature(self) -> str:
+        """What finds of one cause are likely to share."""
+        where = self.where.split("thread ")[-1].lstrip("0123456789 ")
+        return f"{self.kind} / {where.split(' ')[0]} / {'first call' if self.call == 0 else 'later call'}"
+
+
+def is_minor(find: Find) -> bool:
+    """What few would mind: results that share memory with one another in eager and not here, or the other way round;
+    and a backward that works where eager's raises."""
+    if find.kind == "no exception":
+        return find.where.endswith("backward")
+    return find.kind == "shares" and "argument" not in find.detail
+
+
+def judged(case: Case, ours: Sequence[Outcome], folder: Path, device: str = "cpu") -> list[Find]:
+    """What is wrong with how our calls came out."""
+    cloud = Cloud(case, case.calls, folder, device)
+    finds = compared(case, cloud, ours)
+    if finds and cloud.grow(13):  # a second, closer look
+        finds = compared(case, cloud, ours)
+    return finds
+
+
+class Cloud:
+    """Eager's outcomes of the calls: plain, and perturbed as often as is wanted."""
+
+    def __init__(self, case: Case, calls: Sequence[Call], folder: Path, device: str) -> None:
+        self.case, self.calls, self.folder, self.device = case, calls, folder, device
+        self.eager = self._run(Side(device=device))
+        self.others: list[list[Outcome]] = []
+        self.again: list[list[Outcome]] = []  # eager once more, and with its arguments laid out differently
+        self.drawn = 0
+
+    def _run(self, side: Side) -> list[Outcome]:
+        return run_side(self.case, self.calls, side, self.folder)[0]
+
+    def grow(self, draws: int = 3) -> bool:
+        for _ in range(draws):
+            self.drawn += 1
+            self.others.append(self._run(Side(noise=self.drawn, device=self.device)))
+        if self.drawn == draws and not self.case.program.is_random:
+            self.others.append(self._run(Side(wide=True, device=self.device)))
+        if not self.again and draws > 3:
+            self.again = [self._run(Side(spread=spread, device=self.device)) for spread in (False, True)]
+        return True
+
+    def records(self, call: int, path: str, like: Record) -> list[torch.Tensor]:
+        """The perturbed runs' values of a tensor; those that failed, or made something else, are left out."""
+        found = []
+        for outcomes in self.others:
+            record = outcomes[call].records.get(path)
+            tensor = None if record is None else record.tensor
+            if tensor is not None and like.tensor is not None and tensor.shape == like.tensor.shape:
+                found.append(tensor)
+        return found
+
+    def near_limit(self, call: int) -> bool:
+        """Whether an infinity, or what comes of one, may be there in one order of summing and not in another."""
+        return any(outcomes[call].near_limit for outcomes in self.others)
+
+    def repeated(self, call: int, path: str) -> list[torch.Tensor]:
+        records = [outcomes[call].records.get(path) for outcomes in self.again]
+        return [r.tensor for r in records if r is not None and r.tensor is not None]
+
+
+def compared(case: Case, cloud: Cloud, ours: Sequence[Outcome]) -> list[Find]:
+    for k, (want, got) in enumerate(zip(cloud.eager, ours, strict=True)):
+        finds = _call_compared(case, cloud, k, want, got)
+        if finds:
+            return finds  # what comes after one is likely to come of it
+        if want.error and want.stage != "forward":
+            break
+    return []
+
+
+def _call_compared(case: Case, cloud: Cloud, k: int, want: Outcome, got: Outcome) -> list[Find]:
+    if want.error or got.error:
+        return _errors_compared(k, want, got, cloud)
+    finds = []
+    for path, record in want.records.items():
+        other = got.records.get(path)
+        if other is None:
+            finds.append(Find("structure", k, path, "missing"))
+        elif problem := _record_compared(case, cloud, k, record, other):
+            finds.append(Find(problem[0], k, path, problem[1]))
+    finds += [Find("structure", k, path, "eager has none") for path in got.records if path not in want.records]
+    return finds
+
+
+def _errors_compared(k: int, want: Outcome, got: Outcome, cloud: Cloud) -> list[Find]:
+    if not got.error:
+        return [Find("no exception", k, want.stage, f"eager raises {want.error}: {_short(want.message)}")]
+    if not want.error:
+        return [Find("exception", k, got.stage, f"{got.error}: {_short(got.message)}")]
+    if want.error != got.error:
+        told = f"{got.error}: {_short(got.message)}; eager raises {want.error}: {_short(want.message)}"
+        return [Find("exception type", k, want.stage, told)]
+    return []
+
+
+def _short(text: str) -> str:
+    return " ".join(text.split())[:220]
+
+
+def _record_compared(case: Case, cloud: Cloud, k: int, want: Record, got: Record) -> tuple[str, str] | None:
+    for fact, value in want.facts.items():
+        if got.facts.get(fact) != value:
+            return fact, f"{got.facts.get(fact)}, eager's {value}"
+    if want.tensor is None or got.tensor is None:
+        return None
+    if _equal(want.tensor, got.tensor).all():
+        return None
+    exact = _is_exact(case, want.path)
+    if not exact and not cloud.others:
+        cloud.grow()
+    return _values_compared(cloud, k, want, got.tensor, exact)
+
+
+def _is_exact(case: Case, path: str) -> bool:
+    words = path.split()
+    exact = case.program.exact_values()
+    if "gradient" in words or "state" in words:
+        return False
+    n = int(words[-1])
+    if "argument" in words:
+        return bool(exact) and not case.program.is_module
+    return n < len(case.program.results) and case.program.results[n] in exact
+
+
+def _equal(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    if a.is_floating_point() or a.is_complex():
+        return (a == b) | (a.isnan() & b.isnan())
+    return a == b
+
+
+def _values_compared(cloud: Cloud, k: int, want: Record, got: torch.Tensor, exact: bool) -> tuple[str, str] | None:
+    assert want.tensor is not None
+    theirs = want.tensor
+    wrong = ~_equal(theirs, got)
+    for again in cloud.repeated(k, want.path):
+        if again.shape == theirs.shape:
+            wrong &= _equal(again, theirs)  # where eager itself is not sure, nothing is right or wrong
+    kind = "value"
+    if not exact:
+        others = cloud.records(k, want.path, want)
+        if not theirs.is_floating_point():
+            for other in others:
+                wrong &= _equal(other.to(theirs.dtype), theirs)
+        else:
+            wrong &= _beyond(theirs, got, others)
+            if cloud.near_limit(k):
+                wrong &= theirs.isfinite() & got.isfinite()
+    if not wrong.any():
+        return None
+    if theirs.is_floating_point() and not (theirs.isfinite() & got.isfinite())[wrong].all():
+        kind = "not finite"
+    elif not theirs.is_floating_point():
+        kind = "integer value"
+    at = wrong.nonzero()[0].tolist() if wrong.dim() else []
+    shown = f"{got[tuple(at)].item()!r} at {at}, eager's {theirs[tuple(at)].item()!r}"
+    return kind, f"{shown} ({int(wrong.sum())} of {wrong.numel()} elements{', exact' if exact else ''})"
+
+
+def _beyond(theirs: torch.Tensor, got: torch.Tensor, others: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The elements that lie where no rounding of eager's computation leads."""
+    info = torch.finfo(theirs.dtype)
+    everyone = torch.stack([theirs.double(), *(o.double() for o in others)])
+    agree_on_kind = (everyone.isfinite() == everyone[0].isfinite()).all(0)
+    same_wild = _equal(everyone, everyone[:1].expand_as(everyone)).all(0)
+    ours = got.double()
+    low, high = everyone.amin(0), everyone.amax(0)
+    spread = high - low
+    room = SPREAD * spread + UNITS * info.eps * everyone.abs().amax(0) + 4 * info.smallest_normal
+    outside = (ours < low - room) | (ours > high + room) | ~ours.isfinite()
+    near_overflow = everyone.abs().amax(0) > info.max / 4
+    finite = everyone[0].isfinite()
+    return torch.where(finite, outside & agree_on_kind & ~(near_overflow & ~ours.isfinite()), same_wild & agree_on_kind)

@@ -1,0 +1,132 @@
+"""The fuzzer itself: it sees what is wrong, does not cry wolf, makes cases small and prints what can be run."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.fuzz.case import Arg, Call, Case, Program, Step, Storage, loads
+from tests.fuzz.check import check
+from tests.fuzz.execute import Outcome, Side, run_side
+from tests.fuzz.generate import Wishes, random_case
+from tests.fuzz.oracle import judged
+from tests.fuzz.paste import pasted
+from tests.fuzz.shrink import shrunk
+from tests.fuzz.worker import Bench
+
+FORCED = {"gate": False, "verify": "off"}
+
+
+def case_of(
+    *steps: Step, dtype: str = "float32", kind: str = "normal", flags: tuple[str, ...] = (), **call: Any
+) -> Case:
+    made = Call((Storage(dtype, 12, kind, 5),), (Arg(0, (3, 4), (4, 1), 0, flags),), 1, **call)
+    return Case(Program(("in0",), steps, (steps[-1].target,)), (made,), FORCED)
+
+
+EXACT = case_of(Step("v0", "{0}.flip(0)", ("in0",)))
+SUMMED = case_of(Step("v0", "{0}.sum()", ("in0",), "approximate"))
+
+
+def outcomes(case: Case, folder: Path) -> list[Outcome]:
+    return run_side(case, case.calls, Side(), folder)[0]
+
+
+def with_result(found: list[Outcome], change: Any) -> list[Outcome]:
+    record = found[0].records["result 0"]
+    found[0].records["result 0"] = dataclasses.replace(record, tensor=change(record.tensor))
+    return found
+
+
+def test_a_case_is_what_its_numbers_say() -> None:
+    assert [random_case(3, n) for n in range(20)] == [random_case(3, n) for n in range(20)]
+
+
+def test_a_case_travels_as_text() -> None:
+    assert all(loads(case.dumps()) == case for case in (random_case(4, n) for n in range(40)))
+
+
+def test_eager_agrees_with_itself(tmp_path: Path) -> None:
+    for number in range(25):
+        case = random_case(5, number, Wishes(frozenset({"threads"})))
+        assert judged(case, outcomes(case, tmp_path), tmp_path) == [], case.texts
+
+
+def test_a_last_place_is_seen_where_everything_is_exact(tmp_path: Path) -> None:
+    altered = with_result(outcomes(EXACT, tmp_path), lambda t: t.nextafter(torch.tensor(9.0)))
+    assert [f.kind for f in judged(EXACT, altered, tmp_path)] == ["value"]
+
+
+def test_a_last_place_is_allowed_in_a_sum(tmp_path: Path) -> None:
+    altered = with_result(outcomes(SUMMED, tmp_path), lambda t: t.nextafter(torch.tensor(9.0)))
+    assert judged(SUMMED, altered, tmp_path) == []
+
+
+def test_an_error_is_seen_in_a_sum(tmp_path: Path) -> None:
+    altered = with_result(outcomes(SUMMED, tmp_path), lambda t: t * 1.0001)
+    assert [f.kind for f in judged(SUMMED, altered, tmp_path)] == ["value"]
+
+
+def test_a_nan_is_seen(tmp_path: Path) -> None:
+    altered = with_result(outcomes(SUMMED, tmp_path), lambda t: t * torch.nan)
+    assert [f.kind for f in judged(SUMMED, altered, tmp_path)] == ["not finite"]
+
+
+def test_what_rounding_decides_is_no_find(tmp_path: Path) -> None:
+    """Whether a sum in another order is larger than the same sum."""
+    case = case_of(
+        Step("v0", "{0}.sum()", ("in0",), "approximate"),
+        Step("v1", "{0}.mT.sum(0).sum()", ("in0",), "approximate"),
+        Step("v2", "{0} > {1}", ("v0", "v1")),
+    )
+    altered = with_result(outcomes(case, tmp_path), lambda t: ~t)
+    assert judged(case, altered, tmp_path) == []
+
+
+def test_a_missing_exception_is_seen(tmp_path: Path) -> None:
+    case = case_of(Step("v0", "{0}.reshape(5, 5)", ("in0",)))
+    fine = outcomes(EXACT, tmp_path)
+    assert [f.kind for f in judged(case, fine, tmp_path)] == ["no exception"]
+
+
+def test_strides_and_gradients_are_compared(tmp_path: Path) -> None:
+    case = case_of(Step("v0", "{0} * 2", ("in0",), "rounded"), flags=("grad",), backward="once")
+    found = outcomes(case, tmp_path)
+    record = found[0].records["gradient of argument 0"]
+    found[0].records["gradient of argument 0"] = dataclasses.replace(record, tensor=record.tensor * 2)
+    assert [f.where for f in judged(case, found, tmp_path)] == ["gradient of argument 0"]
+
+
+def test_shrinking_keeps_what_fails_and_little_else() -> None:
+    steps = [Step(f"v{k}", "{0} + 1", (f"v{k - 1}" if k else "in0",), "rounded") for k in range(6)]
+    steps.insert(3, Step("v9", "{0}.tanh()", ("v2",), "approximate"))
+    steps[4] = dataclasses.replace(steps[4], args=("v9",))
+    case = dataclasses.replace(case_of(*steps), calls=case_of(*steps).calls * 4)
+    small = shrunk(case, lambda c: "tanh" in c.program.text() and len(c.calls) > 1, seconds=60)
+    assert [s.template for s in small.program.steps] == ["{0}.tanh()"]
+    assert len(small.calls) == 2
+    assert small.calls[0].args[0].shape == (1, 1)
+
+
+def test_what_is_pasted_runs(tmp_path: Path) -> None:
+    case = case_of(Step("v0", "{0}.sigmoid()", ("in0",), "approximate"), flags=("grad",), backward="double")
+    for each in (case, dataclasses.replace(random_case(6, 1), compile={"disable": True})):
+        scope: dict[str, Any] = {}
+        exec(pasted(dataclasses.replace(each, compile={"disable": True}), "Not found."), scope)
+        scope["test_found"]()
+
+
+def test_a_right_program_is_not_reported() -> None:
+    assert check(SUMMED).finds == []
+
+
+@pytest.mark.slow
+def test_a_crash_is_a_find() -> None:
+    bench = Bench()
+    report = bench.run(case_of(Step("v0", "__import__('os').abort() or {0}", ("in0",))))
+    bench.stop()
+    assert [(f.kind, f.detail) for f in report.finds] == [("crash", "SIGABRT")]
