@@ -16,8 +16,11 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import torch
+
 from tests.fuzz.case import Case, from_data
 from tests.fuzz.generate import FEATURES, Wishes, random_case
+from tests.fuzz.inputs import with_values
 from tests.fuzz.oracle import Find, is_minor
 from tests.fuzz.paste import pasted
 from tests.fuzz.shrink import shrunk
@@ -31,6 +34,8 @@ def main() -> int:
     options = _arguments()
     if options.device == "triton":
         os.environ["TRITON_INTERPRET"] = "1"
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("--device cuda needs an NVIDIA GPU, and torch sees none")
     search = Search(options)
     if options.case:
         return search.once(from_data(json.loads(Path(options.case).read_text())))
@@ -172,7 +177,10 @@ class Search:
         if self.options.out is None:
             return
         stem = f"found_{self.options.seed}_{found.number}"
-        case, test = dataclasses.asdict(found.case), pasted(found.case, f"Found by tests.fuzz: {title}", stem)
+        case, test = (
+            dataclasses.asdict(with_values(found.case)),
+            pasted(found.case, f"Found by tests.fuzz: {title}", stem),
+        )
         line = {"seed": self.options.seed, "number": found.number, "family": found.family, "stage": found.stage}
         line |= {"find": str(found.find), "inherited": found.inherited, "case": case}
         out, lines = self.options.out, self.options.out

@@ -3,6 +3,7 @@ and layouts to choose from."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from random import Random
@@ -10,8 +11,8 @@ from typing import Any
 
 import torch
 
-from tests.fuzz.case import Arg, Call, Storage
-from tests.fuzz.values import dtype_of, filled
+from tests.fuzz.case import Arg, Call, Case, Storage
+from tests.fuzz.values import dtype_of, filled, literal
 
 
 def built(call: Call, device: str = "cpu", wide: bool = False, spread: bool = False) -> list[Any]:
@@ -27,6 +28,18 @@ def built(call: Call, device: str = "cpu", wide: bool = False, spread: bool = Fa
         else:
             made.append(_tensor(arg, storages[arg.storage], spread))
     return made
+
+
+def with_values(case: Case) -> Case:
+    """The same case with its numbers in it: what a seed makes of them may change, a kept case must not."""
+
+    def spelled(call: Call) -> Call:
+        kinds = [literal(s.size, dtype_of(s.dtype), s.kind, s.seed) for s in call.storages]
+        storages = [dataclasses.replace(s, kind=kind) for s, kind in zip(call.storages, kinds, strict=True)]
+        return dataclasses.replace(call, storages=tuple(storages))
+
+    calls, prelude = (tuple(spelled(c) for c in some) for some in (case.calls, case.prelude))
+    return dataclasses.replace(case, calls=calls, prelude=prelude)
 
 
 def _storage(storage: Storage, device: str, wide: bool) -> torch.Tensor:

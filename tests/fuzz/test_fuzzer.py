@@ -13,6 +13,7 @@ from tests.fuzz.case import Arg, Call, Case, Program, Step, Storage, loads
 from tests.fuzz.check import check
 from tests.fuzz.execute import Outcome, Side, run_side
 from tests.fuzz.generate import Wishes, random_case
+from tests.fuzz.inputs import built, with_values
 from tests.fuzz.oracle import judged
 from tests.fuzz.paste import pasted
 from tests.fuzz.shrink import shrunk
@@ -48,6 +49,13 @@ def test_a_case_is_what_its_numbers_say() -> None:
 
 def test_a_case_travels_as_text() -> None:
     assert all(loads(case.dumps()) == case for case in (random_case(4, n) for n in range(40)))
+
+
+def test_a_kept_case_holds_its_numbers() -> None:
+    for case in (random_case(4, n) for n in range(20)):
+        for ours, theirs in zip(with_values(case).calls, case.calls, strict=True):
+            pairs = zip(built(ours), built(theirs), strict=True)
+            assert all(torch.equal(a, b) or torch.equal(a.isnan(), b.isnan()) for a, b in pairs if torch.is_tensor(a))
 
 
 def test_eager_agrees_with_itself(tmp_path: Path) -> None:

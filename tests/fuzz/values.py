@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from random import Random
@@ -20,7 +21,9 @@ def dtype_of(name: str) -> torch.dtype:
 
 def filled(size: int, dtype: torch.dtype, kind: str, seed: int) -> torch.Tensor:
     """`kind` is one of KINDS, `index:n` for whole numbers below n, `order:n` for 0..n-1 in some order (and again), or
-    `beyond:n` where one of the numbers is no index of n elements."""
+    `beyond:n` where one of the numbers is no index of n elements; or `=` and the numbers themselves."""
+    if kind.startswith("="):
+        return torch.tensor(json.loads(kind[1:])[:size], dtype=dtype)
     rng = Random(seed)
     if ":" in kind:
         return torch.tensor(_indices(rng, size, kind), dtype=dtype)
@@ -28,6 +31,11 @@ def filled(size: int, dtype: torch.dtype, kind: str, seed: int) -> torch.Tensor:
         return torch.tensor([kind != "zeros" and rng.random() < 0.5 for _ in range(size)], dtype=dtype)
     draw = _float_source(rng, dtype, kind) if dtype.is_floating_point else _integer_source(rng, dtype, kind)
     return torch.tensor([draw() for _ in range(size)], dtype=dtype)
+
+
+def literal(size: int, dtype: torch.dtype, kind: str, seed: int) -> str:
+    """The kind that holds the very numbers, for a case that is kept while the ways to draw them change."""
+    return kind if kind.startswith("=") or size > 200 else f"={json.dumps(filled(size, dtype, kind, seed).tolist())}"
 
 
 def _indices(rng: Random, size: int, kind: str) -> list[int]:
