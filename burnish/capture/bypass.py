@@ -38,4 +38,4 @@ def kind_of(args: tuple[Any, ...], kwargs: dict[str, Any], grad: bool | None = N
     """Sizes and types: enough to tell most calls apart, and little work. `grad`: as the calling thread has it."""
     values = (*args, *kwargs.values())
     grad = torch.is_grad_enabled() if grad is None else grad
-    return grad, tuple([x.shape if isinstance(x, torch.Tensor) else type(x) for x in values])
+    return grad, tuple([x.shape if isinstance(x, torch.Tensor) and not x.is_nested else type(x) for x in values])

@@ -6,6 +6,7 @@ serves is the content of one closure cell, and changing it is all that rolling b
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -57,6 +58,11 @@ class EagersOwn(Exception):
     def __init__(self, error: Exception) -> None:
         super().__init__()
         self.error = error
+
+
+def _without_anomaly_mode() -> contextlib.AbstractContextManager[object]:
+    """A NaN in the trial's own backward is no reason for the caller's forward to raise; his backward looks again."""
+    return torch.autograd.set_detect_anomaly(False) if torch.is_anomaly_enabled() else contextlib.nullcontext()
 
 
 class Variant:
@@ -237,7 +243,8 @@ class Variant:
             modules_us=self.modules_us,
         )
         try:
-            return gate.judge(self.eager, self._engines, args, self._ready)
+            with _without_anomaly_mode():
+                return gate.judge(self.eager, self._engines, args, self._ready)
         except Exception as error:
             raise EagersOwn(error) from None
 
