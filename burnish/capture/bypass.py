@@ -73,10 +73,13 @@ def _without_wrapper(target: Callable[..., Any]) -> Callable[..., Any]:
 
 def kind_of(args: tuple[Any, ...], kwargs: dict[str, Any], grad: bool | None = None) -> Hashable:
     """Sizes and types: enough to tell most calls apart, and little work. `grad`: as the calling thread has it."""
-<<<<<<< HEAD
     grad = _grad_mode() if grad is None else grad
     values = (*args, *kwargs.values()) if kwargs else args
-    return grad, tuple([(x.dtype, x.shape) if isinstance(x, _Tensor) else _kind_of_value(x) for x in values])
+    return grad, tuple([_kind_of_tensor(x) if isinstance(x, _Tensor) else _kind_of_value(x) for x in values])
+
+
+def _kind_of_tensor(x: torch.Tensor) -> Any:
+    return (x.dtype, x.shape) if not x.is_nested else (type(x), x.dtype)  # which has no shape to be asked for
 
 
 def _kind_of_value(value: Any) -> Any:
@@ -101,8 +104,3 @@ def _value_in_words(kind: Any) -> str:
     what, size = kind
     name = what.__name__ if isinstance(what, type) else str(what).removeprefix("torch.")
     return f"{name} of {size}" if isinstance(size, int) else f"{name}{list(size)}"
-=======
-    values = (*args, *kwargs.values())
-    grad = torch.is_grad_enabled() if grad is None else grad
-    return grad, tuple([x.shape if isinstance(x, torch.Tensor) and not x.is_nested else type(x) for x in values])
->>>>>>> cli

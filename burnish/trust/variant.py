@@ -289,12 +289,8 @@ class Variant:
             modules_us=self.modules_us,
         )
         try:
-<<<<<<< HEAD
-            verdict = gate.judge(self.eager, self._engines, args, self._ready)
-=======
             with _without_anomaly_mode():
-                return gate.judge(self.eager, self._engines, args, self._ready)
->>>>>>> cli
+                verdict = gate.judge(self.eager, self._engines, args, self._ready)
         except Exception as error:
             raise EagersOwn(error) from None
         return dataclasses.replace(verdict, stats=dataclasses.replace(verdict.stats, size_class=self._size_class))
