@@ -168,10 +168,11 @@ class Entrance:
 
     def _news(self) -> None:
         """Something was compiled, or a verdict on a graph has changed."""
-        race = self._race
-        if race is not None and self._compiled is not None:
-            race.forget() if self._compiled[1].something_else_serves() else race.look_again()
-        self.reconsider()
+        with self._lock:
+            race = self._race
+            if race is not None and self._compiled is not None:
+                race.forget() if self._compiled[1].something_else_serves() else race.look_again()
+            self.reconsider()
 
     @property
     def is_racing(self) -> bool:
