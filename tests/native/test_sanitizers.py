@@ -5,6 +5,7 @@ memory of its own that ends where the tensor does, and runs them. A sanitizer th
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import shutil
@@ -26,7 +27,7 @@ from tests.ops.test_integers import BINARY, REDUCTIONS, TYPES, UNARY, edges, num
 from tests.programs import capture, schedules, sizes_of
 
 SANITIZERS = ["-fsanitize=address,undefined,float-cast-overflow", "-fno-sanitize-recover=all", "-g"]
-FLAGS = ["-O1", "-march=native", "-fno-math-errno", "-ffp-contract=off", "-std=gnu11", *SANITIZERS]
+FLAGS = ["-O1", "-fno-math-errno", "-ffp-contract=off", "-std=gnu11", *SANITIZERS]
 INDEX_OUT_OF_RANGE, ZERO_DIVISION = 1, 2
 Function = Callable[..., object]
 
@@ -213,8 +214,8 @@ def toolchain(name: str, folder: Path) -> list[str]:
         pytest.skip(f"no {name}")
     probe = folder / "probe.c"
     probe.write_text("int main(void) { return 0; }")
-    for threads in (["-fopenmp"], ["-Wno-unknown-pragmas"]):
-        command = [found, *FLAGS, *threads]
+    for machine, threads in itertools.product(("-march=native", "-mcpu=native"), ("-fopenmp", "-Wno-unknown-pragmas")):
+        command = [found, *FLAGS, machine, threads]
         built = subprocess.run([*command, str(probe), "-o", str(folder / "probe")], capture_output=True)
         if built.returncode == 0 and subprocess.run([str(folder / "probe")], capture_output=True).returncode == 0:
             return command

@@ -171,7 +171,7 @@ static float mask_scores(const plan *p, const panel *x, int64_t key, int64_t n, 
     if (!x->bias && !cut) return scale;
     for (int64_t j = 0; j < n; j++) {
         float *restrict row = scores + j * PANEL;
-        const float *restrict bias = x->bias + j * PANEL;
+        const float *restrict bias = x->bias ? x->bias + j * PANEL : 0;
         const int32_t at = (int32_t)(key + j);
         if (x->bias)
             for (int l = 0; l < PANEL; l++) row[l] = row[l] * scale + bias[l];
