@@ -174,7 +174,9 @@ def _shares(row: dict[str, dict[str, float]]) -> dict[str, float]:
     inside = {name: at.get(name, 0.0) for name in ("addresses", "turn", "new results")}
     inside |= {"copies": whole - replay, "replay": replay}
     inside["rest of the program"] = at["program"] - sum(inside.values())
-    return _rounded({**outside, "loading, building results": route - at["program"], **inside})
+    checking = at.get("assumptions", 0.0)
+    loading = {"checking assumptions": checking, "loading, building results": route - at["program"] - checking}
+    return _rounded({**outside, **loading, **inside})
 
 
 def _nothing(graph: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
@@ -182,6 +184,28 @@ def _nothing(graph: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable
     outputs = [node.meta["example_value"] for node in graph.graph.output_node().args[0]]
     made = tuple(torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in outputs)
     return lambda *inputs: made
+
+
+def _checks(compiled: Any, call: Call) -> dict[str, Call]:
+    """The native look at what the program assumes of its inputs."""
+    from burnish.capture import checks
+    from burnish.capture.host import host_if_built
+
+    (variant, *_), host = compiled.burnish.log.variants(), host_if_built()
+    native = checks.native_check(variant.facts.assumptions, host) if host is not None else None
+    if native is None:
+        return {}
+    seen: list[Any] = []
+    serving = variant._serving
+
+    def watch(args: list[Any]) -> Any:
+        seen.append(list(args))
+        return serving(args)
+
+    variant._put(watch)
+    call()
+    variant._put(serving)
+    return {"assumptions": lambda: native.hold(seen[0])} if seen else {}
 
 
 def _rounded(us: dict[str, float]) -> dict[str, float]:
@@ -213,6 +237,7 @@ def measure(name: str, model: torch.nn.Module, inputs: dict[str, torch.Tensor], 
             calls |= _parts_of_graph(*graphed, _seen(type(graphed[0]), calls["sealed"]))
         elif (direct := _direct(sealed)) is not None:
             calls |= _parts_of_launches(direct, _seen(type(direct), calls["sealed"]))
+        calls |= _checks(sealed, calls["sealed"])
         row = _alternating(calls, wait, {"Dynamo alone": calls.get("program", calls["sealed"])})
     alone = min((row[k]["host"] for k in ("replay", "replay by torch") if k in row), default=None)
     beyond = {} if alone is None else {k: round(row[k]["host"] - alone, 2) for k in ("open", "sealed")}

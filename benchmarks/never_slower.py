@@ -27,16 +27,16 @@ from burnish.measure import Race, interleave, quantile
 from burnish.trust.interval import Interval
 
 LIMIT = 1.05
-_WARM_STEPS = 1000  # and at most so many seconds: races are held meanwhile
-_WARM_SECONDS = 10.0
+_WARM_STEPS, _LEAST_SECONDS, _MOST_SECONDS = 1000, 3.0, 10.0  # races are held meanwhile, and what they need is built
 
 
 def warm_up(steps: Sequence[Step]) -> None:
     for step in steps:
-        end = time.perf_counter() + _WARM_SECONDS
-        for _ in range(_WARM_STEPS):
+        begin, count = time.perf_counter(), 0
+        while (spent := time.perf_counter() - begin) < _MOST_SECONDS:
             step()
-            if time.perf_counter() > end:
+            count += 1
+            if count >= _WARM_STEPS and spent > _LEAST_SECONDS:
                 break
 
 

@@ -52,6 +52,24 @@ def import_graph(gm: GraphModule, kind: str | None = None) -> Captured:
     return _Importer(gm, kind).run()
 
 
+_HIGHER_ORDER = (
+    "docs/limits.md lists what is left to eager; keep that part out with burnish.disable to compile the rest"
+)
+
+
+def _op_name(target: Any) -> str:
+    name = getattr(target, "__name__", None) or getattr(target, "_name", None)
+    return str(name or target)
+
+
+def _called(fx_node: FxNode) -> str:
+    """An operation that writes its arguments stands inside another, as that one's first argument."""
+    inner = fx_node.args[0] if fx_node.args else None
+    if isinstance(inner, torch._ops.OpOverload):
+        return f"{inner.name()}, which writes its arguments,"
+    return _op_name(fx_node.target)
+
+
 class _Importer:
     def __init__(self, gm: GraphModule, kind: str | None = None) -> None:
         self.gm = gm
@@ -95,7 +113,8 @@ class _Importer:
         for part in str(fx_node.target).split("."):
             held = getattr(held, part)
         if not isinstance(held, torch.Tensor):
-            raise CompileError("capture", f"{fx_node.target} is a {type(held).__name__}, an op with a graph of its own")
+            users = ", ".join(sorted({_op_name(user.target) for user in fx_node.users})) or str(fx_node.target)
+            raise CompileError("capture", f"{users} runs a graph of its own, which eager does", _HIGHER_ORDER)
         self._require_plain(held)
         dtype = from_torch(held.dtype)
         if held.dim() == 0 and dtype is not None and type(held) is torch.Tensor:
@@ -120,7 +139,7 @@ class _Importer:
         elif val is None and not fx_node.users:
             self.values[fx_node] = None  # an assertion about sizes: the guards already hold
         else:
-            raise CompileError("capture", f"{fx_node.target} is no ATen operation")
+            raise CompileError("capture", f"{_called(fx_node)} is no ATen operation", _HIGHER_ORDER)
 
     def _output(self, fx_node: FxNode) -> None:
         results: Sequence[Any] = fx_node.args[0]  # type: ignore[assignment]

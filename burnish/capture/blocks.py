@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 Block = TypeVar("Block", bound=nn.Module)
 _FEWEST_PARTS = 3  # modules inside a block that is worth the trouble
@@ -46,6 +47,8 @@ def _shape(module: nn.Module, shapes: dict[int, Any]) -> Any:
 
 
 def _kind(tensor: torch.Tensor | None) -> Any:
+    if tensor is not None and is_lazy(tensor):  # before the first call: no shape
+        return type(tensor), id(tensor)
     if tensor is None:
         return None
     return (tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad)

@@ -14,6 +14,7 @@ from burnish.capture.host import Host
 from burnish.capture.saved_tensors import hooks_are_active
 
 _LOOKS_EVERY = 16  # calls
+_MOST_RARELY = 256
 _MOST_KNOWN = 64
 _SIMPLE = frozenset((int, float, bool, str, type(None)))
 _Tensor, _grad_mode = torch.Tensor, torch.is_grad_enabled
@@ -25,33 +26,39 @@ def bypass(
     host: Host | None = None,
     sooner: Callable[[], None] | None = None,
 ) -> Callable[..., Any]:
-    """`target`, until inputs come along of a kind not seen before: `through` is shown those once. With `host` it is C
-    that counts calls; without, `sooner` is told of each look, in case there is one by then."""
+    """`target`, until inputs come along of a kind not seen before: `through` is shown those once. The longer nothing
+    new is found, the rarer the looks. With `host` it is C that counts calls; without, `sooner` is told of each look, in
+    case there is one by then."""
     known: set[Hashable] = set()
+    every = left = 1
 
     def look(*args: Any, **kwargs: Any) -> Any:
-        if sooner is not None:
-            sooner()
+        nonlocal every
         kind = kind_of(args, kwargs)
-        if kind in known or len(known) > _MOST_KNOWN or hooks_are_active():  # what is run again would not be shown
+        # Under hooks on saved tensors, what is run again in the backward would not be shown.
+        is_new = kind not in known and len(known) <= _MOST_KNOWN and not hooks_are_active()
+        every = _LOOKS_EVERY if is_new else min(2 * every, _MOST_RARELY)
+        if host is not None:
+            aside.every = every
+        elif sooner is not None:
+            sooner()
+        if not is_new:
             return target(*args, **kwargs)
         known.add(kind)
         return through(*args, **kwargs)
-
-    if host is not None:
-        aside: Callable[..., Any] = host.Aside(_without_wrapper(target), look, _LOOKS_EVERY)
-        return aside
-    left = 1
 
     def call(*args: Any, **kwargs: Any) -> Any:
         nonlocal left
         left -= 1
         if left > 0:
             return target(*args, **kwargs)
-        left = _LOOKS_EVERY
-        return look(*args, **kwargs)
+        try:
+            return look(*args, **kwargs)
+        finally:
+            left = every
 
-    return call
+    aside: Any = host.Aside(_without_wrapper(target), look) if host is not None else None
+    return call if host is None else aside
 
 
 def _without_wrapper(target: Callable[..., Any]) -> Callable[..., Any]:
@@ -68,7 +75,11 @@ def kind_of(args: tuple[Any, ...], kwargs: dict[str, Any], grad: bool | None = N
     """Sizes and types: enough to tell most calls apart, and little work. `grad`: as the calling thread has it."""
     grad = _grad_mode() if grad is None else grad
     values = (*args, *kwargs.values()) if kwargs else args
-    return grad, tuple([(x.dtype, x.shape) if isinstance(x, _Tensor) else _kind_of_value(x) for x in values])
+    return grad, tuple([_kind_of_tensor(x) if isinstance(x, _Tensor) else _kind_of_value(x) for x in values])
+
+
+def _kind_of_tensor(x: torch.Tensor) -> Any:
+    return (x.dtype, x.shape) if not x.is_nested else (type(x), x.dtype)  # which has no shape to be asked for
 
 
 def _kind_of_value(value: Any) -> Any:

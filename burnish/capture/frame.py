@@ -27,6 +27,7 @@ from torch._C._dynamo import eval_frame as native
 from torch._dynamo import convert_frame, eval_frame, mutation_guard, trace_rules
 from torch._dynamo import exc as dynamo_errors
 from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
+from torch.autograd import forward_ad
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 
 from burnish.capture.awaken import awaken_products
@@ -58,10 +59,11 @@ from burnish.capture.unguarded import remember_sources
 from burnish.capture.warm.frame import WarmFrames
 from burnish.capture.warm.serve import server
 from burnish.errors import CompileError
-from burnish.observe.log import CompileLog
+from burnish.observe.log import CompileLog, failure_reason
 from burnish.options import Options
 from burnish.runtime.ahead import Ahead, begin, wanted_by
 from burnish.runtime.beside import collecting
+from burnish.stats import GraphBreak
 from burnish.trust.background import worker_for
 from burnish.trust.garbage import patience
 from burnish.trust.record import WholeCall
@@ -103,6 +105,8 @@ class Entrance:
         self._around: Callable[..., Any] | None = None
         self._forget: Callable[[], Any] = lambda: None
         self._lock = threading.RLock()
+        if runs_outside := _runs_outside_its_call(target):
+            self.log.graph_break(GraphBreak(self.place.file, self.place.line, runs_outside))
         self.restart()
 
     def restart(self) -> None:
@@ -164,10 +168,11 @@ class Entrance:
 
     def _news(self) -> None:
         """Something was compiled, or a verdict on a graph has changed."""
-        race = self._race
-        if race is not None and self._compiled is not None:
-            race.forget() if self._compiled[1].something_else_serves() else race.look_again()
-        self.reconsider()
+        with self._lock:
+            race = self._race
+            if race is not None and self._compiled is not None:
+                race.forget() if self._compiled[1].something_else_serves() else race.look_again()
+            self.reconsider()
 
     @property
     def is_racing(self) -> bool:
@@ -263,7 +268,7 @@ class Entrance:
         # Every name the call reads is a local of this function: it has a few us in all.
         set_callback, dispatch_modes = native.set_eval_frame, torch._C._len_torch_dispatch_stack
         stances, ordinary, target = eval_frame, _ORDINARY_STANCE, self.target
-        fx_tracing, jit_tracing = is_fx_symbolic_tracing, torch._C._is_tracing
+        fx_tracing, jit_tracing, duals = is_fx_symbolic_tracing, torch._C._is_tracing, forward_ad
         as_error = GRAPH_BREAKS if self.options.fullgraph else ()
         doubts, settle = callback.doubts.open, callback.doubts.settle
 
@@ -282,6 +287,9 @@ class Entrance:
             if hooks is not None and hooks.changed():
                 return self._call_afresh(hooks, args, kwargs)
             if fx_tracing() or jit_tracing():  # somebody takes the model down: as it was written
+                return target(*args, **kwargs)
+            if duals._current_level >= 0:  # compiled code would lose the tangents
+                self.log.noticed("call in eager: forward-mode differentiation is going on")
                 return target(*args, **kwargs)
             if stances._stance is not ordinary or dispatch_modes():
                 return generally(*args, **kwargs)
@@ -365,7 +373,7 @@ class Entrance:
 
 def _is_ordinary(hooks: Hooks | None) -> bool:
     """The circumstances in which a call is Dynamo's."""
-    tracing = is_fx_symbolic_tracing() or torch._C._is_tracing()
+    tracing = is_fx_symbolic_tracing() or torch._C._is_tracing() or forward_ad._current_level >= 0
     return not tracing and eval_frame._stance is _ORDINARY_STANCE and not (hooks is not None and hooks.changed())
 
 
@@ -441,7 +449,7 @@ class FrameCompiler:
                 return self._missed(frame.f_code)
             graphs = self._log.compiles
             mutation_guard.install_generation_tagging_init()
-            key = self._warm.key(frame) if frame.f_code is self.root else None
+            key = self._warm_key(frame) if frame.f_code is self.root else None
             if key is not None and (restored := self._warm.restored(key, frame)) is not None:
                 self._made(frame, restored.guarded_code, graphs)
                 return restored
@@ -482,6 +490,13 @@ class FrameCompiler:
             always = partial(native.set_code_exec_strategy, frame.f_code, result.frame_exec_strategy)
             return self._in_doubt(frame, result.frame_exec_strategy, always, failed)
         return result
+
+    def _warm_key(self, frame: Any) -> Any:
+        try:
+            return self._warm.key(frame)
+        except Exception as error:  # inputs that cannot be described: a lazy module's weights before its first call
+            self._log.noticed(f"frame not stored: {failure_reason(error)[:80]}")
+            return None
 
     def _awaken(self) -> None:
         """What the trial will want, whatever the graph turns out to be."""
@@ -658,6 +673,16 @@ def _renamed(function: Any) -> types.FunctionType:
     function.__code__ = function.__code__.replace(co_name=f"{function.__name__}__{next(_serial)}")
     renamed: types.FunctionType = function
     return renamed
+
+
+def _runs_outside_its_call(target: Callable[..., Any]) -> str:
+    """Why nothing of a function can be compiled, whatever it is called with."""
+    written = target.forward if isinstance(target, torch.nn.Module) else target
+    if inspect.isgeneratorfunction(written) or inspect.isasyncgenfunction(written):
+        return "a generator function: its body runs when it is iterated, after the call, in eager"
+    if inspect.iscoroutinefunction(written):
+        return "a coroutine: its body runs when it is awaited, after the call, in eager"
+    return ""
 
 
 def _name_of(target: Callable[..., Any]) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch._C._dynamo import eval_frame as native
 from torch._dynamo import eval_frame
+from torch.autograd import forward_ad
 from torch.fx import _symbolic_trace as symbolic_trace
 from torch.utils.hooks import RemovableHandle
 
@@ -53,6 +54,7 @@ class KnownCalls:
         self._attributes: tuple[tuple[object, str, object], ...] = (
             (eval_frame, "_stance", ordinary_stance),
             (symbolic_trace, "_is_fx_tracing_flag", False),
+            (forward_ad, "_current_level", -1),  # compiled code would lose the tangents
         )
         self._module = target if isinstance(target, torch.nn.Module) else None
 

@@ -19,6 +19,7 @@ import torch
 from torch._C._dynamo import eval_frame as native
 from torch._C._dynamo.guards import GlobalStateGuard
 from torch._dynamo import eval_frame
+from torch.autograd import forward_ad
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 
 from burnish.assumptions import AssumptionUnmet
@@ -83,11 +84,13 @@ class Seal:
         makers, routes, target, first = self._makers, self._routes, self._target, self._first
         introduce, refused = self._introduce, self._refused
         set_callback, dispatch_modes, stances = native.set_eval_frame, torch._C._len_torch_dispatch_stack, eval_frame
-        fx_tracing, jit_tracing = is_fx_symbolic_tracing, torch._C._is_tracing
+        fx_tracing, jit_tracing, duals = is_fx_symbolic_tracing, torch._C._is_tracing, forward_ad
         hooks_changed = hooks.changed if hooks is not None else lambda: False
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if dispatch_modes() or stances._stance is not ordinary or fx_tracing() or jit_tracing() or hooks_changed():
+                return target(*args, **kwargs)
+            if duals._current_level >= 0:  # compiled code would lose the tangents
                 return target(*args, **kwargs)
             prior = set_callback(None)  # a compiler around us must not take this for its own
             try:

@@ -214,6 +214,8 @@ def signature(values: dict[str, Any]) -> tuple[Any, ...]:
 def _described(value: Any, left: Iterator[None]) -> Any:
     kind = type(value)
     if isinstance(value, torch.Tensor):
+        if value.is_nested:
+            return kind, value.dtype, value.layout, value.device
         if value.layout is not torch.strided:
             return kind, value.dtype, value.shape, value.device
         return kind, value.dtype, value.shape, value.stride(), value.device, value.requires_grad

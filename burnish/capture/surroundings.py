@@ -43,6 +43,13 @@ class EntranceSurroundings(Surroundings):
             return False
         return self._is_ordinary()
 
+    def exempt(self) -> str:
+        """What one rank decides by its own clock, the others do not know of."""
+        distributed = torch.distributed
+        if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+            return "ranks must not decide alone"
+        return ""
+
     def activity(self) -> int:
         return self._compiler.compiles + sum(variant.judgings for variant in self._compiler.variants())
 

@@ -182,7 +182,10 @@ def _faster(subject: _Subject) -> Found:
     figure = f"{ratio.value:.2f} × eager's speed {sure}{noise}; p50 {duration(ours.p50)} against {duration(eager.p50)}"
     if ratio.value * NOT_SLOWER < 1.0:
         return "fail", figure, "compiling does not help here: burnish bench TARGET looks for a setting that does"
-    engines = {variant.engine for variant in subject.stats().variants}
+    stats = subject.stats()
+    engines = {variant.engine for variant in stats.variants}
+    if stats.whole_call and all(each.served == "eager" for each in stats.whole_call):
+        engines = {"eager"}
     if engines == {"eager"}:
         return (
             "warn",

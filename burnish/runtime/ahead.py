@@ -6,6 +6,7 @@ import contextlib
 from typing import NamedTuple
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from burnish.capture.awaken import Kind
 from burnish.capture.host import prepare_host
@@ -27,6 +28,8 @@ def wanted_by(target: object) -> Ahead:
     products: dict[Kind, None] = {}
     for model in _models_of(target):
         for weight in model.parameters():
+            if is_lazy(weight):  # a lazy module's, before its first call
+                continue
             native = native or (weight.device.type == "cpu" and weight.numel() >= _LARGE)
             if weight.device.type == "cuda":
                 workers = True

@@ -6,6 +6,7 @@ serves is the content of one closure cell, and changing it is all that rolling b
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 import weakref
@@ -68,6 +69,11 @@ class EagersOwn(Exception):
     def __init__(self, error: Exception) -> None:
         super().__init__()
         self.error = error
+
+
+def _without_anomaly_mode() -> contextlib.AbstractContextManager[object]:
+    """A NaN in the trial's own backward is no reason for the caller's forward to raise; his backward looks again."""
+    return torch.autograd.set_detect_anomaly(False) if torch.is_anomaly_enabled() else contextlib.nullcontext()
 
 
 class Variant:
@@ -283,7 +289,8 @@ class Variant:
             modules_us=self.modules_us,
         )
         try:
-            verdict = gate.judge(self.eager, self._engines, args, self._ready)
+            with _without_anomaly_mode():
+                verdict = gate.judge(self.eager, self._engines, args, self._ready)
         except Exception as error:
             raise EagersOwn(error) from None
         return dataclasses.replace(verdict, stats=dataclasses.replace(verdict.stats, size_class=self._size_class))

@@ -47,6 +47,7 @@ _MOST_KINDS = 32  # raced one by one; all further ones together
 _LINGERS = 64  # calls of decided kinds only, before nobody looks for others any more
 _PATIENCE = 512  # calls of one kind that could not be paired: then it is left to the graphs' own races
 _OTHERS: Hashable = "all other kinds"
+_IN_VAIN = "its calls raise, compile or are judged again and again"
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,10 @@ class Surroundings:
     def can_time(self) -> bool:
         """Whether this thread's next call is an ordinary one, with nothing under way that would disturb it."""
         return True
+
+    def exempt(self) -> str:
+        """Why calls must not be served by turns at all, if there is a reason."""
+        return ""
 
     def activity(self) -> int:
         """Another number after anything was compiled or judged for the object."""
@@ -257,9 +262,11 @@ class WholeCallRace:
 
     def _raced(self, kind: Hashable, entry: _Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         entry.calls += 1
-        if entry.calls > _PATIENCE:
-            entry.note = "left to the graphs' own races: its calls raise, compile or are judged again and again"
+        reason = self._around.exempt() or (_IN_VAIN if entry.calls > _PATIENCE else "")
+        if reason:
+            entry.note = f"left to the graphs' own races: {reason}"
             self._decide(kind, entry, "compiled")
+            return self._compiled(*args, **kwargs)
         if entry.quiet < _QUIET and kind is not _OTHERS:
             return self._warm(kind, entry, args, kwargs)
         try:

@@ -246,6 +246,13 @@ def test_what_raises_for_ever_is_left_to_the_graphs(monkeypatch):
     assert "left to the graphs' own races" in track.told[0] and len(track.race.stats()) == 1
 
 
+def test_what_must_not_be_served_by_turns_is_left_to_the_graphs():
+    track = Track(constant(2.0), constant(1.0))
+    track.around.exempt = lambda: "ranks must not decide alone"
+    track.calls(30)
+    assert track.served == 30 * ["compiled"] and "ranks must not decide alone" in track.told[0]
+
+
 def test_a_call_in_which_something_is_compiled_or_judged_is_not_timed():
     track = Track(constant(0.5), constant(1.0))
     compile_first = itertools.chain([True] * 4, itertools.repeat(False))

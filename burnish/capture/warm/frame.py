@@ -211,7 +211,8 @@ def _described(value: Any, depth: int = 4) -> Iterator[str]:
 
 
 def _tensor(value: torch.Tensor) -> str:
-    layout = f"{tuple(value.shape)} {value.stride()}" if value.layout is torch.strided else str(value.layout)
+    plain = value.layout is torch.strided and not value.is_nested  # a nested tensor has no sizes to ask for
+    layout = f"{tuple(value.shape)} {value.stride()}" if plain else str(value.layout)
     return f"{value.dtype} {layout} {value.device} {value.requires_grad}"
 
 

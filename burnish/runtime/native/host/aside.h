@@ -1,7 +1,6 @@
 /* Calls that go past everything compiled, to the original, but for one in a few. */
 #pragma once
-#include <Python.h>
-#include <stddef.h>
+#include "host/sealed.h" /* names of members, in older Pythons */
 
 typedef struct {
     PyObject_HEAD
@@ -14,13 +13,15 @@ typedef struct {
 static PyObject *aside_call(PyObject *self, PyObject *const *args, size_t count, PyObject *keywords)
 {
     Aside *a = (Aside *)self;
-    PyObject *run = a->target;
-    if (--a->left <= 0) {
-        a->left = a->every;
-        run = a->look;
-    }
-    Py_INCREF(run); /* what is called may take `self` away */
+    int looks = --a->left <= 0;
+    if (looks)
+        a->left = a->every; /* for other threads' calls, while this one lasts */
+    PyObject *run = Py_NewRef(looks ? a->look : a->target);
+    Py_INCREF(self); /* what is called may take it away */
     PyObject *result = PyObject_Vectorcall(run, args, count, keywords);
+    if (looks)
+        a->left = a->every; /* which a look may change */
+    Py_DECREF(self);
     Py_DECREF(run);
     return result;
 }
@@ -51,8 +52,7 @@ static void aside_dealloc(PyObject *self)
 static PyObject *aside_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
     PyObject *target, *look;
-    Py_ssize_t every;
-    if (!PyArg_ParseTuple(args, "OOn", &target, &look, &every))
+    if (!PyArg_ParseTuple(args, "OO", &target, &look))
         return NULL;
     Aside *a = (Aside *)type->tp_alloc(type, 0);
     if (!a)
@@ -60,15 +60,19 @@ static PyObject *aside_new(PyTypeObject *type, PyObject *args, PyObject *keyword
     a->call = aside_call;
     a->target = Py_NewRef(target);
     a->look = Py_NewRef(look);
-    a->left = 1;
-    a->every = every;
+    a->left = a->every = 1;
     return (PyObject *)a;
 }
+
+static PyMemberDef aside_members[] = {
+    {"every", Py_T_PYSSIZET, offsetof(Aside, every), 0, "how many calls it is from one look to the next"},
+    {NULL, 0, 0, 0, NULL},
+};
 
 static PyTypeObject AsideType = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "burnish_host.Aside",
-    .tp_doc = "Aside(target, look, every): calls of `target`; one in `every`, and the first, goes to `look`",
+    .tp_doc = "Aside(target, look): calls of `target`; one in `every`, and the first, goes to `look`",
     .tp_basicsize = sizeof(Aside),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
     .tp_new = aside_new,
@@ -77,4 +81,5 @@ static PyTypeObject AsideType = {
     .tp_dealloc = aside_dealloc,
     .tp_traverse = aside_traverse,
     .tp_clear = aside_clear,
+    .tp_members = aside_members,
 };
