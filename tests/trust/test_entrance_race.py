@@ -24,7 +24,7 @@ CLOSED = DECIDED + whole_call._LINGERS + 1
 
 
 class Times:
-    """Each call of an object takes twice as many ms as is said here, by who serves it; every graph wins its own race."""
+    """Each call of an object takes what is said here, in 2 ms, by who serves it; every graph wins its own race."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.compiled: Callable[[Any], float] = lambda x: 1.0
