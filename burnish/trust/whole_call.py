@@ -5,7 +5,8 @@ once nothing compiles and nothing is on trial in a call any more, calls take tur
 original the next. Each call is made once, by one of the two: the user's calls may have effects.
 
 1. Calls of one kind (sizes, types, grad mode) make pairs; the order within a pair changes in the order of Thue and
-   Morse, so that neither a drift nor data that alternates favours one of the two.
+   Morse, so that neither a drift nor data that alternates favours one of the two. Of short calls, the first one of
+   either after the other's does not count: who is called in a loop finds his own data and code in the caches.
 2. After five pairs or more the interval of the ratio's median decides, once it lies on one side; after 25 the median
    does. Long calls that are clearly won are not raced to the end, or, where the whole takes less time than its graphs
    alone took in eager when they were judged, not at all.
@@ -42,6 +43,7 @@ LOSES_ABOVE = 1.02
 MOST_PAIRS = 25
 _CLEAR_WIN = 0.85  # of eager's time: in two pairs of long calls, enough
 _LONG = 0.02  # seconds: the original is not asked for such a call if it cannot win
+_SHORT = 5e-4  # seconds: the first of such calls after the other's finds its caches cold, and is not counted
 _QUIET = 2  # calls in a row that compiled and judged nothing, before the first one is timed
 _MOST_KINDS = 32  # raced one by one; all further ones together
 _LINGERS = 64  # calls of decided kinds only, before nobody looks for others any more
@@ -96,6 +98,7 @@ class _Kind:
     backwards: tuple[float, float] = (0.0, 0.0)  # compiled and eager's
     clear: int = 0  # long calls that took clearly less than their graphs alone take in eager
     half: tuple[Served, float] | None = None  # of the pair that is being made
+    last: Served = "compiled"  # who served the call before
     ratios: list[float] = field(default_factory=list)
     compiled: list[float] = field(default_factory=list)
     eager: list[float] = field(default_factory=list)
@@ -317,10 +320,11 @@ class WholeCallRace:
         result = run(*args, **kwargs)
         around.synchronise(args)
         seconds = clock() - start
-        if around.activity() == before:
-            entry.add(served, seconds)
-        else:
+        is_cold, entry.last = entry.last != served and seconds < _SHORT, served
+        if around.activity() != before:
             entry.half, entry.quiet = None, 0
+        elif not is_cold:
+            entry.add(served, seconds)
         return result
 
     def _decide(self, kind: Hashable, entry: _Kind, served: Served) -> None:

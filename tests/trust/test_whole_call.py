@@ -143,6 +143,23 @@ def test_data_that_alternates_favours_nobody():
     assert [found.served for found in track.race.stats()] == ["compiled"]
 
 
+def test_short_calls_count_from_the_second_of_a_turn_on():
+    """The first after the other's finds cold caches, which cost eager more here; in a loop eager is faster."""
+    track = Track(constant(0.0), constant(0.0))
+
+    def takes(cold: float, warm: float) -> Callable[[Any], float]:
+        return lambda kind: 1e-6 * (warm if track.served[-2:-1] == track.served[-1:] else cold)
+
+    sides = takes(110.0, 110.0), takes(150.0, 100.0)
+    track.race = WholeCallRace(
+        track._side("compiled", sides[0]), track._side("eager", sides[1]), lambda args, kwargs: "k", track.around,
+        clock=lambda: track.now,
+    )  # fmt: skip
+    track.calls(40)
+    (found,) = track.race.stats()
+    assert found.served == "eager" and found.ratio == pytest.approx(1.1) and found.rounds == 5
+
+
 def test_kinds_with_different_outcomes_are_a_mixture():
     track = Track(lambda kind: 2.0 if kind == "small" else 0.5, constant(1.0))
     track.calls(WARM + 10, "small", "large")
