@@ -301,11 +301,12 @@ def test_a_cache_that_is_written_is_restored(tmp_path: Path, options: dict[str, 
     assert is_restored(decoded(options, module))
 
 
-def test_inputs_that_share_what_is_written_are_traced_again(tmp_path: Path, options: dict[str, object]) -> None:
+def test_inputs_that_share_what_is_written_are_served_by_eager(tmp_path: Path, options: dict[str, object]) -> None:
+    """Cold and warm: the program is for inputs that lie apart."""
     module = imported(model_file(tmp_path, CACHED))
     for _ in range(2):
         stats = decoded(options, module, share=True)
-        assert not is_restored(stats) and any("share memory" in notice for notice in stats.notices), stats.notices
+        assert any("overlaps" in notice for notice in stats.notices) and stats.variants[0].unmet, stats.notices
 
 
 _PROCESS = """

@@ -131,7 +131,8 @@ def test_narrow_dtypes(math: ctypes.CDLL, name: str, dtype: torch.dtype) -> None
     back = torch.from_numpy(narrow.view(np.int16)).view(dtype).float().numpy()
     expected = torch.from_numpy(x).to(dtype).float().numpy()
     assert np.array_equal(back, expected, equal_nan=True)
-    assert np.array_equal(np.signbit(back), np.signbit(x))
+    numbers = ~np.isnan(x)  # torch does not keep the sign of a NaN everywhere
+    assert np.array_equal(np.signbit(back[numbers]), np.signbit(x[numbers]))
 
 
 def floats(special: list[float]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

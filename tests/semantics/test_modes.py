@@ -77,13 +77,13 @@ def test_one_result_unused_in_the_backward():
     served_by_us(compiled)
 
 
-def test_gradient_of_a_gradient_says_what_it_cannot():
-    """torch's own compiled functions have no second derivative; eager's error must not turn into a wrong number."""
+def test_gradient_of_a_gradient():
+    """torch's own compiled functions have no second derivative."""
     compiled = burnish.compile(lambda x: (x**3).sum())
     x = torch.randn(3, requires_grad=True)
     (grad,) = torch.autograd.grad(compiled(x), x, create_graph=True)
-    with pytest.raises(RuntimeError):
-        grad.sum().backward()
+    grad.sum().backward()
+    torch.testing.assert_close(x.grad, 6 * x.detach())
 
 
 # --- autocast ---------------------------------------------------------------------------------------------------

@@ -80,7 +80,9 @@ def serves(compiled: Any) -> str:
         return "open"
     if entrance._race is not None and entrance.call is entrance._race.call:
         return "race"
-    return "around" if entrance.call is entrance._around else "eager" if entrance.call is entrance.target else "sealed"
+    if entrance._aside is not None:
+        return "eager"
+    return "around" if entrance.call is entrance._around else "sealed"
 
 
 @pytest.mark.parametrize(("seconds", "way", "served"), [(2.0, "around", "eager"), (0.5, "open", "compiled")])
