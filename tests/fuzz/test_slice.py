@@ -23,9 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("_as_users_run_it")]
 BROKEN = frozenset({"neg", "double", "retain"})
 KNOWN = {
     0: "one of several views of an input is a copy",
-    20: "4: uint8 // -3",
     32: "one of several views of an input is a copy",
-    56: "4: casts of floats to integers",
 }
 
 
