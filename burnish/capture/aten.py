@@ -390,8 +390,17 @@ def _storage(fx_node: Any) -> int | None:
 def _origin(fx_node: FxNode) -> FxNode:
     """Whose storage a value lies in: itself, or the value that it is a view of, or that one's origin."""
     key = _storage(fx_node)
-    viewed = next((n for n in fx_node.all_input_nodes if key is not None and _storage(n) == key), None)
-    return fx_node if viewed is None else _origin(viewed)
+    origin = fx_node
+    while key is not None and (viewed := next((n for n in origin.all_input_nodes if key in _storages(n)), None)):
+        origin = viewed
+    return origin
+
+
+def _storages(fx_node: FxNode) -> set[int | None]:
+    """Of a value, or of several that one call returns (split, unbind)."""
+    values = fx_node.meta.get("val")
+    many = values if isinstance(values, tuple | list) else (values,)
+    return {int(v.untyped_storage()._cdata) for v in many if isinstance(v, torch.Tensor) and v.layout is torch.strided}
 
 
 def _lies_within(start: Dim, size: Sequence[Dim], stride: Sequence[Dim], base: torch.Tensor) -> bool:

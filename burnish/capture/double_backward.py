@@ -222,6 +222,8 @@ def _replace(function: Any, replay: Callable[[], Replay]) -> None:
 
     def recorded(ctx: Any, *gradients: Any) -> Any:
         if not torch.is_grad_enabled():
+            # Saved tensors whose memory a backward might write to: ours does not, and need not refuse retain_graph.
+            function.metadata.bw_donated_idxs = []
             return backward(_WithoutInputs(ctx), *gradients)
         boxed = len(gradients) == 1 and isinstance(gradients[0], list)  # since torch 2.12
         return replay().gradients(ctx, gradients[0] if boxed else gradients)

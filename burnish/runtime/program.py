@@ -193,7 +193,7 @@ def load_rendered(program: Program, renderer: Renderer, natives: Mapping[str, An
         "pool": WorkspacePool(lambda sizes: Workspace(program, sizes, views), renderer.keys),
         "operators": [s.kernel.op.target for s in program.steps if isinstance(s, ExternStep)],
         "constants": program.schedule.constants,
-        "restrided": restrided,
+        "as_planned": as_planned,
         "callers_mistake": callers_mistake,
         "torch": torch,
         "literals": renderer.literals,
@@ -204,8 +204,18 @@ def load_rendered(program: Program, renderer: Renderer, natives: Mapping[str, An
     return run
 
 
+def as_planned(
+    x: torch.Tensor, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """An ATen call's result as the kernels after it were written for: what tracing says of an operation is not always
+    what it does."""
+    if tuple(x.shape) != tuple(shape):
+        raise RuntimeError(f"an operation returned {list(x.shape)} where tracing said {list(shape)}")
+    return restrided(x if dtype is None or x.dtype == dtype else x.to(dtype), shape, strides)
+
+
 def restrided(x: torch.Tensor, shape: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
-    """An ATen call's result in the strides the kernels after it were written for."""
+    """The tensor in these strides."""
     if x.stride() == tuple(strides) or all(
         d == 1 or s == t for d, s, t in zip(shape, x.stride(), strides, strict=True)
     ):
@@ -386,7 +396,9 @@ class Renderer:
             text = f"results[{position}]" if kernel.op.many else "result"
             alias = returns[position if position < len(returns) else 0].alias_info is not None
             text += ".clone()" if alias else ""  # memory of ours must not leave with it
-            self.line(f"{name} = restrided({text}, {self._dims(b.shape)}, {self._dims(kernel.op.strides[k])})")
+            planned = f"{self._dims(b.shape)}, {self._dims(kernel.op.strides[k])}"
+            kind = f", {b.dtype.torch}" if b.dtype is not None else ""
+            self.line(f"{name} = as_planned({text}, {planned}{kind})")
             if name in self.unit.slots:
                 self.line(f"t[{self.unit.slots[name]}] = {name}.data_ptr()")
 

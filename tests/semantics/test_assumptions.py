@@ -249,3 +249,29 @@ def test_gradients_of_slices_through_a_convolution():
     compiled = burnish.compile(net, options=FORCED)
     for x in (data[:2].clone(), data[2:4], data[5:7], data[:2, :, 1:, 1:]):
         torch.testing.assert_close(_gradients(compiled, net, x), _gradients(eager, eager, x))
+
+
+# -- what tracing says of operations ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [lambda x: x.unbind(-1)[2], lambda x: x.split(2)[1], lambda x: x.chunk(2)[0]],
+    ids=["unbind", "split", "chunk"],
+)
+def test_one_of_several_views_of_an_input_is_a_view(fn):
+    x = torch.randn(4, 4, requires_grad=True) * 1
+    got = burnish.compile(fn, options=FORCED)(x)
+    assert got.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+
+
+def test_an_operation_that_returns_another_type_than_tracing_says():
+    """Of bfloat16 statistics, tracing says float32."""
+    import copy
+
+    eager = nn.BatchNorm1d(3).bfloat16()
+    net = copy.deepcopy(eager)
+    x = torch.randn(5, 3).bfloat16()
+    burnish.compile(net, options=FORCED)(x)
+    eager(x)
+    torch.testing.assert_close(dict(net.named_buffers()), dict(eager.named_buffers()))

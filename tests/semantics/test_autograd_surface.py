@@ -149,6 +149,16 @@ def test_two_backwards_through_one_graph():
         torch.testing.assert_close(net.a.weight.grad, eager.a.weight.grad)
 
 
+def test_a_graph_that_is_kept_after_one_that_was_not():
+    compiled = burnish.compile(torch.dist, options=FORCED)
+    for keep in (False, True, False):
+        a, b = (torch.randn(4, requires_grad=True) for _ in range(2))
+        value = compiled(a, b)
+        value.backward(retain_graph=keep)
+        (want,) = torch.autograd.grad(torch.dist(a, b), a)
+        torch.testing.assert_close(a.grad, want)
+
+
 def test_inputs_are_let_go_after_the_backward():
     import weakref
 
