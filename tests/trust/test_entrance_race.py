@@ -30,8 +30,7 @@ class Times:
         self.compiled: Callable[[Any], float] = lambda x: 1.0
         self.eager: Callable[[Any], float] = lambda x: 1.0
         self.served: list[str] = []
-        self.now = 0.0
-        self._depth = 0
+        self._clock = threading.local()  # of each thread: what others do meanwhile takes no time of its calls
         monkeypatch.setattr(Gate, "_winner", lambda gate, times, right, rounds: right[0])
         ordinary = WholeCallRace.__init__
 
@@ -40,6 +39,14 @@ class Times:
             race._clock = lambda: self.now
 
         monkeypatch.setattr(WholeCallRace, "__init__", init)
+
+    @property
+    def now(self) -> float:
+        return getattr(self._clock, "now", 0.0)
+
+    @now.setter
+    def now(self, seconds: float) -> None:
+        self._clock.now = seconds
 
     def _side(self, name: str, run: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
