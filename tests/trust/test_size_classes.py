@@ -31,12 +31,12 @@ class Graph:
         self.verdicts = 0
 
         def eager(n: int, x: torch.Tensor) -> tuple[torch.Tensor]:
-            self.served.append("eager")
+            self._serves("eager")
             self.now += 2e-3 if n <= limit else 5e-4
             return (x + 1,)
 
         def ours(n: int, x: torch.Tensor) -> tuple[torch.Tensor]:
-            self.served.append("burnish")
+            self._serves("burnish")
             self.now += 1e-3
             return (x + 1 + (n >= wrong_from),)
 
@@ -53,6 +53,10 @@ class Graph:
         monkeypatch.setattr(variant, "Gate", Clocked)
         self.variant = Variant(1, FACTS, eager, {"burnish": ours}, Policy(), verdicts=verdicts)
         self.variant.on_verdict = self._verdict
+
+    def _serves(self, engine: str) -> None:
+        if threading.current_thread() is threading.main_thread():  # the one that compares samples runs eager, too
+            self.served.append(engine)
 
     def _verdict(self) -> None:
         self.verdicts += 1
