@@ -10,6 +10,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 
 from burnish.assumptions import PLAIN, Assumptions, Input, NumberInput, OtherInput, TensorInput, class_of
+from burnish.capture.calls import memory_of, memory_of_node
 from burnish.capture.symbols import Symbols
 from burnish.errors import CompileError
 
@@ -68,19 +69,12 @@ def _tensor(x: torch.Tensor, name: str, is_written: bool, symbols: Symbols) -> T
 
 def counts_from_storage(graph: fx.GraphModule) -> bool:
     """Whether an operation of the graph counts from the start of a storage that is an input's."""
-    inputs = {_storage(node) for node in graph.graph.find_nodes(op="placeholder")} - {None}
+    inputs = {memory_of_node(node) for node in graph.graph.find_nodes(op="placeholder")} - {None}
     return any(
-        len(node.args) > 3 and node.args[3] is not None and _storage(node.args[0]) in inputs
+        len(node.args) > 3 and node.args[3] is not None and memory_of_node(node.args[0]) in inputs
         for target in _COUNTING_FROM_STORAGE
         for node in graph.graph.find_nodes(op="call_function", target=target)
     )
-
-
-def _storage(node: Any) -> int | None:
-    value = node.meta.get("val") if isinstance(node, fx.Node) else None
-    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
-        return None
-    return int(value.untyped_storage()._cdata)
 
 
 def as_captured(graph: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
@@ -98,7 +92,7 @@ def apart(graph: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
     out = []
     for x, fake in zip(inputs, as_captured(graph, inputs), strict=True):
         is_plain = isinstance(x, torch.Tensor) and x.layout is torch.strided and class_of(x) in (PLAIN, "FakeTensor")
-        key = int(x.untyped_storage()._cdata) if is_plain else None
+        key = memory_of(x) if is_plain else None
         out.append(_moved(fake) if key in seen and isinstance(fake, FakeTensor) else x)
         seen |= {key} if key is not None else set()
     return out

@@ -16,6 +16,7 @@ from torch._higher_order_ops.effects import with_effects
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
+from burnish.capture.calls import memory_of, memory_of_node
 from burnish.capture.symbols import Symbols
 from burnish.errors import CompileError
 from burnish.ir.dtypes import from_torch
@@ -161,13 +162,13 @@ class _Importer:
         """Results that share memory in eager share it here: they look into the one that all of it was computed as."""
         sharing: dict[int, list[int]] = {}
         for k in self.graph.output_layouts:
-            key = _storage(results[k])
+            key = memory_of_node(results[k])
             if key is not None:
                 sharing.setdefault(key, []).append(k)
         for key, members in sharing.items():
             if len({results[k] for k in members}) < 2:
                 continue
-            source = next(n for n in self.gm.graph.nodes if _storage(n) == key)
+            source = next(n for n in self.gm.graph.nodes if memory_of_node(n) == key)
             whole = source.meta["val"]
             if not isinstance(self.values[source], Node) or whole.storage_offset() != 0:
                 continue
@@ -380,16 +381,9 @@ def _placeholders(gm: GraphModule) -> list[FxNode]:
     return [n for n in gm.graph.nodes if n.op == "placeholder"]
 
 
-def _storage(fx_node: Any) -> int | None:
-    val = fx_node.meta.get("val") if isinstance(fx_node, FxNode) else None
-    if not isinstance(val, torch.Tensor) or val.layout is not torch.strided:
-        return None
-    return int(val.untyped_storage()._cdata)
-
-
 def _origin(fx_node: FxNode) -> FxNode:
     """Whose storage a value lies in: itself, or the value that it is a view of, or that one's origin."""
-    key = _storage(fx_node)
+    key = memory_of_node(fx_node)
     origin = fx_node
     while key is not None and (viewed := next((n for n in origin.all_input_nodes if key in _storages(n)), None)):
         origin = viewed
@@ -400,7 +394,7 @@ def _storages(fx_node: FxNode) -> set[int | None]:
     """Of a value, or of several that one call returns (split, unbind)."""
     values = fx_node.meta.get("val")
     many = values if isinstance(values, tuple | list) else (values,)
-    return {int(v.untyped_storage()._cdata) for v in many if isinstance(v, torch.Tensor) and v.layout is torch.strided}
+    return {memory_of(v) for v in many if isinstance(v, torch.Tensor) and v.layout is torch.strided}
 
 
 def _lies_within(start: Dim, size: Sequence[Dim], stride: Sequence[Dim], base: torch.Tensor) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import fx
 
 
 def is_aten_call(target: Any) -> bool:
@@ -20,3 +21,11 @@ def spelling(target: Any) -> str:
 def memory_of(tensor: torch.Tensor) -> int:
     """Equal for tensors, fake ones too, that share memory."""
     return int(tensor.untyped_storage()._cdata)
+
+
+def memory_of_node(node: Any) -> int | None:
+    """The same for a node of a traced graph; None where it is no tensor with memory of its own kind."""
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return None
+    return memory_of(value)

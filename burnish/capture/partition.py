@@ -16,6 +16,8 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._ops import OpOverload
 from torch.utils.checkpoint import CheckpointPolicy
 
+from burnish.capture.calls import memory_of_node
+
 _PADDED_ON = ("cuda",)
 _LONG_ROW = 1024  # shorter ones are not worth a padded copy of the operand
 
@@ -37,12 +39,12 @@ def save_copies(forward: fx.Graph, returned: int, changed: Sequence[int]) -> int
     """Save copies of inputs, given by their positions, and of views of them, to which AOTAutograd gives new values when
     the forward is over. What is saved comes after the `returned` results. Returns how many there are."""
     inputs = forward.find_nodes(op="placeholder")
-    memory = {_storage(inputs[k]) for k in changed} - {None}
+    memory = {memory_of_node(inputs[k]) for k in changed} - {None}
     (output,) = forward.find_nodes(op="output")
     results = list(output.args[0])
     count = 0
     for k, saved in enumerate(results):
-        if k < returned or not isinstance(saved, fx.Node) or _storage(saved) not in memory:
+        if k < returned or not isinstance(saved, fx.Node) or memory_of_node(saved) not in memory:
             continue
         with forward.inserting_before(output):
             results[k] = forward.call_function(torch.ops.aten.clone.default, (saved,))
@@ -50,13 +52,6 @@ def save_copies(forward: fx.Graph, returned: int, changed: Sequence[int]) -> int
         count += 1
     output.args = (tuple(results),)
     return count
-
-
-def _storage(node: fx.Node) -> int | None:
-    value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
-        return None
-    return int(value.untyped_storage()._cdata)
 
 
 def keep_old_values(graph: fx.Graph) -> int:

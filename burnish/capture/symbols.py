@@ -7,8 +7,9 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 import torch
 
+from burnish.assumptions import bare_symbol
 from burnish.errors import CompileError
-from burnish.ir.expr import Dim, Expr, Sym, floordiv, maximum, minimum, mod, sym
+from burnish.ir.expr import Dim, floordiv, maximum, minimum, mod, sym
 
 
 class Symbols:
@@ -60,22 +61,11 @@ class Symbols:
         raise CompileError("capture", f"a size of the form {e}")
 
     def bind_scalar(self, position: int, value: Dim) -> None:
-        name = _bare(value)
-        if name:
-            self.sources[name] = (position, "value", 0)
+        if (symbol := bare_symbol(value)) is not None:
+            self.sources[symbol.name] = (position, "value", 0)
 
     def bind_tensor(self, position: int, shape: tuple[Dim, ...], strides: tuple[Dim, ...], offset: Dim) -> None:
         for kind, dims in (("size", shape), ("stride", strides), ("offset", (offset,))):
             for d, value in enumerate(dims):
-                name = _bare(value)
-                if name:
-                    self.sources.setdefault(name, (position, kind, d))
-
-
-def _bare(value: Dim) -> str | None:
-    """The symbol's name where the expression is just that symbol."""
-    if isinstance(value, Expr) and len(value.terms) == 1:
-        ((mono, coef),) = value.terms.items()
-        if coef == 1 and len(mono) == 1 and isinstance(mono[0], Sym):  # s // 2 mentions s but is not its value
-            return mono[0].name
-    return None
+                if (symbol := bare_symbol(value)) is not None:  # s // 2 mentions s but is not its value
+                    self.sources.setdefault(symbol.name, (position, kind, d))

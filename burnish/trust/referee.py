@@ -11,7 +11,7 @@ Results that no rounding operation has a part in are not judged at all: they are
 made beforehand, three times eager's error allowed. Here a call waits, a verdict takes the compiled program out of
 service or leaves it in, and nobody looks at it again: so runs are made only when they are needed, the measure is
 stricter, and what looks wrong is doubted more. `InFloat64` is for captured graphs, all of whose tensors are arguments;
-`parity.float64_everywhere` is for models, which may write into tensors of their own and must find them again.
+`float64.float64_everywhere` is for models, which may write into tensors of their own and must find them again.
 """
 
 from __future__ import annotations
