@@ -201,9 +201,7 @@ class Captured:
         self.fits: Callable[[list[Any]], bool] = (
             host.Addresses(self.by_address, self.addresses) if host is not None else self._fits
         )
-        overlapping = {k for k, twin in twins.items() if _overlaps(twin)}
-        self.flat_in = {k: _flat(twins[k]) for k in overlapping}
-        self.copies_in = _by_type({k: twin for k, twin in twins.items() if k not in overlapping})
+        self.copies_in = _by_type(twins)
         self.copies_back = _by_type({k: twins[k] for k in plan.written if k in twins})
         self.bytes = 0
 
@@ -289,8 +287,6 @@ class Captured:
     def _replay_by_torch(self, args: list[Any]) -> tuple[Any, ...]:
         for twins, positions in self.copies_in:
             _copy(twins, [args[k] for k in positions])
-        for k, twin in self.flat_in.items():
-            twin.copy_(_flat(args[k]), non_blocking=True)
         self.graph.replay()
         for twins, positions in self.copies_back:
             _copy([args[k] for k in positions], twins)
@@ -323,10 +319,12 @@ class Captured:
         self.twins = {}
         self.results, self.lent, self.lent_positions, self.views = (), [], [], []
         self._storages, self._counted, self._uses = [], [], []
-        self.copies_in, self.copies_back, self.copies_out, self.flat_in = [], [], [], {}
+        self.copies_in, self.copies_back, self.copies_out = [], [], []
 
 
 def _copy(into: list[torch.Tensor], out_of: list[torch.Tensor]) -> None:
+    if repeated := _repeated(into[0]):  # which are those of all in a group
+        into, out_of = [_once(x, repeated) for x in into], [_once(x, repeated) for x in out_of]
     if len(into) <= _FEW_COPIES:  # a multi-tensor copy of two or three takes longer: few programs, each with much to do
         for target, source in zip(into, out_of, strict=True):
             target.copy_(source, non_blocking=True)
@@ -336,25 +334,27 @@ def _copy(into: list[torch.Tensor], out_of: list[torch.Tensor]) -> None:
 
 def _by_type(tensors: Mapping[int, torch.Tensor]) -> list[tuple[list[torch.Tensor], list[int]]]:
     """Tensors that one multi-tensor copy can take, with their positions."""
-    groups: dict[torch.dtype, tuple[list[torch.Tensor], list[int]]] = {}
+    groups: dict[tuple[torch.dtype, tuple[int, ...]], tuple[list[torch.Tensor], list[int]]] = {}
     for k, x in tensors.items():
-        group = groups.setdefault(x.dtype, ([], []))
+        group = groups.setdefault((x.dtype, _repeated(x)), ([], []))
         group[0].append(x)
         group[1].append(k)
     return list(groups.values())
 
 
-def _overlaps(x: torch.Tensor) -> bool:
-    """Whether elements share memory, as those of an expanded tensor do: copy_ refuses to write such a one."""
-    return any(d > 1 and s == 0 for d, s in zip(x.shape, x.stride(), strict=True))
+def _repeated(x: torch.Tensor) -> tuple[int, ...]:
+    """Dimensions along which elements share memory, as those of an expanded tensor do: copy_ refuses to write it."""
+    return tuple(n for n, (d, s) in enumerate(zip(x.shape, x.stride(), strict=True)) if d > 1 and s == 0)
+
+
+def _once(x: torch.Tensor, repeated: tuple[int, ...]) -> torch.Tensor:
+    for n in repeated:
+        x = x.narrow(n, 0, 1)
+    return x
 
 
 def _extent(x: torch.Tensor) -> int:
     return 1 + sum((d - 1) * s for d, s in zip(x.shape, x.stride(), strict=True)) if x.numel() else 0
-
-
-def _flat(x: torch.Tensor) -> torch.Tensor:
-    return x.as_strided((_extent(x),), (1,), x.storage_offset())
 
 
 class _Places:
@@ -530,7 +530,7 @@ class GraphedProgram:
                 stream=self.pool.capture_stream,
                 capture_error_mode="thread_local",
             ):
-                results = run(list(inputs))
+                results = [_resolved(x, n in self.plan.aliases) for n, x in enumerate(run(list(inputs)))]
         captured.set_results(results, inputs)
         captured.bytes = max(self.pool.bytes() - before, 0) + sum(twin.nbytes for twin in twins.values())
         return captured
@@ -589,6 +589,13 @@ def _addresses(args: Sequence[Any]) -> list[int]:
     return [x.data_ptr() if isinstance(x, torch.Tensor) else 0 for x in args]
 
 
+def _resolved(x: Any, is_alias: bool) -> Any:
+    """A result whose memory holds its values: it is copied out byte by byte. An argument's memory stays what it is."""
+    return x.resolve_conj().resolve_neg() if isinstance(x, torch.Tensor) and not is_alias else x
+
+
 def _twin(x: torch.Tensor) -> torch.Tensor:
-    """Memory of the graph's own with x's sizes and strides."""
-    return torch.empty(_extent(x), dtype=x.dtype, device=x.device).as_strided(x.shape, x.stride())
+    """Memory of the graph's own with x's sizes and strides, which means what x's does: its conjugates or negatives."""
+    twin = torch.empty(_extent(x), dtype=x.dtype, device=x.device).as_strided(x.shape, x.stride())
+    twin = torch.conj(twin) if x.is_conj() else twin
+    return torch._neg_view(twin) if x.is_neg() else twin

@@ -90,7 +90,32 @@ def test_lazily_negated_inputs(mode):
     fn = lambda x: ((x * 2).sin(), x + 1)  # noqa: E731
     compiled, plain = _compiled(fn, mode), torch.arange(64.0, device=DEVICE)
     for x in (plain, torch._neg_view(plain), torch.complex(plain, plain).conj().imag, plain):
+        for _ in range(4):  # CUDA graphs run plainly, then are captured, then replayed
+            x = x.clone(memory_format=torch.preserve_format) if not x.is_neg() else torch._neg_view(-x)
+            _close(compiled(x), fn(x))
+
+
+@MODES
+def test_results_whose_elements_share_memory(mode):
+    fn = lambda x: (x.sum(0, keepdim=True).expand(4, 3, 8), x.amax(1).unsqueeze(-1).expand(3, 5))  # noqa: E731
+    compiled = _compiled(fn, mode)
+    for _ in range(5):
+        x = torch.randn(3, 8, device=DEVICE)
         _close(compiled(x), fn(x))
+        assert [y.stride() for y in compiled(x)] == [y.stride() for y in fn(x)]
+
+
+@MODES
+def test_written_arguments_whose_elements_share_memory(mode):
+    def fn(x, y):
+        x[0].add_(y)
+        return x * 2
+
+    compiled = _compiled(fn, mode)
+    for _ in range(5):
+        ours, y = torch.randn(2, 8, device=DEVICE), torch.randn(8, device=DEVICE)
+        theirs = ours.clone()
+        _close((compiled(ours[:1].expand(3, 8), y), ours), (fn(theirs[:1].expand(3, 8), y), theirs))
 
 
 def _replace_data(net: Any) -> None:
