@@ -308,6 +308,8 @@ class LoopPrinter:
                 return f"({self.tensor(a)} * {1 / power!r})"  # the same to the last bit
             case Apply("div", (a, b), DType.f32) if n in self.rounded:
                 return f"({self.tensor(a)} / {self.tensor(b)})"
+            case Apply("exp" | "sigmoid" as fn, (arg,), DType.f32) if n in self.rounded:
+                return f"tl.{fn}({self.tensor(arg)})"  # whose error grows with its operand, and is lost in rounding
             case Apply(fn, args, dtype):
                 operand = self.dtype(args[1] if fn == "where" else args[0])
                 return apply_text(fn, dtype, operand, self._operands(fn, args))

@@ -100,7 +100,7 @@ _INFIX = {
     "xor": "^",
 }
 _ON_BOOL = {"add": "|", "mul": "&", "maximum": "|", "minimum": "&", "fmax": "|", "fmin": "&"}
-_TRITON = frozenset("abs floor ceil rsqrt exp exp2 log log2 sin cos erf sigmoid".split())
+_TRITON = frozenset("abs floor ceil rsqrt exp2 log log2 sin cos erf".split())
 
 # Operations CUDA's library computes, under its names.
 LIBDEVICE = {
@@ -109,7 +109,7 @@ LIBDEVICE = {
     **{
         n: n
         for n in (
-            "expm1 log10 log1p tan asin acos atan sinh cosh tanh asinh acosh atanh erfc lgamma "
+            "exp expm1 log10 log1p tan asin acos atan sinh cosh tanh asinh acosh atanh erfc lgamma "
             "fmod pow atan2 hypot copysign nextafter"
         ).split()
     },
@@ -148,6 +148,8 @@ def _float_text(fn: str, kind: DType, args: list[str]) -> str:
             return _quotient(kind, typed_text(1.0, kind), args[0])
         case "sqrt":
             return f"tl.sqrt_rn({listed})" if kind is DType.f32 else f"tl.sqrt({listed})"
+        case "sigmoid":
+            return _quotient(kind, typed_text(1.0, kind), f"(1.0 + libdevice.exp(-{args[0]}))")
         case "isnan":
             return f"({args[0]} != {args[0]})"
         case "isinf":

@@ -161,7 +161,10 @@ def pow_scalar(b: Builder, x: Node, exponent: Any) -> Node:
         return b.map("mul", x, x)
     if exponent == 1:
         return x
-    if dtype.is_float and exponent in (3, 0.5, -0.5, -1, -2):
+    is_root = exponent in (0.5, -0.5)
+    if is_root and dtype is DType.f16 and b.device == "cpu":  # where eager has no root of its own for it
+        return b.map("pow", x, operand_of(b, float(exponent), dtype, "pow"))
+    if dtype.is_float and (is_root or exponent in (3, -1, -2)):
         if exponent == 3:
             return b.map("mul", b.map("mul", x, x), x)
         if exponent == 0.5:

@@ -98,8 +98,23 @@ def compile_with_triton(source: KernelSource, folder: Path) -> Any:
     attrs = {(names.index(n),): _ALIGNED for n in plain if signature[n].startswith("*")}
     constants = {(names.index(n),): v for n, v in values.items()}
     parsed = ASTSource(function, {n: signature[n] for n in names}, constants, attrs)
-    options = {"num_warps": source.warps, "num_stages": source.stages, "launch_pdl": source.overlapped}
-    return triton.compile(parsed, GPUTarget("cuda", source.capability, 32), options)
+    return triton.compile(parsed, GPUTarget("cuda", source.capability, 32), _options(source))
+
+
+def _options(source: KernelSource) -> dict[str, Any]:
+    """Outside of matrix products nothing is rounded otherwise than eager does it: `x * 3 - x * 3` is zero, and the
+    math library knows subnormal numbers. Around a product, whose sums have their own order anyway, a multiplication
+    and an addition may be one instruction."""
+    from triton.backends.nvidia.compiler import CUDAOptions
+
+    options = {
+        "num_warps": source.warps,
+        "num_stages": source.stages,
+        "launch_pdl": source.overlapped,
+        "enable_fp_fusion": "tl.dot" in source.text,
+        "enable_reflect_ftz": False,
+    }
+    return {name: value for name, value in options.items() if name in CUDAOptions.__dataclass_fields__}
 
 
 def described(compiled: Any) -> BuiltKernel:

@@ -1,0 +1,28 @@
+"""Floating-point operations on the device mean what eager's kernels mean there, at the ends of every type."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import burnish
+from tests.gpu.on_device import DEVICE, compiled
+from tests.ops.test_floats import BINARY, FLOATS, UNARY, differences, edges, pairs
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_one_operand(dtype: torch.dtype) -> None:
+    x = edges(dtype).to(DEVICE)
+    ours = compiled(lambda x: [op(x) for op in UNARY.values()])
+    assert [] == differences(UNARY, ours(x), x)
+    assert burnish.stats(ours).fallbacks == ()
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_two_operands(dtype: torch.dtype) -> None:
+    a, b = (x.to(DEVICE) for x in pairs(dtype))
+    ours = compiled(lambda a, b: [op(a, b) for op in BINARY.values()])
+    assert [] == differences(BINARY, ours(a, b), a, b)
+    assert burnish.stats(ours).fallbacks == ()

@@ -1,0 +1,123 @@
+"""Floating-point operations at the ends of every type: subnormal numbers, the largest, zeros, infinities, no numbers.
+
+A result may be as far from the exact one as eager's is, and two units in the last place more. Whether it is a number,
+finite, or which infinity, is what eager says, or what is right: eager's vectors and scalars do not always agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import burnish
+
+Op = Callable[..., torch.Tensor]
+
+FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+UNARY: dict[str, Op] = {
+    **{
+        name: getattr(torch, name)
+        for name in (
+            "abs neg floor ceil trunc round frac sign sqrt rsqrt reciprocal square exp exp2 expm1 log log2 log10 log1p "
+            "sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc lgamma sigmoid nan_to_num"
+        ).split()
+    },
+    **{
+        name: getattr(F, name)
+        for name in (
+            "relu relu6 softplus silu gelu mish elu selu celu hardsigmoid hardswish hardshrink softshrink logsigmoid "
+            "leaky_relu softsign tanhshrink"
+        ).split()
+    },
+    "gelu tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "x + 1": lambda x: x + 1,
+    "x * 3 - x * 3": lambda x: (x * 3) - (x * 3),
+    "x / 3": lambda x: x / 3,
+    "1 / x": lambda x: 1 / x,
+    "x % 3": lambda x: x % 3,
+    "x // 0.3": lambda x: x // 0.3,
+    **{f"x ** {n}": lambda x, n=n: x**n for n in (2, 3, -1, -2, 0.5, -0.5, 1.7)},
+    "2 ** x": lambda x: 2**x,
+}
+
+BINARY: dict[str, Op] = {
+    **{
+        name: getattr(torch, name)
+        for name in (
+            "add sub mul div floor_divide remainder fmod pow atan2 hypot copysign nextafter fmax fmin maximum minimum "
+            "xlogy"
+        ).split()
+    },
+    "div trunc": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
+    "lerp": lambda a, b: torch.lerp(a, b, 0.25),
+}
+
+
+def edges(dtype: torch.dtype) -> torch.Tensor:
+    info = torch.finfo(dtype)
+    smallest, largest = info.smallest_normal, info.max
+    subnormal = [info.smallest_normal * info.eps * n for n in (1, 2, 3, 37)] + [smallest / 2]
+    ordinary = [0.1, 0.3, 0.5, 0.75, 1 - info.eps, 1, 1 + info.eps, 1.5, 2, 2.5, 3, 7, 10, 15.9, 88.5, 104, 1000, 65000]
+    ends = [smallest, smallest * 3, smallest**0.5, largest**0.5, largest / 3, largest / 2, largest, float("inf")]
+    positive = torch.tensor([0.0, *subnormal, *ordinary, *ends], dtype=torch.float64).to(dtype)
+    return torch.cat([positive, -positive, torch.tensor([float("nan")], dtype=dtype)])
+
+
+def pairs(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    x = edges(dtype)
+    return x.repeat_interleave(len(x)), x.repeat(len(x))
+
+
+def differences(ops: Mapping[str, Op], ours: list[torch.Tensor], *args: torch.Tensor) -> list[str]:
+    """Where results are further from the exact ones than eager's are, one line for each operation."""
+    out = []
+    for (name, op), found in zip(ops.items(), ours, strict=True):
+        eager, found = op(*args).cpu(), found.cpu()
+        assert found.dtype is eager.dtype
+        exact = op(*[_one_by_one(a.cpu().double()) for a in args]).double()
+        bad = ~_is_as_good(found, eager, exact)
+        if bad.any():
+            at = [tuple(a.cpu()[bad][k].item() for a in args) for k in range(min(3, int(bad.sum())))]
+            out.append(f"{name}: {int(bad.sum())} at {at}: {found[bad][:3].tolist()} for {eager[bad][:3].tolist()}")
+    return out
+
+
+def _one_by_one(x: torch.Tensor) -> torch.Tensor:
+    """With strides for which eager takes its scalar loops, whose library is right where its vectors' is not."""
+    return torch.stack([x, x], 1)[:, 0]
+
+
+def _is_as_good(found: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+    info = torch.finfo(found.dtype)
+    same = (found == eager) | (found.isnan() & eager.isnan())
+    wide = eager.double()
+    unit = (wide.abs() * info.eps).clamp(min=info.smallest_normal * info.eps)
+    theirs = torch.where(exact.isfinite(), (wide - exact).abs(), 0.0)
+    near = (found.double() - wide).abs() <= 2 * theirs + 2 * unit
+    right = exact.to(found.dtype)
+    step = (right.double().abs() * info.eps).clamp(min=info.smallest_normal * info.eps)
+    is_right = (found == right) | ((found.double() - right.double()).abs() <= 2 * step)
+    return same | is_right | (found.isfinite() & eager.isfinite() & near)
+
+
+def forced(fn: Callable[..., object]) -> Callable[..., list[torch.Tensor]]:
+    return burnish.compile(fn, gate=False, verify="off")  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_one_operand(dtype: torch.dtype) -> None:
+    x = edges(dtype)
+    compiled = forced(lambda x: [op(x) for op in UNARY.values()])
+    assert [] == differences(UNARY, compiled(x), x)
+    assert burnish.stats(compiled).fallbacks == ()
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_two_operands(dtype: torch.dtype) -> None:
+    a, b = pairs(dtype)
+    compiled = forced(lambda a, b: [op(a, b) for op in BINARY.values()])
+    assert [] == differences(BINARY, compiled(a, b), a, b)
+    assert burnish.stats(compiled).fallbacks == ()
