@@ -24,6 +24,7 @@ from burnish.capture.saved_tensors import Checkpoint, begun, checkpoint_here, ho
 from burnish.runtime.mistakes import is_callers_mistake
 from burnish.trust.faults import Fault
 from burnish.trust.gate import Call, Failure, Gate, GraphFacts, Verdict
+from burnish.trust.inputs import RandomState, devices_of
 from burnish.trust.record import Engine, GateStats, SizeClass, State, VariantStats
 from burnish.trust.remembered import Verdicts, class_part
 from burnish.trust.sampling import gaps, sampled
@@ -128,6 +129,9 @@ class Variant:
         if policy.fault is not None and "burnish" in engines:
             self._engines["burnish"] = policy.fault.program(number, engines["burnish"])
             self._direct = None
+        if facts.draws:  # a call that fails is repeated in eager, with the same numbers
+            self._engines = {name: _or_undrawn(engine) for name, engine in self._engines.items()}
+            self._direct = _or_undrawn(self._direct, boxed=True) if self._direct is not None else None
         self._has_backward = has_backward
         self._forward_seen = False
         self._tried: Engine = "eager"  # what serves while it is on trial
@@ -643,6 +647,23 @@ def _entry(variant: Variant, training: bool) -> tuple[Call, Callable[[Boxed], No
             return recover(error, args)
 
     return call_or_sample, serve_with
+
+
+def _or_undrawn(engine: Call, boxed: bool = False) -> Call:
+    """As the engine, but where it raises it has drawn no random numbers."""
+
+    def run(*args: Any) -> Any:
+        devices = devices_of(args[0] if boxed else args)
+        if any(d.type == "cuda" for d in devices) and torch.cuda.is_current_stream_capturing():
+            return engine(*args)  # generators cannot be asked then, and a capture that fails is not repeated
+        before = RandomState(devices)
+        try:
+            return engine(*args)
+        except Exception:
+            before.restore()
+            raise
+
+    return run
 
 
 def _slower(stats: GateStats) -> str:
