@@ -68,6 +68,20 @@ def dense(layout: tuple[Dim, ...] | None, shape: tuple[Dim, ...]) -> tuple[Dim, 
     return layout
 
 
+def lies_apart(layout: tuple[Dim, ...], shape: tuple[Dim, ...]) -> bool:
+    """Whether each element has a place of its own. Strides that are no numbers are those of some tensor, none zero."""
+    big = [(s, d) for s, d in zip(layout, shape, strict=True) if d != 1]
+    known = [(s, d) for s, d in big if isinstance(s, int) and isinstance(d, int)]
+    if len(known) < len(big):
+        return all(s != 0 for s, _ in big)
+    span = 0
+    for stride, size in sorted(known):
+        if stride <= span:
+            return False
+        span += stride * (size - 1)
+    return True
+
+
 def attend_layout(shape: tuple[Dim, ...], k: int) -> tuple[Dim, ...]:
     """Attention's result as ATen lays it out: [batch, length, head, dim] in memory, so merging heads is a view."""
     if k == 0:

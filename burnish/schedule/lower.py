@@ -61,6 +61,7 @@ from burnish.schedule.layouts import (
     dot,
     ends_product,
     has_odd_rows,
+    lies_apart,
     multiplied,
     padded,
     steps_forward,
@@ -296,8 +297,7 @@ class _Lowerer:
         return schedule
 
     def _plan_outputs(self) -> None:
-        """A result gets memory of its own, in the strides eager gives it. Where those overlap (an expanded or
-        unfolded result) equal values are written to one place."""
+        """A result gets memory of its own, in the strides eager gives it."""
         for k, out in enumerate(self.graph.outputs):
             if not isinstance(out, Node) or isinstance(out.op, Input | Constant | Pick):
                 continue
@@ -307,7 +307,17 @@ class _Lowerer:
             if source is not None:
                 self.lent[k] = source
             else:
-                self.output_roles.setdefault(out.id, self.graph.output_layouts[k])
+                self.output_roles.setdefault(out.id, self._layout_of_result(k, out))
+
+    def _layout_of_result(self, k: int, out: Node) -> tuple[Dim, ...]:
+        """What tracing says, unless values that differ would get one place: it takes some operations for views of their
+        argument that are none in eager. Elements of an expanded or unfolded result may have one: they are equal."""
+        wanted = self.graph.output_layouts[k]
+        if lies_apart(wanted, out.shape) or isinstance(out.op, Full) or _repeats(out, wanted):
+            return wanted
+        if any(of == k for of, *_ in self.captured.windows.values()):
+            raise CompileError("schedule", "views of a result whose elements share memory")
+        return dense(out.layout, out.shape) or contiguous_strides(out.shape)
 
     def _lender(self, k: int, out: Node) -> Node | None:
         """The value a result is a view of, if it can be handed out as a window of that value's memory: a transposed
@@ -575,6 +585,9 @@ class _Lowerer:
         buffer = self._buffer(out)
         same = all(d == 1 or s == t for d, s, t in zip(out.shape, buffer.strides, layout, strict=True))
         free = buffer.role in ("output", "extern", "temp") and buffer.name not in taken
+        if not same:
+            layout = self._layout_of_result(k, out)
+            same = layout == buffer.strides
         if free and (same or product(out.shape) == 0):
             taken.add(buffer.name)
             if buffer.role == "temp":  # a result is never handed out from the arena
@@ -587,3 +600,21 @@ class _Lowerer:
         taken.add(copy.name)
         self._copy_into(copy, out)
         return ResultBuffer(Operand(copy.name, 0, out.shape, layout, out.type.dtype))
+
+
+def _repeats(out: Node, wanted: tuple[Dim, ...]) -> bool:
+    """Whether elements that would have one place are one element of what the result is a view of."""
+    if isinstance(out.op, Input | Constant):
+        return out.op.strides == wanted
+    if not isinstance(out.op, View) or out.op.fill is not None:
+        return False
+    source = out.inputs[0]
+    strides = {a.name: s for a, s, d in zip(out.op.axes, wanted, out.shape, strict=True) if d != 1}
+    expanded = {name for name, s in strides.items() if s == 0}
+    if any(expanded & {x.name for x in symbols(i)} for i in out.op.index):
+        return False
+    kept = [(s, d) for s, d in zip(wanted, out.shape, strict=True) if s != 0]
+    if lies_apart(tuple(s for s, _ in kept), tuple(d for _, d in kept)):
+        return True
+    offsets = [dot(out.op.index, layout) for layout in (contiguous_strides(source.shape), source.layout) if layout]
+    return any(all(coefficient(offset, name) == s for name, s in strides.items()) for offset in offsets)

@@ -11,6 +11,7 @@ import torch
 from burnish.capture.symbols import Symbols
 from burnish.errors import CompileError
 from burnish.ir.expr import floordiv, sym
+from burnish.schedule.evaluate import evaluate_schedule
 from burnish.schedule.kernels import ContractKernel
 from burnish.schedule.lower import _Lowerer, lower_graph
 from tests.programs import capture, compiled, copies, schedules
@@ -154,3 +155,25 @@ def test_a_size_binds_only_the_symbol_it_is() -> None:
     assert symbols.sources == {}
     symbols.bind_tensor(1, (3, n), (n, 1), 0)
     assert symbols.sources == {"s0": (1, "size", 1)}
+
+
+@pytest.mark.parametrize("strides", [(0, 1), (1, 1), (1, 0)])
+def test_values_that_differ_never_get_one_place(strides):
+    """Tracing may take a result for a view of an expanded argument where eager makes a tensor of its own."""
+    x = torch.randn(3, 4)
+    (entry,) = capture(lambda x: x * 2, x)
+    entry.captured.graph.output_layouts[0] = strides
+    (found,) = evaluate_schedule(lower_graph(entry.captured), [x])
+    assert torch.equal(found, x * 2)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [lambda y: y.expand(5, 3, 4), lambda y: y.unfold(1, 3, 1), lambda y: y[:1].expand(6, 4)],
+    ids=["expanded", "windows", "row"],
+)
+def test_results_that_repeat_elements_are_laid_out_as_in_eager(view):
+    x = torch.randn(3, 4)
+    (entry,) = capture(lambda x: view((x * 2).cumsum(0)), x)
+    (found,) = evaluate_schedule(lower_graph(entry.captured), [x])
+    assert found.stride() == view((x * 2).cumsum(0)).stride()
