@@ -20,8 +20,8 @@ from burnish.lower import lowered_names
 # Composites outside the core table whose pieces we compute well.
 _ALSO = frozenset(
     """
-    native_group_norm_backward nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward hardswish
-    hardswish_backward hardsigmoid hardsigmoid_backward hardtanh_backward leaky_relu_backward elu_backward softplus
+    native_group_norm_backward nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward
+    hardswish_backward hardtanh_backward leaky_relu_backward elu_backward softplus
     softplus_backward mish mish_backward log_sigmoid_forward log_sigmoid_backward addcmul addcdiv lerp
     smooth_l1_loss smooth_l1_loss_backward mse_loss mse_loss_backward huber_loss huber_loss_backward
     binary_cross_entropy binary_cross_entropy_backward upsample_nearest2d_backward glu glu_backward
