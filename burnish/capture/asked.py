@@ -155,7 +155,7 @@ def _zeros(a: torch.Tensor, sizes: dict[int, int]) -> torch.Tensor:
         assert order is not None
         inverse = sorted(range(len(order)), key=order.__getitem__)
         return torch.zeros([shape[d] for d in order], dtype=a.dtype, device=a.device).permute(inverse)
-    span = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))  # type: ignore[operator]
+    span = 1 + sum((n - 1) * (s or 0) for n, s in zip(shape, strides, strict=True))
     if 0 in shape or span > _WIDEST:
         raise RuntimeError("nothing to ask about")
     return torch.zeros(span, dtype=a.dtype, device=a.device).as_strided(shape, strides)  # type: ignore[arg-type]
