@@ -52,6 +52,7 @@ _PARALLEL_WORK = 30_000  # scalar operations below which waking other threads co
 _SCRATCH_ROW = 8192  # longest row whose values are kept on the stack between passes
 _BLOCK = 1024  # a long float sum is a sum, in double, of block sums: as accurate as eager's cascade
 _BLOCK_ROWS = 128  # the same for sums of columns, which have no lanes along the sum to share it out
+_MISTAKES = {"IndexError": "BN_INDEX_OUT_OF_RANGE", "RuntimeError": "BN_PLACE_OUT_OF_RANGE"}  # by what eager raises
 _KNOWN_BEST = ("pow", "floordiv", "mod", "fmod", "truncdiv")  # whose second operand
 
 
@@ -126,8 +127,8 @@ class LoopPrinter:
                 return constant_text(value, dtype)
             case Position(expr, _):
                 return f"(int64_t){self.index(expr)}"
-            case Checked(arg, size, _):
-                return f"bn_checked({self.ref(arg)}, {self.index(size)}, error)"
+            case Checked(arg, size, _, raises):
+                return f"bn_checked({self.ref(arg)}, {self.index(size)}, {_MISTAKES[raises]}, error)"
             case Apply("cast", (arg,), dtype):
                 return cast_text(self.dtype(arg), dtype, self.ref(arg))
             case Apply(fn, args, dtype):

@@ -294,7 +294,7 @@ class LoopPrinter:
                 if isinstance(expr, int):
                     return typed_text(expr, dtype)
                 return f"tl.cast({self.index(self.indices[n])}, {VALUE_TYPE[dtype]})"
-            case Checked(arg, size, _):
+            case Checked(arg, size):
                 mask = " & ".join(self.mask(self.spans[n])) or "True"
                 place = self.tensor(arg) if self.dtype(arg) is DType.i64 else f"{self.tensor(arg)}.to(tl.int64)"
                 return f"bn.checked({place}, {self.index(size)}, {mask}, error)"

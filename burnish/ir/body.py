@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, Expr, Sym, coefficient, mentions, substitute, sym, symbols
+from burnish.ir.scalar import Mistake
 
 _KEPT = 1 << 15  # answers: equal blocks of a model ask the same again and again
 
@@ -58,6 +59,7 @@ class Checked:
     arg: int
     size: Dim
     dtype: DType = DType.i64
+    raises: Mistake = "IndexError"
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,7 @@ def remap(i: Instr, values: Mapping[int, int], axes: Mapping[str, Dim]) -> Instr
         case Reduced():
             return Reduced(i.kind, values[i.arg], i.dtype, substitute(i.at, axes))
         case Checked():
-            return Checked(values[i.arg], i.size, i.dtype)
+            return Checked(values[i.arg], i.size, i.dtype, i.raises)
         case Scanned():
             return Scanned(i.kind, values[i.arg], i.dtype)
         case Position():
@@ -327,7 +329,7 @@ def show(i: Instr) -> str:
             return f"position {expr}: {dtype.value}"
         case Apply(fn, args, dtype):
             return f"{fn}({', '.join(f'%{a}' for a in args)}): {dtype.value}"
-        case Checked(arg, size, _):
+        case Checked(arg, size):
             return f"checked %{arg} < {size}"
         case Reduced(kind, arg, dtype, _):
             return f"reduce_{kind}(%{arg}): {dtype.value}"

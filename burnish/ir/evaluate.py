@@ -74,7 +74,7 @@ class _Evaluation:
                     self.values[n] = _held(self.offset(expr), dtype)
                 case Apply(fn, args, dtype):
                     self.values[n] = _held(SCALAR_OPS[fn].reference(*(self.values[a] for a in args)), dtype)
-                case Checked(arg, size, _):
+                case Checked(arg, size):
                     limit = evaluate(size, self.sizes)
                     v = self.values[arg]
                     if bool(((v < 0) | (v >= limit)).any()):

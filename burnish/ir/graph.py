@@ -12,7 +12,7 @@ from typing import Any
 
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, Expr, Sym, is_less, is_nonneg, sym, symbols
-from burnish.ir.scalar import REDUCTIONS, SCALAR_OPS
+from burnish.ir.scalar import REDUCTIONS, SCALAR_OPS, Mistake
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,7 @@ class Gather(Op):
 
     axes: tuple[Sym, ...]
     index: tuple[Dim, ...]
+    raises: Mistake = "IndexError"
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,7 @@ class Scatter(Op):
     axes: tuple[Sym, ...]
     index: tuple[Dim, ...]
     mode: str  # set | add | prod | max | min
+    raises: Mistake = "IndexError"
 
 
 @dataclass(frozen=True)
@@ -313,7 +315,7 @@ def _verify_node(node: Node) -> None:
                         and 0 not in node.shape
                     ):
                         assert is_nonneg(i) and is_less(i, size), f"{node!r}: index {i} may leave [0, {size})"
-        case Gather(axes, index) | Scatter(axes, index, _):
+        case Gather(axes, index) | Scatter(axes, index):
             source = node.inputs[0]
             assert len(index) == len(source.shape)
             _verify_axes(axes, node.shape if isinstance(op, Gather) else node.inputs[1].shape)

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
+
+# What eager raises of an index that is out of range: that differs between its operations.
+Mistake = Literal["IndexError", "RuntimeError"]
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from burnish.ir.graph import (
     axes_for,
     axis_exprs,
 )
+from burnish.ir.scalar import Mistake
 
 Scalar = bool | int | float | Expr
 Operand = Node | Scalar
@@ -198,20 +199,31 @@ class Builder:
         return self.add(Concat(axis), tuple(parts), TensorType(parts[0].dtype, shape))
 
     def gather(
-        self, x: Node, shape: Sequence[Dim], indices: Sequence[Node], index: Callable[..., Sequence[Dim]]
+        self,
+        x: Node,
+        shape: Sequence[Dim],
+        indices: Sequence[Node],
+        index: Callable[..., Sequence[Dim]],
+        raises: Mistake = "IndexError",
     ) -> Node:
         axes = axes_for(shape)
         ready = [self.cast(self.expand(i, shape), DType.i64) for i in indices]
         at = index(axis_exprs(axes), tuple(sym(f"%{k}") for k in range(len(ready))))
-        return self.add(Gather(axes, tuple(at)), (x, *ready), TensorType(x.dtype, tuple(shape)))
+        return self.add(Gather(axes, tuple(at), raises), (x, *ready), TensorType(x.dtype, tuple(shape)))
 
     def scatter(
-        self, base: Node, src: Node, indices: Sequence[Node], index: Callable[..., Sequence[Dim]], mode: str = "set"
+        self,
+        base: Node,
+        src: Node,
+        indices: Sequence[Node],
+        index: Callable[..., Sequence[Dim]],
+        mode: str = "set",
+        raises: Mistake = "IndexError",
     ) -> Node:
         axes = axes_for(src.shape)
         ready = [self.cast(self.expand(i, src.shape), DType.i64) for i in indices]
         at = index(axis_exprs(axes), tuple(sym(f"%{k}") for k in range(len(ready))))
-        return self.add(Scatter(axes, tuple(at), mode), (base, src, *ready), base.type)
+        return self.add(Scatter(axes, tuple(at), mode, raises), (base, src, *ready), base.type)
 
     def pick(self, node: Node, position: int) -> Node:
         return self.add(Pick(position), (node,), node.types[position])

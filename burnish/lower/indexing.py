@@ -8,6 +8,7 @@ from typing import Any
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, Expr
 from burnish.ir.graph import Node
+from burnish.ir.scalar import Mistake
 from burnish.lower.builder import Builder, NotLowered, broadcast_shapes
 from burnish.lower.pointwise import tensor_of
 from burnish.lower.registry import lowering
@@ -31,7 +32,7 @@ def gather(b: Builder, x: Node, dim: int, index: Node, sparse_grad: bool = False
     if not x.shape or not index.shape:
         raise NotLowered("gather of a scalar")
     dim = dim % len(x.shape)
-    return b.gather(x, index.shape, [index], lambda a, v: [v[0] if i == dim else a[i] for i in range(len(x.shape))])
+    return b.gather(x, index.shape, [index], _along(dim, len(x.shape)), "RuntimeError")
 
 
 @lowering("index_select.default")
@@ -41,7 +42,7 @@ def index_select(b: Builder, x: Node, dim: int, index: Node) -> Node:
     dim = dim % len(x.shape)
     shape = b.out[0].shape
     index = b.reshape(index, [shape[i] if i == dim else 1 for i in range(len(shape))])
-    return b.gather(x, shape, [index], lambda a, v: [v[0] if i == dim else a[i] for i in range(len(x.shape))])
+    return b.gather(x, shape, [index], _along(dim, len(x.shape)), "IndexError" if dim == 0 else "RuntimeError")
 
 
 class IndexPlan:
@@ -124,7 +125,7 @@ def _scatter_ops(name: str, mode: str) -> None:
             values = b.view(src, index.shape, lambda *a: a)
         else:
             values = b.expand(tensor_of(b, src, x.dtype), index.shape)
-        return b.scatter(x, b.cast(values, x.dtype), [index], _along(dim, len(x.shape)), mode)
+        return b.scatter(x, b.cast(values, x.dtype), [index], _along(dim, len(x.shape)), mode, "RuntimeError")
 
     lowering(name)(lower)
 
@@ -140,7 +141,7 @@ def index_copy(b: Builder, x: Node, dim: int, index: Node, src: Node) -> Node:
         raise NotLowered("index_copy of a scalar")
     dim = dim % len(x.shape)
     index = b.reshape(index, [src.shape[i] if i == dim else 1 for i in range(len(x.shape))])
-    return b.scatter(x, src, [wrapped(b, index, x.shape[dim])], _along(dim, len(x.shape)))
+    return b.scatter(x, src, [index], _along(dim, len(x.shape)))
 
 
 @lowering("index_add.default")
@@ -150,7 +151,8 @@ def index_add(b: Builder, x: Node, dim: int, index: Node, src: Node, alpha: Any 
     dim = dim % len(x.shape)
     index = b.reshape(index, [src.shape[i] if i == dim else 1 for i in range(len(x.shape))])
     values = b.cast(src, x.dtype) if alpha == 1 else b.map("mul", b.cast(src, x.dtype), alpha)
-    return b.scatter(x, values, [index], _along(dim, len(x.shape)), "add")
+    raises: Mistake = "IndexError" if len(x.shape) == 1 else "RuntimeError"
+    return b.scatter(x, values, [index], _along(dim, len(x.shape)), "add", raises)
 
 
 @lowering("embedding_dense_backward.default")

@@ -435,6 +435,30 @@ def hardtanh(b: Builder, x: Node, low: float = -1, high: float = 1) -> Node:
     return clamp(b, x, low, high)
 
 
+_SIXTH = torch.tensor(1 / 6, dtype=torch.float32).item()  # as eager writes it, in double, too: 1.0f / 6.0f
+
+
+def _sixth(b: Builder, x: Node) -> Node:
+    """Of a CPU divided by six, of a GPU multiplied: so eager's kernels do it."""
+    return b.map("div", x, 6.0) if b.device == "cpu" else b.map("mul", x, _SIXTH)
+
+
+@lowering("hardsigmoid.default")
+def hardsigmoid(b: Builder, x: Node) -> Node:
+    return _sixth(b, clamp(b, b.map("add", x, 3.0), 0.0, 6.0))
+
+
+@lowering("hardsigmoid_backward.default")
+def hardsigmoid_backward(b: Builder, grad: Node, x: Node) -> Node:
+    between = b.map("and", b.compare("gt", x, -3.0), b.compare("lt", x, 3.0))
+    return b.where(between, b.map("mul", grad, _SIXTH), b.full(0, (), grad.dtype))
+
+
+@lowering("hardswish.default")
+def hardswish(b: Builder, x: Node) -> Node:
+    return _sixth(b, b.map("mul", x, clamp(b, b.map("add", x, 3.0), 0.0, 6.0)))
+
+
 @lowering("elu.default")
 def elu(b: Builder, x: Node, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Node:
     negative = b.map("mul", b.map("expm1", b.map("mul", x, input_scale)), alpha * scale)

@@ -26,6 +26,11 @@ def wide(dtype: DType) -> DType:
     return dtype.compute
 
 
+def converted(b: Builder, x: Node, dtype: DType) -> Node:
+    """The operand of a reduction in its result's type, to be accumulated: eager converts it first, by `dtype=`, too."""
+    return b.cast(b.cast(x, dtype), wide(dtype))
+
+
 def count(b: Builder, x: Node, axes: Sequence[int], dtype: DType) -> Node:
     return b.full(_as_number(product([x.shape[a] for a in axes])), (), dtype)
 
@@ -37,14 +42,16 @@ def _as_number(d: Dim) -> Any:
 @lowering("sum.default", "sum.dim_IntList")
 def sum_(b: Builder, x: Node, dims: Any = None, keepdim: bool = False, dtype: Any = None) -> Node:
     out = b.out_dtype
-    return b.cast(b.reduce("sum", b.cast(x, wide(out)), axes_of(x, dims), keepdim), out)
+    return b.cast(b.reduce("sum", converted(b, x, out), axes_of(x, dims), keepdim), out)
 
 
 @lowering("mean.default", "mean.dim")
 def mean(b: Builder, x: Node, dims: Any = None, keepdim: bool = False, dtype: Any = None) -> Node:
     out = b.out_dtype
     axes = axes_of(x, dims)
-    total = b.reduce("sum", b.cast(x, wide(out)), axes, keepdim)
+    # A CPU's adds up halves as floats, and divides, before it rounds.
+    held = b.cast(x, wide(out)) if b.device == "cpu" else converted(b, x, out)
+    total = b.reduce("sum", held, axes, keepdim)
     return b.cast(b.map("div", total, count(b, x, axes, wide(out))), out)
 
 
@@ -53,7 +60,7 @@ def prod(b: Builder, x: Node, dims: Any = None, keepdim: bool = False, dtype: An
     out = b.out_dtype
     if out is DType.bool:
         return b.reduce("all", x, axes_of(x, dims), keepdim)
-    return b.cast(b.reduce("prod", b.cast(x, wide(out)), axes_of(x, dims), keepdim), out)
+    return b.cast(b.reduce("prod", converted(b, x, out), axes_of(x, dims), keepdim), out)
 
 
 def _extreme(name: str, kind: str) -> None:
@@ -262,7 +269,7 @@ def _scan(name: str, kind: str) -> None:
         out = b.out_dtype
         if not x.shape:
             return b.cast(x, out)
-        return b.cast(b.scan(kind, b.cast(x, wide(out)), dim % len(x.shape)), out)
+        return b.cast(b.scan(kind, converted(b, x, out), dim % len(x.shape)), out)
 
     lowering(name)(lower)
 

@@ -52,7 +52,11 @@ def _looked_up(
     # A view in between may have had no use for some of the indices.
     renamed: dict[str, Dim] = {f"%{k}": sym(f"%{n}") for n, k in enumerate(used)}
     places = tuple(substitute(i, renamed) for i in index)
-    return b.add(Gather(op.axes, places), (source, *(indices[k] for k in used)), TensorType(source.type.dtype, shape))
+    return b.add(
+        Gather(op.axes, places, op.raises),
+        (source, *(indices[k] for k in used)),
+        TensorType(source.type.dtype, shape),
+    )
 
 
 def _narrows(node: Node) -> bool:

@@ -6,13 +6,15 @@ which is looked at when they are done.
 
 from __future__ import annotations
 
-INDEX_OUT_OF_RANGE, ZERO_DIVISION = 1, 2
+INDEX_OUT_OF_RANGE, ZERO_DIVISION, PLACE_OUT_OF_RANGE = 1, 2, 4
 
 
 def callers_mistake(bits: int) -> Exception:
     """The exception for an error word; marked, so that nobody takes it for a failure of the program."""
     if bits & INDEX_OUT_OF_RANGE:
         return _marked(IndexError("index out of range in a compiled gather or scatter"))
+    if bits & PLACE_OUT_OF_RANGE:
+        return _marked(RuntimeError("index is out of bounds in a compiled gather or scatter"))
     return _marked(RuntimeError("ZeroDivisionError"))  # in eager's words
 
 

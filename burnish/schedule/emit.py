@@ -7,7 +7,7 @@ from collections.abc import Callable, Set
 from burnish.errors import CompileError
 from burnish.ir.body import Apply, BodyBuilder, Checked, Load, Position, Store, const, value_symbol
 from burnish.ir.dtypes import DType
-from burnish.ir.expr import Dim, Expr, Sym, is_less, is_nonneg, substitute, symbols
+from burnish.ir.expr import Dim, Expr, is_less, is_nonneg, substitute, symbols
 from burnish.ir.graph import (
     Attend,
     Concat,
@@ -90,9 +90,9 @@ class Emitter:
                 return self._view(node, index)
             case Concat(axis):
                 return self._choice(node, axis, index)
-            case Gather(axes, exprs):
+            case Gather():
                 source, *indices = node.inputs
-                return self.load(source, self.indirect(axes, exprs, source.shape, indices, index))
+                return self.load(source, self.indirect(node.op, source.shape, indices, index))
             case _:
                 raise CompileError("schedule", f"{node.op} is not computed inside a loop")
 
@@ -160,19 +160,15 @@ class Emitter:
         return chosen
 
     def indirect(
-        self,
-        axes: tuple[Sym, ...],
-        exprs: tuple[Dim, ...],
-        shape: tuple[Dim, ...],
-        indices: list[Node],
-        index: tuple[Dim, ...],
+        self, op: Gather | Scatter, shape: tuple[Dim, ...], indices: list[Node], index: tuple[Dim, ...]
     ) -> tuple[Dim, ...]:
-        env: dict[str, Dim] = {a.name: i for a, i in zip(axes, index, strict=True)}
+        env: dict[str, Dim] = {a.name: i for a, i in zip(op.axes, index, strict=True)}
         for k, tensor in enumerate(indices):
-            size = next(s for e, s in zip(exprs, shape, strict=True) if any(x.name == f"%{k}" for x in symbols(e)))
-            env[f"%{k}"] = value_symbol(self.body.emit(Checked(self.value(tensor, index), size)))
+            size = next(s for e, s in zip(op.index, shape, strict=True) if any(x.name == f"%{k}" for x in symbols(e)))
+            place = self.body.emit(Checked(self.value(tensor, index), size, raises=op.raises))
+            env[f"%{k}"] = value_symbol(place)
         # value symbols of the body reuse the %k spelling, so all are replaced at once
-        return tuple(substitute(e, env) for e in exprs)
+        return tuple(substitute(e, env) for e in op.index)
 
 
 def _is_sign_test(node: Node) -> bool:

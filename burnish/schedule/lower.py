@@ -455,7 +455,7 @@ class _Lowerer:
             self._emit_loop(axes, emitter)
         axes, index = self._axes(src.shape)
         emitter = Emitter(self.stored, self._buffer)
-        at = emitter.indirect(node.op.axes, node.op.index, base.shape, indices, index)
+        at = emitter.indirect(node.op, base.shape, indices, index)
         value = emitter.value(src, index)
         offset = self._offset(buffer, at)
         emitter.store(buffer, offset, value, node.op.mode)

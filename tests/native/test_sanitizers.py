@@ -28,7 +28,7 @@ from tests.programs import capture, schedules, sizes_of
 
 SANITIZERS = ["-fsanitize=address,undefined,float-cast-overflow", "-fno-sanitize-recover=all", "-g"]
 FLAGS = ["-O1", "-fno-math-errno", "-ffp-contract=off", "-std=gnu11", *SANITIZERS]
-INDEX_OUT_OF_RANGE, ZERO_DIVISION = 1, 2
+INDEX_OUT_OF_RANGE, ZERO_DIVISION, PLACE_OUT_OF_RANGE = 1, 2, 4
 Function = Callable[..., object]
 
 
@@ -75,13 +75,19 @@ def looked_up() -> list[Case]:
     ops: list[Function] = [
         lambda t, i: t[i] + 1,
         lambda t, i: F.embedding(i, t),
-        lambda t, i: t.index_add(0, i, t[:3]),
-        lambda t, i: t.scatter_add(0, i[:, None].expand(3, 5), t[:3]),
         lambda t, i: t[i].sum(0),
         lambda t, i: t[i].sum(-1),
         lambda t, i: t[i] @ t.T,
     ]
-    return [Case(op, (table, places), (table, evil), error=INDEX_OUT_OF_RANGE) for op in ops]
+    along: list[Function] = [
+        lambda t, i: t.index_add(0, i, t[:3]),
+        lambda t, i: t.scatter_add(0, i[:, None].expand(3, 5), t[:3]),
+        lambda t, i: t.gather(0, i[:, None].expand(3, 5)),
+    ]
+    return [
+        *(Case(op, (table, places), (table, evil), error=INDEX_OUT_OF_RANGE) for op in ops),
+        *(Case(op, (table, places), (table, evil), error=PLACE_OUT_OF_RANGE) for op in along),
+    ]
 
 
 EXTREME = torch.tensor(

@@ -81,3 +81,26 @@ def test_a_spread_whose_square_no_float_holds() -> None:
         for ours, theirs in zip(compiled(x), fn(x), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=0.0)
     assert burnish.stats(compiled).aten_calls == {}
+
+
+IN_ANOTHER_TYPE: dict[str, Callable[[torch.Tensor, torch.dtype], torch.Tensor]] = {
+    "sum": lambda x, dtype: x.sum(dtype=dtype),
+    "sum of rows": lambda x, dtype: x.sum(-1, dtype=dtype),
+    "product": lambda x, dtype: x.prod(dtype=dtype),
+    "product of rows": lambda x, dtype: x.prod(-1, dtype=dtype),
+    "mean": lambda x, dtype: x.mean(dtype=dtype),
+    "running sum": lambda x, dtype: x.cumsum(-1, dtype=dtype),
+    "running product": lambda x, dtype: x.cumprod(-1, dtype=dtype),
+}
+
+
+@pytest.mark.parametrize("name", IN_ANOTHER_TYPE)
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_a_reduction_rounds_its_operand_first(name: str, dtype: torch.dtype) -> None:
+    """By `dtype=`: of numbers that round to one, or to infinity, every sum and product is then exact."""
+    fn = IN_ANOTHER_TYPE[name]
+    for value in (1 + 0.45 * torch.finfo(dtype).eps, 2 * torch.finfo(dtype).max):
+        x = torch.full((2, 8), value, dtype=torch.float64)
+        x[:, 1] *= -1
+        got, want = burnish.compile(lambda x: fn(x, dtype))(x), fn(x, dtype)
+        torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)

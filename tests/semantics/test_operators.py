@@ -160,8 +160,51 @@ def test_an_index_out_of_range(name):
 def test_gather_out_of_range():
     compiled = burnish.compile(lambda x, i: x.gather(1, i))
     compiled(X, torch.tensor([[5]]))
-    with pytest.raises((IndexError, RuntimeError), match="out of"):
+    with pytest.raises(RuntimeError, match="index 6 is out of bounds for dimension 1 with size 6"):
         compiled(X, torch.tensor([[6]]))
+
+
+# With the shape that indices have.
+REFUSED_HALF_DONE: dict[str, tuple[tuple[int, ...], Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]] = {
+    "rows": ((2,), lambda x, i: x[i]),
+    "embedding": ((2,), lambda x, i: F.embedding(i, x)),
+    "put": ((2,), lambda x, i: x.index_put((i,), torch.ones(6))),
+    "index_select": ((2,), lambda x, i: x.index_select(0, i)),
+    "index_select of columns": ((2,), lambda x, i: x.index_select(1, i)),
+    "index_copy": ((2,), lambda x, i: x.index_copy(0, i, x[:2])),
+    "index_add": ((2,), lambda x, i: x.index_add(0, i, x[:2])),
+    "index_add of a row": ((2,), lambda x, i: x[0].index_add(0, i, x[0, :2])),
+    "gather": ((1, 2), lambda x, i: x.gather(1, i)),
+    "scatter": ((1, 2), lambda x, i: x.scatter(1, i, x)),
+    "scatter of a number": ((1, 2), lambda x, i: x.scatter(1, i, 2.0)),
+    "scatter_add": ((1, 2), lambda x, i: x.scatter_add(1, i, x)),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_HALF_DONE)
+def test_an_index_out_of_range_once_inputs_are_written(name):
+    """Such a call cannot be repeated in eager: what is raised is ours, and of the type of eager's."""
+    shape, look_up = REFUSED_HALF_DONE[name]
+
+    def fn(x, y, index):
+        y.add_(1)
+        return look_up(x, index)
+
+    compiled = burnish.compile(fn, gate=False, verify="off")
+    good, evil = torch.tensor([1, 4]).reshape(shape), torch.tensor([1, -7]).reshape(shape)
+    torch.testing.assert_close(compiled(X, torch.zeros(3), good), fn(X, torch.zeros(3), good))
+    with pytest.raises((IndexError, RuntimeError)) as theirs:
+        fn(X, torch.zeros(3), evil)
+    with pytest.raises(theirs.type):
+        compiled(X, torch.zeros(3), evil)
+    served_by_us(compiled)
+
+
+def test_index_copy_takes_no_negative_index():
+    compiled = burnish.compile(lambda x, i: x.index_copy(0, i, x[:1]))
+    compiled(X, torch.tensor([4]))
+    with pytest.raises(IndexError, match="index -1 is out of bounds"):
+        compiled(X, torch.tensor([-1]))
 
 
 # --- scans, windows, rearrangements -----------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+import burnish
 from tests.against_eager import check
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -259,3 +260,44 @@ def test_subnormals_and_overflow():
         return x * 0.5, x + x, (x * 1e-3).exp(), x.sum(), x * x
 
     check(fn, torch.tensor([1e-40, -1e-42, 3e38, -3e38, 1e-38]))
+
+
+# --- types that a kernel takes together -------------------------------------------------------------------------
+
+LOSSES = {
+    "huber": F.huber_loss,
+    "smooth l1": F.smooth_l1_loss,
+    "mse": F.mse_loss,
+    "l1": F.l1_loss,
+    "soft margin": F.soft_margin_loss,
+    "with logits": F.binary_cross_entropy_with_logits,
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("types", itertools.permutations((torch.float64, torch.float32, torch.bfloat16), 2), ids=str)
+def test_losses_of_two_types(name, types):
+    loss = LOSSES[name]
+    check(lambda a, b: loss(a, b), values(types[0], 4, 5), values(types[1], 4, 5, seed=1))
+
+
+def test_types_that_eager_refuses_together():
+    compiled = burnish.compile(lambda a, b: F.binary_cross_entropy(a, b))
+    with pytest.raises(RuntimeError, match="Found dtype"):
+        compiled(torch.rand(3), torch.rand(3, dtype=torch.float64))
+
+
+# --- constants that eager writes as floats ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["hardsigmoid", "hardswish", "hardtanh", "relu6"])
+def test_double_with_eagers_own_constants(name):
+    """A sixth is a float's in eager's gradient of hardsigmoid: off by 3e-8, in double."""
+    fn = getattr(F, name)
+    x = torch.linspace(-4, 4, 41, dtype=torch.float64)
+    outcomes = []
+    for run in (lambda x: fn(x), burnish.compile(lambda x: fn(x), gate=False, verify="off")):
+        given = x.clone().requires_grad_()
+        result = run(given)
+        outcomes.append((result, *torch.autograd.grad(result, given, torch.full_like(x, 1.25))))
+    torch.testing.assert_close(outcomes[1], outcomes[0], rtol=4e-16, atol=0)

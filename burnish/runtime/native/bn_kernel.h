@@ -17,7 +17,7 @@ BN_KFN int64_t bn_min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* What a caller's values can do wrong: bits of the program's error word, which it raises from when it is done.
  * (An atomic OR, since threads share the word; only a call that will raise pays for it.) */
-enum { BN_INDEX_OUT_OF_RANGE = 1, BN_ZERO_DIVISION = 2 };
+enum { BN_INDEX_OUT_OF_RANGE = 1, BN_ZERO_DIVISION = 2, BN_PLACE_OUT_OF_RANGE = 4 };
 
 BN_KFN void bn_raise(int64_t *error, int64_t what)
 {
@@ -26,10 +26,10 @@ BN_KFN void bn_raise(int64_t *error, int64_t what)
 
 /* A position that must lie in [0, n). Reading row 0 instead of stray memory keeps the program alive until
  * the caller sees the flag and raises. */
-BN_KFN int64_t bn_checked(int64_t i, int64_t n, int64_t *error)
+BN_KFN int64_t bn_checked(int64_t i, int64_t n, int64_t what, int64_t *error)
 {
     if (__builtin_expect((uint64_t)i >= (uint64_t)n, 0)) {
-        bn_raise(error, BN_INDEX_OUT_OF_RANGE);
+        bn_raise(error, what);
         return 0;
     }
     return i;

@@ -2,7 +2,7 @@ static BN_NOINLINE void gathered(const int64_t *restrict p0, const float *restri
 {
     for (int64_t x0 = 0; x0 < 20; x0++) {
         int64_t v0 = p0[x0];
-        int64_t v1 = bn_checked(v0, 6, error);
+        int64_t v1 = bn_checked(v0, 6, BN_INDEX_OUT_OF_RANGE, error);
 #pragma omp simd
         for (int64_t x1 = 0; x1 < 8; x1++) {
             float v2 = p1[(8*v1 + x1)];

@@ -2,7 +2,7 @@ static BN_NOINLINE void scatter_add_f32_rows(const int64_t *restrict p0, const f
 {
     for (int64_t x0 = 0; x0 < 30; x0++) {
         int64_t v0 = p0[x0];
-        int64_t v1 = bn_checked(v0, 5, error);
+        int64_t v1 = bn_checked(v0, 5, BN_INDEX_OUT_OF_RANGE, error);
 #pragma omp simd
         for (int64_t x1 = 0; x1 < 8; x1++) {
             float v2 = p1[(8*x0 + x1)];
