@@ -200,6 +200,7 @@ class _Capture:
         self._returns = Returns()
         self._written: frozenset[int] = frozenset()
         self._needed: frozenset[int] = frozenset()  # of those, whose contents the graph reads
+        self._decisive: frozenset[int] | None = None  # of all inputs, those that gradients depend on
         self.direct: Program | None = None  # set when nothing of AOTAutograd is needed at run time
         self.variant: Callable[[], Variant | None] = lambda: None  # set when there is one
         self.ready: Callable[[], object] = lambda: None  # waits for what a first call would have to wait for
@@ -228,7 +229,9 @@ class _Capture:
     @functools.cached_property
     def replay(self) -> Replay:
         assert self._graph is not None
-        return Replay(eager_graph(self._graph), self._returns, self._written, self._needed, self._draws)
+        return Replay(
+            eager_graph(self._graph), self._returns, self._written, self._needed, self._draws, self._decisive
+        )
 
     def compile(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         self._graph = graph
@@ -355,7 +358,9 @@ class _Capture:
             graph.recompile()
         changed = [k for k, info in enumerate(metadata.input_info) if info.mutates_data or info.mutates_metadata]
         self._written = frozenset(changed)
+        # What the inputs that change outside the graph are to become comes first.
         self._needed = self._written & inputs_read(graph, len(self._returns.changed))
+        self._decisive = inputs_read(graph, metadata.num_forward_returns)
 
     def _watched(self, program: Program, graph: fx.GraphModule) -> Program:
         self.has_backward = True

@@ -172,6 +172,41 @@ def test_inputs_are_let_go_after_the_backward():
     assert seen() is None
 
 
+def _zeroed(x: torch.Tensor) -> None:
+    x.zero_()
+
+
+def _reshaped(x: torch.Tensor) -> None:
+    x.unsqueeze_(0)
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("change", [_zeroed, _reshaped])
+def test_an_input_that_eager_has_not_saved_is_changed_before_the_backward(change, recorded):
+    fn = lambda x, w: x + w * w  # noqa: E731
+
+    def gradients(f: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
+        x, w = torch.ones(4), torch.full((4,), 3.0, requires_grad=True)
+        value = f(x, w).sum()
+        change(x)
+        (gradient,) = torch.autograd.grad(value, w, create_graph=recorded)
+        return [gradient.detach(), *(torch.autograd.grad(gradient.sum(), w) if recorded else ())]
+
+    torch.testing.assert_close(gradients(burnish.compile(fn, options=FORCED)), gradients(fn))
+
+
+def test_a_call_that_gives_an_input_another_shape():
+    def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = x + w * w
+        x.unsqueeze_(0)
+        return y
+
+    compiled = burnish.compile(fn, options=FORCED)
+    x, w = torch.ones(4), torch.full((4,), 3.0, requires_grad=True)
+    compiled(x, w).sum().backward()
+    torch.testing.assert_close((x.shape, w.grad), (torch.Size([1, 4]), 2 * w.detach()))
+
+
 # -- checkpointing ------------------------------------------------------------------------------------------------
 
 
