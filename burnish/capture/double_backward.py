@@ -81,9 +81,11 @@ class Replay:
         ctx.burnish_tensors = [x for x, is_saved in zip(held, saved, strict=True) if is_saved]
         ctx.burnish_state = autocast_state(), RandomState(devices_of(args)) if self.draws else None
 
-    def save(self, ctx: Any) -> None:
+    def save(self, ctx: Any, results: Sequence[Any]) -> None:
         """After the forward, beside what it saves itself."""
         tensors = ctx.burnish_tensors
+        bases = self.returns.bases
+        ctx.burnish_bases = [(x.shape, x.stride()) for x in results[len(results) - len(bases) :]] if bases else ()
         ctx.burnish_own = None
         if not hooks_are_active():
             ctx.burnish_states = [_State.of(x) for x in tensors]
@@ -129,7 +131,8 @@ class Replay:
         with torch.enable_grad(), autocast(), _drawing_again(random, inputs):
             given_to_graph = [x.clone() if k in self.written else x for k, x in enumerate(inputs)]
             results = self.graph(*given_to_graph)
-            values = self._values(results if isinstance(results, (tuple, list)) else (results,), given_to_graph)
+            results = results if isinstance(results, (tuple, list)) else (results,)
+            values = self._values(results, given_to_graph, ctx.burnish_bases)
             pairs = [
                 (value, gradient)
                 for value, gradient in zip(values, given, strict=True)
@@ -140,13 +143,15 @@ class Replay:
         answers = iter(found)
         return tuple(next(answers) if needs[k] else None for k in range(len(inputs)))
 
-    def _values(self, results: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+    def _values(self, results: Sequence[Any], inputs: Sequence[Any], bases: Sequence[tuple[Any, Any]]) -> list[Any]:
         returns = self.returns
-        bases = [results[k]._base if results[k]._base is not None else results[k] for k in returns.bases]
+        found = [
+            _base_of(results[k], shape, strides) for k, (shape, strides) in zip(returns.bases, bases, strict=True)
+        ]
         return [
             *(inputs[k] for k in returns.changed),
             *(None if k is None else results[k] for k in returns.results),
-            *bases,
+            *found,
         ]
 
     def _differentiated(self, pairs: Sequence[tuple[Any, Any]], leaves: Sequence[Any]) -> Sequence[Any]:
@@ -154,6 +159,13 @@ class Replay:
             return [None] * len(leaves)
         roots, weights = [value for value, _ in pairs], [gradient for _, gradient in pairs]
         return torch.autograd.grad(roots, leaves, weights, create_graph=True, allow_unused=True)
+
+
+def _base_of(result: torch.Tensor, shape: torch.Size, strides: tuple[int, ...]) -> torch.Tensor:
+    """The tensor that a result is a view of, as AOTAutograd has it: there an operation may be made of others, the last
+    of them a view, whose result in eager is no view."""
+    base = result._base if result._base is not None else result
+    return base if base.shape == shape else base.as_strided(shape, strides, base.storage_offset())
 
 
 @contextlib.contextmanager
@@ -271,7 +283,7 @@ def _replace(function: Any, replay: Callable[[], Replay]) -> None:
         again = replay()
         again.hold(ctx, args)
         results = forward(ctx, *args)
-        again.save(ctx)
+        again.save(ctx, results)
         return results
 
     def recorded(ctx: Any, *gradients: Any) -> Any:

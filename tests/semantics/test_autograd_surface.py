@@ -135,6 +135,22 @@ def test_a_buffer_that_is_changed_and_needed():
         torch.testing.assert_close(net.seen, eager.seen)
 
 
+def test_second_derivatives_of_a_view_of_what_is_a_view_only_when_traced():
+    """A product with a vector is one of matrices, less a dimension: eager's has a memory of its own."""
+
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x @ torch.stack([x, x * x], 0).mT
+        return y, y[..., :1]
+
+    def second(f: Callable[[torch.Tensor], tuple[torch.Tensor, ...]]) -> torch.Tensor:
+        x = torch.tensor([2.0, 3.0], requires_grad=True)
+        value, view = f(x)
+        (gradient,) = torch.autograd.grad((value * value).sum() + view.sum(), x, create_graph=True)
+        return torch.autograd.grad(gradient.sum(), x)[0]
+
+    torch.testing.assert_close(second(burnish.compile(fn, options=FORCED)), second(fn))
+
+
 def test_two_backwards_through_one_graph():
     eager = Net()
     net = copy.deepcopy(eager)

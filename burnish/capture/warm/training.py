@@ -79,7 +79,7 @@ def training_function(forward: Boxed, backward: Boxed, layout: TrainingLayout, a
             again.hold(ctx, args)
             results = tuple(forward(list(args)))
             ctx.save_for_backward(*results[returned:])
-            again.save(ctx)
+            again.save(ctx, results[:returned])
             ctx.mark_non_differentiable(*(results[i] for i in layout.constant))
             return results[:returned]
 
