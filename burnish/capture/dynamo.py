@@ -26,6 +26,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
 from burnish.assumptions import TensorInput
+from burnish.capture.as_in_eager import drop_idle_dropouts, leaving_out_history, views_without_history
 from burnish.capture.assume import apart, counts_from_storage
 from burnish.capture.awaken import awaken
 from burnish.capture.checkpoints import drawing_alike_in_checkpoints
@@ -78,11 +79,13 @@ def make_backend(options: Options, log: CompileLog) -> Backend:
         sources = input_sources(graph)
         capture = _Capture(options, log, sources)
         example_inputs = apart(graph, example_inputs)
+        drop_idle_dropouts(graph)
+        views = views_without_history(graph)
         engines: dict[Engine, Callable[..., Any]] = {}
         waking = awaken(graph, compared=options.verify != "off") if options.awakens else None
         try:
             with log.stage("aot"):
-                engines["burnish"] = capture.compile(graph, example_inputs)
+                engines["burnish"] = leaving_out_history(capture.compile(graph, example_inputs), views)
         except CONTROL_FLOW:
             if waking is not None:
                 waking.end()
@@ -109,7 +112,10 @@ def make_backend(options: Options, log: CompileLog) -> Backend:
             before_trial=waking.end if waking is not None else None,
         )
         capture.variant = weakref.ref(variant)
-        note_graph(capture.parts(graph, variant.facts, sources))
+        parts = capture.parts(graph, variant.facts, sources)
+        if views:
+            parts.problem = "results that are views without a history"
+        note_graph(parts)
         propose(variant, [_concrete(value) for value in example_inputs])
         return variant.call
 

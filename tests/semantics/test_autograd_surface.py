@@ -223,6 +223,53 @@ def test_a_call_that_gives_an_input_another_shape():
     torch.testing.assert_close((x.shape, w.grad), (torch.Size([1, 4]), 2 * w.detach()))
 
 
+# -- whose tensors the results are --------------------------------------------------------------------------------
+
+
+def _view_of_input(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    with torch.no_grad():
+        view = x.t()
+    return view, x * 2
+
+
+def _view_of_intermediate(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = x * 2
+    with torch.no_grad():
+        view = y.t()
+    return view, y
+
+
+@pytest.mark.parametrize("of_a_view", [False, True])
+@pytest.mark.parametrize("fn", [_view_of_input, _view_of_intermediate])
+def test_a_view_made_under_no_grad_has_no_history(fn, of_a_view):
+    def seen(f: Callable[..., tuple[torch.Tensor, ...]]) -> tuple[Any, ...]:
+        x = torch.arange(6.0).reshape(2, 3) if of_a_view else torch.ones(2, 3)
+        view, _ = f(x.requires_grad_())
+        requires = view.requires_grad
+        if requires:
+            view.sum().backward()
+        return requires, view.grad_fn, x.grad
+
+    compiled = burnish.compile(fn, options=FORCED)
+    assert seen(compiled) == seen(fn)
+    compiled.burnish.seal()
+    assert seen(compiled) == seen(fn)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_dropout_in_evaluation_returns_its_argument(grad):
+    compiled = burnish.compile(nn.Sequential(nn.Dropout(0.3), nn.Dropout(0.0)).eval(), options=FORCED)
+    x = torch.randn(4, requires_grad=grad)
+    assert compiled(x) is x
+
+
+def test_a_change_of_what_an_idle_dropout_returns_is_one_of_its_argument():
+    compiled = burnish.compile(lambda x: F.dropout(x, 0.5, training=False).add_(1), options=FORCED)
+    x = torch.zeros(4)
+    compiled(x)
+    torch.testing.assert_close(x, torch.ones(4))
+
+
 # -- checkpointing ------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,83 @@
+"""Where AOTAutograd's results are others than eager's: not in their values, but in whose tensors they are.
+
+A dropout that drops nothing returns its argument, which AOTAutograd copies: a change of the one would not be seen in the
+other. And a view that was made under no_grad has no history, but AOTAutograd makes it anew, of an input, with one:
+gradients would flow through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx
+
+_DROPOUTS: dict[Any, tuple[str, ...]] = {
+    F.dropout: ("input", "p", "training", "inplace"),
+    torch.dropout: ("input", "p", "train"),
+    torch.dropout_: ("input", "p", "train"),
+}
+_DEFAULTS = {"p": 0.5, "training": True, "train": True}
+
+
+def drop_idle_dropouts(graph: fx.GraphModule) -> int:
+    """Let those who read the result of a dropout that drops nothing read what it is given. Returns how many went."""
+    count = 0
+    for target, names in _DROPOUTS.items():
+        for node in graph.graph.find_nodes(op="call_function", target=target):
+            given = _DEFAULTS | dict(zip(names, node.args, strict=False)) | node.kwargs
+            source, active = given.get("input"), given[names[2]]
+            idle = active is False or (active is True and type(given["p"]) in (int, float) and given["p"] == 0)
+            if idle and isinstance(source, fx.Node) and 0 <= given["p"] <= 1:
+                node.replace_all_uses_with(source)
+                graph.graph.erase_node(node)
+                count += 1
+    if count:
+        graph.recompile()
+    return count
+
+
+@dataclass(frozen=True)
+class View:
+    """A result that is a view without a history. In eager it requires gradients if what it is a view of does, although
+    none flow through it."""
+
+    position: int
+    requires_grad: bool
+
+    def as_in_eager(self, result: torch.Tensor) -> torch.Tensor:
+        if result.grad_fn is None and result.requires_grad is self.requires_grad:
+            return result
+        base = result if result.requires_grad else result.requires_grad_(self.requires_grad)
+        with torch.no_grad():
+            return base.view_as(base)
+
+
+def views_without_history(graph: fx.GraphModule) -> tuple[View, ...]:
+    """Of a graph's results, where gradients are recorded."""
+    if not torch.is_grad_enabled():
+        return ()
+    (output,) = graph.graph.find_nodes(op="output")
+    made = [(k, x.meta.get("example_value")) for k, x in enumerate(output.args[0]) if _is_made(x)]
+    views = [(k, x) for k, x in made if isinstance(x, torch.Tensor) and x._is_view() and x.grad_fn is None]
+    return tuple(View(k, x.requires_grad) for k, x in views)
+
+
+def _is_made(x: Any) -> bool:
+    return isinstance(x, fx.Node) and x.op not in ("placeholder", "get_attr")
+
+
+def leaving_out_history(run: Callable[..., Any], views: Sequence[View]) -> Callable[..., Any]:
+    if not views:
+        return run
+
+    def call(*args: Any) -> Any:
+        results = list(run(*args))
+        for view in views:
+            results[view.position] = view.as_in_eager(results[view.position])
+        return results
+
+    return call
