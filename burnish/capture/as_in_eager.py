@@ -3,17 +3,22 @@
 A dropout that drops nothing returns its argument, which AOTAutograd copies: a change of the one would not be seen in the
 other. And a view that was made under no_grad has no history, but AOTAutograd makes it anew, of an input, with one:
 gradients would flow through it.
+
+And what is changed: Dynamo takes a double of no dimensions for a number that may be left out, and leaves out what writes
+to it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import fx
+from torch._dynamo.output_graph import OutputGraph
 
 _DROPOUTS: dict[Any, tuple[str, ...]] = {
     F.dropout: ("input", "p", "training", "inplace"),
@@ -81,3 +86,31 @@ def leaving_out_history(run: Callable[..., Any], views: Sequence[View]) -> Calla
         return results
 
     return call
+
+
+_NUMBERS_OUT = "remove_tensorify_specialized_graphargs"
+
+
+@contextlib.contextmanager
+def keeping_writes_to_numbers() -> Iterator[None]:
+    """Dynamo takes out of a graph the inputs that are numbers to it and that nobody reads, and by mistake also every
+    call that returns such an input: those that write to it. Entered with its compile lock held."""
+    ordinary = getattr(OutputGraph, _NUMBERS_OUT, None)
+    if ordinary is None:
+        yield
+        return
+
+    def of_inputs_only(output: OutputGraph) -> None:
+        made = [node for node in output.graph.nodes if node.op != "placeholder" and "example_value" in node.meta]
+        values = [node.meta.pop("example_value") for node in made]
+        try:
+            ordinary(output)
+        finally:
+            for node, value in zip(made, values, strict=True):
+                node.meta["example_value"] = value
+
+    setattr(OutputGraph, _NUMBERS_OUT, of_inputs_only)
+    try:
+        yield
+    finally:
+        setattr(OutputGraph, _NUMBERS_OUT, ordinary)

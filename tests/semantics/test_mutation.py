@@ -231,3 +231,18 @@ def test_a_slice_of_a_cache_is_written_in_place(tmp_path: Path):
     assert torch.equal(ours, theirs)
     served_by_us(compiled)
     assert whole_copies((tmp_path / "inference.schedule.txt").read_text(), 96 * 8) == []
+
+
+@pytest.mark.parametrize("write", ["zero_", "neg_"])
+def test_a_double_of_no_dimensions_is_written(write):
+    """Dynamo takes one for a number."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        getattr(x, write)()
+        return x
+
+    compiled = burnish.compile(fn, options={"gate": False, "verify": "off"})
+    for value in (-2.5, 3.0):
+        x, want = (torch.tensor(value, dtype=torch.float64) for _ in range(2))
+        compiled(x)
+        torch.testing.assert_close(x, fn(want))
