@@ -1,11 +1,11 @@
-"""Where AOTAutograd's results are others than eager's: not in their values, but in whose tensors they are.
+"""Where what Dynamo and AOTAutograd make of a call is not what eager does, and how it is made so.
 
 A dropout that drops nothing returns its argument, which AOTAutograd copies: a change of the one would not be seen in the
 other. And a view that was made under no_grad has no history, but AOTAutograd makes it anew, of an input, with one:
 gradients would flow through it.
 
-And what is changed: Dynamo takes a double of no dimensions for a number that may be left out, and leaves out what writes
-to it.
+Some operations are taken apart before autograd sees them, so that their gradients would be those of the pieces. And
+Dynamo takes a double of no dimensions for a number that may be left out, and leaves out what writes to it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import fx
+from torch._C import DispatchKey
 from torch._dynamo.output_graph import OutputGraph
 
 _DROPOUTS: dict[Any, tuple[str, ...]] = {
@@ -114,3 +115,22 @@ def keeping_writes_to_numbers() -> Iterator[None]:
         yield
     finally:
         setattr(OutputGraph, _NUMBERS_OUT, ordinary)
+
+
+# Their gradients at NaN are not those of their pieces.
+_OF_PIECES = (torch.ops.aten.hardshrink.default, torch.ops.aten.softshrink.default)
+
+
+@contextlib.contextmanager
+def own_derivatives() -> Iterator[None]:
+    """While open, autograd differentiates such operations as in eager. Entered with Dynamo's compile lock held."""
+    pieces = {op: op.py_kernels.pop(DispatchKey.Autograd, None) for op in _OF_PIECES}
+    for op in pieces:
+        op._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        for op, kernel in pieces.items():
+            if kernel is not None:
+                op.py_kernels[DispatchKey.Autograd] = kernel
+            op._dispatch_cache.clear()

@@ -26,7 +26,12 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
 from burnish.assumptions import TensorInput
-from burnish.capture.as_in_eager import drop_idle_dropouts, leaving_out_history, views_without_history
+from burnish.capture.as_in_eager import (
+    drop_idle_dropouts,
+    leaving_out_history,
+    own_derivatives,
+    views_without_history,
+)
 from burnish.capture.assume import apart, counts_from_storage
 from burnish.capture.awaken import awaken
 from burnish.capture.checkpoints import drawing_alike_in_checkpoints
@@ -255,7 +260,12 @@ class _Capture:
 
     def _through_aot(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         # By this switch AOTAutograd, too, decides whether a draw that nobody reads may go; eager makes it.
-        with inductor_config.patch(fallback_random=True), without_printed_graphs(), self._differentiable_twice():
+        with (
+            inductor_config.patch(fallback_random=True),
+            without_printed_graphs(),
+            own_derivatives(),
+            self._differentiable_twice(),
+        ):
             whole: Callable[..., Any] = aot_module_simplified(
                 graph,
                 example_inputs,
