@@ -4,7 +4,8 @@ A dropout that drops nothing returns its argument, which AOTAutograd copies: a c
 other. And a view that was made under no_grad has no history, but AOTAutograd makes it anew, of an input, with one:
 gradients would flow through it.
 
-Some operations are taken apart before autograd sees them, so that their gradients would be those of the pieces. And
+The gradient of a product of elements is computed in another way where it holds a zero, which no graph can ask: eager
+has it. Some operations are taken apart before autograd sees them, so that their gradients would be those of the pieces. And
 Dynamo takes a double of no dimensions for a number that may be left out, and leaves out what writes to it.
 """
 
@@ -134,3 +135,16 @@ def own_derivatives() -> Iterator[None]:
             if kernel is not None:
                 op.py_kernels[DispatchKey.Autograd] = kernel
             op._dispatch_cache.clear()
+
+
+def left_to_eager(graph: fx.GraphModule) -> str:
+    """Why a graph cannot be traced as eager computes it; nothing if it can."""
+    nodes = [n for m in graph.modules() if isinstance(m, fx.GraphModule) for n in m.graph.nodes]
+    if torch.is_grad_enabled() and any(map(_is_differentiated_product, nodes)):
+        return "the gradient of a product of elements (prod) depends on whether one of them is zero"
+    return ""
+
+
+def _is_differentiated_product(node: fx.Node) -> bool:
+    value = node.meta.get("example_value")
+    return node.target in (torch.prod, "prod") and isinstance(value, torch.Tensor) and value.requires_grad

@@ -29,6 +29,7 @@ from burnish.assumptions import TensorInput
 from burnish.capture.as_in_eager import (
     drop_idle_dropouts,
     leaving_out_history,
+    left_to_eager,
     own_derivatives,
     views_without_history,
 )
@@ -46,6 +47,7 @@ from burnish.capture.sharing import put_back, share_blocks
 from burnish.capture.unguarded import input_sources
 from burnish.capture.warm.capture import WarmGraph
 from burnish.capture.warm.frame import Parts, note_graph
+from burnish.errors import CompileError
 from burnish.observe.log import CompileLog, failure_reason
 from burnish.observe.registry import register
 from burnish.observe.sinks import sinks_for
@@ -246,6 +248,9 @@ class _Capture:
 
     def compile(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         self._graph = graph
+        if why := left_to_eager(graph):
+            serve_eager(self.log, "capture", CompileError("capture", why))
+            raise _Abandoned
         sharing = share_blocks(graph, _decompositions(), self.log) if self.options.regions is not None else None
         if sharing is not None:
             try:

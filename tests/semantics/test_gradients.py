@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import burnish
+from burnish.errors import FallbackWarning
 from burnish.ir.dtypes import DType
 from burnish.schedule.kernels import LoopKernel, ResultBuffer
 from tests.programs import capture, compiled, schedules
@@ -149,3 +150,13 @@ def test_gradients_at_nan(fn):
     (want,) = torch.autograd.grad(fn(x).sum(), x)
     (found,) = torch.autograd.grad(burnish.compile(fn, options={"gate": False, "verify": "off"})(x).sum(), x)
     torch.testing.assert_close(found, want)
+
+
+@pytest.mark.parametrize("elements", [[1e20, 1e-20, 3.0], [float("inf"), 0.0, 0.0], [1e30, 1e30, 2.0]])
+def test_gradient_of_a_product_of_elements(elements):
+    compiled = burnish.compile(lambda x: x.prod(), options={"gate": False, "verify": "off"})
+    x = torch.tensor(elements, requires_grad=True)
+    (want,) = torch.autograd.grad(x.prod(), x)
+    with pytest.warns(FallbackWarning, match="whether one of them is zero"):
+        (found,) = torch.autograd.grad(compiled(x), x)
+    torch.testing.assert_close(found, want, rtol=0, atol=0, equal_nan=True)
