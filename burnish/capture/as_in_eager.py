@@ -6,7 +6,8 @@ gradients would flow through it.
 
 The gradient of a product of elements is computed in another way where it holds a zero, which no graph can ask: eager
 has it. Some operations are taken apart before autograd sees them, so that their gradients would be those of the pieces. And
-Dynamo takes a double of no dimensions for a number that may be left out, and leaves out what writes to it.
+Dynamo takes a double of no dimensions for a number that may be left out, and leaves out what writes to it; and it
+remembers the shape that a tensor had before it was given another in place.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch.nn.functional as F
 from torch import fx
 from torch._C import DispatchKey
 from torch._dynamo.output_graph import OutputGraph
+from torch._dynamo.variables.tensor import TensorVariable
 
 _DROPOUTS: dict[Any, tuple[str, ...]] = {
     F.dropout: ("input", "p", "training", "inplace"),
@@ -116,6 +118,28 @@ def keeping_writes_to_numbers() -> Iterator[None]:
         yield
     finally:
         setattr(OutputGraph, _NUMBERS_OUT, ordinary)
+
+
+_AFTER_A_WRITE = "_sync_if_inplace_mutation"
+
+
+@contextlib.contextmanager
+def noticing_other_shapes() -> Iterator[None]:
+    """Dynamo asks what a tensor has become only after operations in place that take another: `unsqueeze_` is none.
+    Entered with its compile lock held."""
+    ordinary = getattr(TensorVariable, _AFTER_A_WRITE, None)
+    if ordinary is None:
+        yield
+        return
+
+    def after_any(variable: TensorVariable, tx: Any, before: int | None, has_tensor_argument: bool) -> None:
+        ordinary(variable, tx, before, True)
+
+    setattr(TensorVariable, _AFTER_A_WRITE, after_any)
+    try:
+        yield
+    finally:
+        setattr(TensorVariable, _AFTER_A_WRITE, ordinary)
 
 
 # Their gradients at NaN are not those of their pieces.
