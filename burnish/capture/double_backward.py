@@ -4,11 +4,12 @@ Autograd cannot look into a program. Where it records the backward itself (`crea
 is left out: the graph that Dynamo captured runs once more, in eager, on the very inputs of the forward, and autograd
 differentiates that. So the gradients are eager's, with their history, as often as one likes.
 
-For this the inputs are saved beside what the program saves, by autograd itself: hooks on saved tensors see them, a
-change in place is noticed, and they are let go when the graph is.
+For this the inputs are kept beside what the program saves, and are let go when the graph is. Where hooks on saved
+tensors are active, autograd saves them, so that the hooks see them. Elsewhere they are kept here: a plain backward does
+not look at them, and whoever changes one in place in the meantime, which eager may not have saved, need not mind.
 
-    forward             save what the program saves, then the inputs (copies of those the call writes and reads)
-    backward, plain     as if only the program's own were saved
+    forward             keep the inputs (copies of those the call writes and reads)
+    backward, plain     as if there were only what the program saves
     backward, recorded  graph(inputs) in eager -> torch.autograd.grad(..., create_graph=True)
 """
 
@@ -17,7 +18,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -59,13 +60,14 @@ def returns_of(metadata: Any) -> Returns:
 @dataclass(frozen=True)
 class Replay:
     """A graph in eager, run again on a forward's inputs. `written` are inputs that a call changes; of those in `needed`
-    it also reads what they held before."""
+    it also reads what they held before. On inputs that are not `decisive` no gradient depends (None: not known)."""
 
     graph: Callable[..., Any]
     returns: Returns
     written: frozenset[int] = frozenset()
     needed: frozenset[int] = frozenset()
     draws: bool = False
+    decisive: frozenset[int] | None = None
 
     def hold(self, ctx: Any, args: Sequence[Any]) -> None:
         """Before the forward: what its inputs and the state of the thread are."""
@@ -79,25 +81,58 @@ class Replay:
         ctx.burnish_tensors = [x for x, is_saved in zip(held, saved, strict=True) if is_saved]
         ctx.burnish_state = autocast_state(), RandomState(devices_of(args)) if self.draws else None
 
-    def save(self, ctx: Any) -> None:
-        """After the forward, with what it saves itself."""
-        own = tuple(ctx.to_save or ())
+    def save(self, ctx: Any, results: Sequence[Any]) -> None:
+        """After the forward, beside what it saves itself."""
         tensors = ctx.burnish_tensors
+        bases = self.returns.bases
+        ctx.burnish_bases = [(x.shape, x.stride()) for x in results[len(results) - len(bases) :]] if bases else ()
+        ctx.burnish_own = None
+        if not hooks_are_active():
+            ctx.burnish_states = [_State.of(x) for x in tensors]
+            return
+        own = tuple(ctx.to_save or ())
         ctx.burnish_tensors = None  # autograd has them from now on
         ctx.burnish_own = len(own)
-        ctx.burnish_layouts = [_Layout.of(x) for x in own] if hooks_are_active() else None
+        ctx.burnish_layouts = [_Layout.of(x) for x in own]
         ctx.save_for_backward(*own, *tensors)
+
+    def let_go(self, ctx: Any) -> None:
+        """In a backward, before it runs: after it, the inputs are wanted only if the graph is."""
+        if not torch._C._autograd._get_current_graph_task_keep_graph():
+            ctx.burnish_tensors = None
+
+    def _inputs(self, ctx: Any) -> list[Any]:
+        if ctx.burnish_own is not None:
+            saved = iter(ctx.saved_tensors[ctx.burnish_own :])
+        else:
+            saved = self._unchanged(ctx)
+        return [next(saved) if x is _SAVED else x for x in ctx.burnish_inputs]
+
+    def _unchanged(self, ctx: Any) -> Iterator[Any]:
+        _ = ctx.saved_tensors  # raises where the graph was let go
+        kept = iter(zip(ctx.burnish_tensors, ctx.burnish_states, strict=True))
+        for k, x in enumerate(ctx.burnish_inputs):
+            if x is not _SAVED:
+                continue
+            tensor, then = next(kept)
+            if then.still_of(tensor):
+                yield tensor
+            elif self.decisive is None or k in self.decisive:
+                raise RuntimeError(then.changed(tensor))
+            else:
+                yield tensor.new_zeros(then.shape, requires_grad=tensor.requires_grad)
 
     def gradients(self, ctx: Any, given: Sequence[Any]) -> tuple[Any, ...]:
         """Of the inputs, for the gradients of what autograd was given, with their history."""
-        saved = iter(ctx.saved_tensors[ctx.burnish_own :])
         needs = ctx.needs_input_grad
-        inputs = [next(saved) if x is _SAVED else x for x in ctx.burnish_inputs]
+        inputs = self._inputs(ctx)
+        self.let_go(ctx)
         autocast, random = ctx.burnish_state
         with torch.enable_grad(), autocast(), _drawing_again(random, inputs):
             given_to_graph = [x.clone() if k in self.written else x for k, x in enumerate(inputs)]
             results = self.graph(*given_to_graph)
-            values = self._values(results if isinstance(results, (tuple, list)) else (results,), given_to_graph)
+            results = results if isinstance(results, (tuple, list)) else (results,)
+            values = self._values(results, given_to_graph, ctx.burnish_bases)
             pairs = [
                 (value, gradient)
                 for value, gradient in zip(values, given, strict=True)
@@ -108,13 +143,13 @@ class Replay:
         answers = iter(found)
         return tuple(next(answers) if needs[k] else None for k in range(len(inputs)))
 
-    def _values(self, results: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+    def _values(self, results: Sequence[Any], inputs: Sequence[Any], bases: Sequence[tuple[Any, Any]]) -> list[Any]:
         returns = self.returns
-        bases = [results[k]._base if results[k]._base is not None else results[k] for k in returns.bases]
+        found = [_base_of(results[k], shape, strides) for k, (shape, strides) in zip(returns.bases, bases, strict=True)]
         return [
             *(inputs[k] for k in returns.changed),
             *(None if k is None else results[k] for k in returns.results),
-            *bases,
+            *found,
         ]
 
     def _differentiated(self, pairs: Sequence[tuple[Any, Any]], leaves: Sequence[Any]) -> Sequence[Any]:
@@ -122,6 +157,13 @@ class Replay:
             return [None] * len(leaves)
         roots, weights = [value for value, _ in pairs], [gradient for _, gradient in pairs]
         return torch.autograd.grad(roots, leaves, weights, create_graph=True, allow_unused=True)
+
+
+def _base_of(result: torch.Tensor, shape: torch.Size, strides: tuple[int, ...]) -> torch.Tensor:
+    """The tensor that a result is a view of, as AOTAutograd has it: there an operation may be made of others, the last
+    of them a view, whose result in eager is no view."""
+    base = result._base if result._base is not None else result
+    return base if base.shape == shape else base.as_strided(shape, strides, base.storage_offset())
 
 
 @contextlib.contextmanager
@@ -139,6 +181,28 @@ def _drawing_again(before: RandomState | None, inputs: Sequence[Any]) -> Iterato
 
 
 # -- AOTAutograd's function ---------------------------------------------------------------------------------------
+
+
+class _State(NamedTuple):
+    """An input's, when a forward has read it."""
+
+    version: int | None  # inference tensors have none
+    shape: torch.Size
+
+    @staticmethod
+    def of(x: torch.Tensor) -> _State:
+        return _State(None if x.is_inference() else x._version, x.shape)
+
+    def still_of(self, x: torch.Tensor) -> bool:
+        return self == _State.of(x)
+
+    def changed(self, x: torch.Tensor) -> str:
+        """As autograd says it."""
+        told = f"[{x.type()} {list(x.shape)}] is at version {_State.of(x).version}; expected version {self.version}"
+        return (
+            "one of the variables needed for gradient computation has been modified by an inplace operation: "
+            f"{told} instead."
+        )
 
 
 @dataclass(frozen=True)
@@ -163,9 +227,10 @@ class _Layout:
 
 def own_tensors(ctx: Any) -> tuple[Any, ...]:
     """What the program has saved, as it did."""
-    own: tuple[Any, ...] = ctx.saved_tensors[: ctx.burnish_own]
-    if ctx.burnish_layouts is None:
+    own: tuple[Any, ...] = ctx.saved_tensors
+    if ctx.burnish_own is None:
         return own
+    own = own[: ctx.burnish_own]
     return tuple(layout.restored(x) for layout, x in zip(ctx.burnish_layouts, own, strict=True))
 
 
@@ -217,13 +282,14 @@ def _replace(function: Any, replay: Callable[[], Replay]) -> None:
         again = replay()
         again.hold(ctx, args)
         results = forward(ctx, *args)
-        again.save(ctx)
+        again.save(ctx, results)
         return results
 
     def recorded(ctx: Any, *gradients: Any) -> Any:
         if not torch.is_grad_enabled():
             # Saved tensors whose memory a backward might write to: ours does not, and need not refuse retain_graph.
             function.metadata.bw_donated_idxs = []
+            replay().let_go(ctx)
             return backward(_WithoutInputs(ctx), *gradients)
         boxed = len(gradients) == 1 and isinstance(gradients[0], list)  # since torch 2.12
         return replay().gradients(ctx, gradients[0] if boxed else gradients)
@@ -232,12 +298,11 @@ def _replace(function: Any, replay: Callable[[], Replay]) -> None:
         setattr(function, name, staticmethod(method))
 
 
-def inputs_read(graph: fx.GraphModule, changed: int) -> frozenset[int]:
-    """Positions of inputs that results of a graph are made of, those apart that only tell what `changed` inputs, which
-    come first, are to become."""
+def inputs_read(graph: fx.GraphModule, first: int) -> frozenset[int]:
+    """Positions of inputs that results of a graph, from the `first` on, are made of."""
     inputs = {node: k for k, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
     (output,) = graph.graph.find_nodes(op="output")
-    todo = [node for node in output.args[0][changed:] if isinstance(node, fx.Node)]
+    todo = [node for node in output.args[0][first:] if isinstance(node, fx.Node)]
     seen: set[fx.Node] = set()
     while todo:
         node = todo.pop()

@@ -13,7 +13,7 @@ import copy
 import functools
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, Protocol
 
@@ -22,10 +22,18 @@ import torch._inductor.config as inductor_config
 from torch import fx
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._guards import TracingContext
+from torch.autograd import forward_ad
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
 from burnish.assumptions import TensorInput
+from burnish.capture.as_in_eager import (
+    drop_idle_dropouts,
+    leaving_out_history,
+    left_to_eager,
+    own_derivatives,
+    views_without_history,
+)
 from burnish.capture.assume import apart, counts_from_storage
 from burnish.capture.awaken import awaken
 from burnish.capture.checkpoints import drawing_alike_in_checkpoints
@@ -40,6 +48,7 @@ from burnish.capture.sharing import put_back, share_blocks
 from burnish.capture.unguarded import input_sources
 from burnish.capture.warm.capture import WarmGraph
 from burnish.capture.warm.frame import Parts, note_graph
+from burnish.errors import CompileError
 from burnish.observe.log import CompileLog, failure_reason
 from burnish.observe.registry import register
 from burnish.observe.sinks import sinks_for
@@ -78,11 +87,13 @@ def make_backend(options: Options, log: CompileLog) -> Backend:
         sources = input_sources(graph)
         capture = _Capture(options, log, sources)
         example_inputs = apart(graph, example_inputs)
+        drop_idle_dropouts(graph)
+        views = views_without_history(graph)
         engines: dict[Engine, Callable[..., Any]] = {}
         waking = awaken(graph, compared=options.verify != "off") if options.awakens else None
         try:
             with log.stage("aot"):
-                engines["burnish"] = capture.compile(graph, example_inputs)
+                engines["burnish"] = leaving_out_history(capture.compile(graph, example_inputs), views)
         except CONTROL_FLOW:
             if waking is not None:
                 waking.end()
@@ -109,7 +120,10 @@ def make_backend(options: Options, log: CompileLog) -> Backend:
             before_trial=waking.end if waking is not None else None,
         )
         capture.variant = weakref.ref(variant)
-        note_graph(capture.parts(graph, variant.facts, sources))
+        parts = capture.parts(graph, variant.facts, sources)
+        if views:
+            parts.problem = "results that are views without a history"
+        note_graph(parts)
         propose(variant, [_concrete(value) for value in example_inputs])
         return variant.call
 
@@ -200,6 +214,7 @@ class _Capture:
         self._returns = Returns()
         self._written: frozenset[int] = frozenset()
         self._needed: frozenset[int] = frozenset()  # of those, whose contents the graph reads
+        self._decisive: frozenset[int] | None = None  # of all inputs, those that gradients depend on
         self.direct: Program | None = None  # set when nothing of AOTAutograd is needed at run time
         self.variant: Callable[[], Variant | None] = lambda: None  # set when there is one
         self.ready: Callable[[], object] = lambda: None  # waits for what a first call would have to wait for
@@ -228,10 +243,13 @@ class _Capture:
     @functools.cached_property
     def replay(self) -> Replay:
         assert self._graph is not None
-        return Replay(eager_graph(self._graph), self._returns, self._written, self._needed, self._draws)
+        return Replay(eager_graph(self._graph), self._returns, self._written, self._needed, self._draws, self._decisive)
 
     def compile(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         self._graph = graph
+        if why := left_to_eager(graph):
+            serve_eager(self.log, "capture", CompileError("capture", why))
+            raise _Abandoned
         sharing = share_blocks(graph, _decompositions(), self.log) if self.options.regions is not None else None
         if sharing is not None:
             try:
@@ -246,7 +264,13 @@ class _Capture:
 
     def _through_aot(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         # By this switch AOTAutograd, too, decides whether a draw that nobody reads may go; eager makes it.
-        with inductor_config.patch(fallback_random=True), without_printed_graphs(), self._differentiable_twice():
+        with (
+            inductor_config.patch(fallback_random=True),
+            without_printed_graphs(),
+            own_derivatives(),
+            _left_if_it_raises(),
+            self._differentiable_twice(),
+        ):
             whole: Callable[..., Any] = aot_module_simplified(
                 graph,
                 example_inputs,
@@ -355,7 +379,9 @@ class _Capture:
             graph.recompile()
         changed = [k for k, info in enumerate(metadata.input_info) if info.mutates_data or info.mutates_metadata]
         self._written = frozenset(changed)
+        # What the inputs that change outside the graph are to become comes first.
         self._needed = self._written & inputs_read(graph, len(self._returns.changed))
+        self._decisive = inputs_read(graph, metadata.num_forward_returns)
 
     def _watched(self, program: Program, graph: fx.GraphModule) -> Program:
         self.has_backward = True
@@ -498,22 +524,32 @@ def eager_graph(graph: fx.GraphModule) -> Callable[..., Any]:
     graph = drawing_alike_in_checkpoints(graph)
     if not any("_enter_" in _target_name(node) or "_nesting" in _target_name(node) for node in graph.graph.nodes):
         return _forward_of(graph)
-    return leaving_contexts(graph)
+    return leaving_contexts(_forward_of(graph))
 
 
 def leaving_contexts(graph: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any) -> Any:
-        depth = torch._C._functorch.get_dynamic_layer_stack_depth()
-        included = torch._C._dispatch_tls_local_include_set()
-        excluded = torch._C._dispatch_tls_local_exclude_set()
-        with torch._C._ForceDispatchKeyGuard(included, excluded):
-            try:
-                return graph(*args)
-            except BaseException:
-                torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
-                raise
+        with _left_if_it_raises():
+            return graph(*args)
 
     return run
+
+
+@contextlib.contextmanager
+def _left_if_it_raises() -> Iterator[None]:
+    depth = torch._C._functorch.get_dynamic_layer_stack_depth()
+    is_forward_mode = forward_ad._current_level >= 0
+    included = torch._C._dispatch_tls_local_include_set()
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    with torch._C._ForceDispatchKeyGuard(included, excluded):
+        try:
+            yield
+        except BaseException:
+            torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+            if not is_forward_mode:  # there is one level of it at most, in the whole process
+                with contextlib.suppress(RuntimeError):  # none is open
+                    torch._C._exit_dual_level(level=0)
+            raise
 
 
 def _traced_graph(graph: fx.GraphModule) -> Callable[..., Any]:

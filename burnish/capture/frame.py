@@ -30,6 +30,7 @@ from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrate
 from torch.autograd import forward_ad
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 
+from burnish.capture.as_in_eager import keeping_writes_to_numbers, noticing_other_shapes
 from burnish.capture.awaken import awaken_products
 from burnish.capture.bypass import bypass, in_words, kind_of
 from burnish.capture.deferred import ONCE_IN_EAGER, DeferredFrames
@@ -462,6 +463,8 @@ class FrameCompiler:
                         guards_apart(self._log),
                         without_headlines(),
                         without_meta_failures(),
+                        keeping_writes_to_numbers(),
+                        noticing_other_shapes(),
                         copying_blocks(frame, self._options.regions, self._log),
                     ):
                         result = self._inner(frame, cache_entry, frame_state)

@@ -32,9 +32,8 @@ class Step:
 
     def line(self, noisy: bool = False, wide: bool = False) -> str:
         perturbed = noisy and self.exactness != "exact"
-        args = [
-            f"_w({a})" if perturbed and self.exactness == "approximate" and not self.writes else a for a in self.args
-        ]
+        around = "_w" if self.exactness == "approximate" else "_g"
+        args = [f"{around}({a})" if noisy and not self.writes else a for a in self.args]
         text = self.template.format(*args)
         if self.target:
             # What an operation is made of rounds, too: the whole step is run where each of them is perturbed.

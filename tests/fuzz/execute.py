@@ -148,6 +148,14 @@ class Noise:
             return value * self.factor(value)
         return value
 
+    def gradient(self, value: Any) -> Any:
+        """Of a value where it is used: in which order those of several uses are summed, rounding may decide."""
+        if not isinstance(value, torch.Tensor) or not value.requires_grad or not torch.is_grad_enabled():
+            return value
+        same = value.view_as(value)
+        same.register_hook(lambda grad: grad * self.factor(grad))
+        return same
+
 
 def run_side(case: Case, calls: Sequence[Call], side: Side, folder: Path) -> tuple[list[Outcome], list[str]]:
     """What came of each call, and what the compiler said it could not do."""
@@ -164,7 +172,7 @@ def _program(case: Case, side: Side, noise: Noise | None, folder: Path) -> Any:
     if not side.ours:
         scope: dict[str, Any] = {"torch": torch, "F": F, "math": math, "inf": math.inf, "nan": math.nan}
         if noise is not None:
-            scope |= {"_n": noise.result, "_w": noise.operand, "_a": noise.all_of}
+            scope |= {"_n": noise.result, "_w": noise.operand, "_a": noise.all_of, "_g": noise.gradient}
         exec(_on(side.device, case.program.text(noise is not None, side.wide)), scope)
         return scope["M" if case.program.is_module else "f"]
     return getattr(_loaded(_on(side.device, case.program.text()), folder), "M" if case.program.is_module else "f")

@@ -135,6 +135,22 @@ def test_a_buffer_that_is_changed_and_needed():
         torch.testing.assert_close(net.seen, eager.seen)
 
 
+def test_second_derivatives_of_a_view_of_what_is_a_view_only_when_traced():
+    """A product with a vector is one of matrices, less a dimension: eager's has a memory of its own."""
+
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x @ torch.stack([x, x * x], 0).mT
+        return y, y[..., :1]
+
+    def second(f: Callable[[torch.Tensor], tuple[torch.Tensor, ...]]) -> torch.Tensor:
+        x = torch.tensor([2.0, 3.0], requires_grad=True)
+        value, view = f(x)
+        (gradient,) = torch.autograd.grad((value * value).sum() + view.sum(), x, create_graph=True)
+        return torch.autograd.grad(gradient.sum(), x)[0]
+
+    torch.testing.assert_close(second(burnish.compile(fn, options=FORCED)), second(fn))
+
+
 def test_two_backwards_through_one_graph():
     eager = Net()
     net = copy.deepcopy(eager)
@@ -170,6 +186,88 @@ def test_inputs_are_let_go_after_the_backward():
     del x
     loss.backward()
     assert seen() is None
+
+
+def _zeroed(x: torch.Tensor) -> None:
+    x.zero_()
+
+
+def _reshaped(x: torch.Tensor) -> None:
+    x.unsqueeze_(0)
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("change", [_zeroed, _reshaped])
+def test_an_input_that_eager_has_not_saved_is_changed_before_the_backward(change, recorded):
+    fn = lambda x, w: x + w * w  # noqa: E731
+
+    def gradients(f: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
+        x, w = torch.ones(4), torch.full((4,), 3.0, requires_grad=True)
+        value = f(x, w).sum()
+        change(x)
+        (gradient,) = torch.autograd.grad(value, w, create_graph=recorded)
+        return [gradient.detach(), *(torch.autograd.grad(gradient.sum(), w) if recorded else ())]
+
+    torch.testing.assert_close(gradients(burnish.compile(fn, options=FORCED)), gradients(fn))
+
+
+def test_a_call_that_gives_an_input_another_shape():
+    def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = x + w * w
+        x.unsqueeze_(0)
+        return y
+
+    compiled = burnish.compile(fn, options=FORCED)
+    x, w = torch.ones(4), torch.full((4,), 3.0, requires_grad=True)
+    compiled(x, w).sum().backward()
+    torch.testing.assert_close((x.shape, w.grad), (torch.Size([1, 4]), 2 * w.detach()))
+
+
+# -- whose tensors the results are --------------------------------------------------------------------------------
+
+
+def _view_of_input(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    with torch.no_grad():
+        view = x.t()
+    return view, x * 2
+
+
+def _view_of_intermediate(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = x * 2
+    with torch.no_grad():
+        view = y.t()
+    return view, y
+
+
+@pytest.mark.parametrize("of_a_view", [False, True])
+@pytest.mark.parametrize("fn", [_view_of_input, _view_of_intermediate])
+def test_a_view_made_under_no_grad_has_no_history(fn, of_a_view):
+    def seen(f: Callable[..., tuple[torch.Tensor, ...]]) -> tuple[Any, ...]:
+        x = torch.arange(6.0).reshape(2, 3) if of_a_view else torch.ones(2, 3)
+        view, _ = f(x.requires_grad_())
+        requires = view.requires_grad
+        if requires:
+            view.sum().backward()
+        return requires, view.grad_fn, x.grad
+
+    compiled = burnish.compile(fn, options=FORCED)
+    assert seen(compiled) == seen(fn)
+    compiled.burnish.seal()
+    assert seen(compiled) == seen(fn)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_dropout_in_evaluation_returns_its_argument(grad):
+    compiled = burnish.compile(nn.Sequential(nn.Dropout(0.3), nn.Dropout(0.0)).eval(), options=FORCED)
+    x = torch.randn(4, requires_grad=grad)
+    assert compiled(x) is x
+
+
+def test_a_change_of_what_an_idle_dropout_returns_is_one_of_its_argument():
+    compiled = burnish.compile(lambda x: F.dropout(x, 0.5, training=False).add_(1), options=FORCED)
+    x = torch.zeros(4)
+    compiled(x)
+    torch.testing.assert_close(x, torch.ones(4))
 
 
 # -- checkpointing ------------------------------------------------------------------------------------------------
@@ -308,3 +406,21 @@ def test_hooks_on_parameters_and_accumulation():
         block[-1].bias.requires_grad_(k % 2 == 0)
     torch.testing.assert_close((seen["ours"], after["ours"]), (seen["eager"], after["eager"]))
     torch.testing.assert_close([p.grad for p in net.parameters()], [p.grad for p in block.parameters()])
+
+
+# -- forward mode -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [FORCED, {}], ids=["forced", "judged"])
+def test_an_exception_in_forward_mode_leaves_it(options):
+    """It would be open for the whole process, in which there can be only one."""
+
+    def fn(x: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return torch.func.jvp(lambda t: t.exp()[k] + 1, (x,), (torch.ones_like(x),))[1]
+
+    compiled = burnish.compile(fn, options=options)
+    x, fits = torch.randn(5), torch.tensor([1, 2])
+    for k in (torch.tensor([7, 1]), torch.tensor([1, 7])):
+        with pytest.raises(IndexError):
+            compiled(x, k)
+        torch.testing.assert_close(compiled(x, fits), fn(x, fits))

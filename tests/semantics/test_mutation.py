@@ -245,3 +245,31 @@ def test_a_slice_of_a_cache_is_written_in_place(tmp_path: Path):
     assert torch.equal(ours, theirs)
     served_by_us(compiled)
     assert whole_copies((tmp_path / "inference.schedule.txt").read_text(), 96 * 8) == []
+
+
+@pytest.mark.parametrize("write", ["zero_", "neg_"])
+def test_a_double_of_no_dimensions_is_written(write):
+    """Dynamo takes one for a number."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        getattr(x, write)()
+        return x
+
+    compiled = burnish.compile(fn, options={"gate": False, "verify": "off"})
+    for value in (-2.5, 3.0):
+        x, want = (torch.tensor(value, dtype=torch.float64) for _ in range(2))
+        compiled(x)
+        torch.testing.assert_close(x, fn(want))
+
+
+@pytest.mark.parametrize("change", [("unsqueeze_", 0), ("t_",), ("squeeze_",), ("transpose_", 0, 1)])
+def test_the_shape_of_what_is_given_another_in_place(change):
+    name, *arguments = change
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        getattr(y, name)(*arguments)
+        return y.reshape(y.shape[0], -1)
+
+    x = torch.arange(2.0).reshape(2, 1)
+    torch.testing.assert_close(burnish.compile(fn, options={"gate": False, "verify": "off"})(x), fn(x))

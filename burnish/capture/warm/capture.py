@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from burnish.capture.double_backward import inputs_read
 from burnish.capture.facts import draws_random_numbers
 from burnish.capture.warm import NotWarm
 from burnish.capture.warm.frame import Parts, StoredGraph
@@ -63,6 +64,7 @@ class WarmGraph:
         self._static: frozenset[int] = frozenset()
         self._device = "cpu"
         self._metadata: Any = None  # of a forward, until its backward comes
+        self._decisive: frozenset[int] = frozenset()
         self._backward: tuple[TrainingLayout, GraphText, bool] | None = None
         self._coarsest = torch.float32
         self._parts = Parts()
@@ -100,6 +102,7 @@ class WarmGraph:
         self._static, self._device = static, stored_program.device_of(graph).type
         if kind == "forward":
             self._metadata = metadata
+            self._decisive = inputs_read(graph, metadata.num_forward_returns)
             if torch._C._is_any_autocast_enabled():
                 self._parts.problem = "it was captured under autocast"
 
@@ -107,7 +110,7 @@ class WarmGraph:
         if self._complete is None:
             return
         try:
-            layout = training_layout(self._metadata, graph)
+            layout = training_layout(self._metadata, self._decisive, graph)
             if any(map(_mutates, graph.graph.nodes)):
                 raise NotWarm("a backward that changes its inputs")
             draws = any(map(draws_random_numbers, graph.graph.nodes))

@@ -101,7 +101,8 @@ def _engine(
         return watched(args)
 
     returns = Returns(results=tuple(range(stored.training.returned)))
-    again = Replay(_eager(stored.eager), returns, draws=stored.facts.draws)
+    decisive = frozenset(stored.training.decisive)
+    again = Replay(_eager(stored.eager), returns, draws=stored.facts.draws, decisive=decisive)
     return None, training_function(forward, noted, stored.training, again)
 
 

@@ -6,7 +6,7 @@ sizes saved for the backward. What needs any of it has no `TrainingLayout`, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,10 +29,11 @@ class TrainingLayout:
     tangents: tuple[int, ...]  # results whose gradients the backward is given, in its order
     shapes: tuple[tuple[int, ...], ...]  # of those, and their strides
     strides: tuple[tuple[int, ...], ...]
+    decisive: tuple[int, ...]  # inputs that gradients depend on
 
 
-def training_layout(metadata: Any, backward: fx.GraphModule) -> TrainingLayout:
-    """`metadata` is AOTAutograd's. Raises NotWarm."""
+def training_layout(metadata: Any, decisive: Collection[int], backward: fx.GraphModule) -> TrainingLayout:
+    """`metadata` is AOTAutograd's; gradients depend on the `decisive` inputs. Raises NotWarm."""
     _require_plain(metadata)
     outputs = metadata.output_info
     needs = [getattr(info, "requires_grad_for_backward", info.requires_grad) for info in outputs]
@@ -43,7 +44,7 @@ def training_layout(metadata: Any, backward: fx.GraphModule) -> TrainingLayout:
         raise NotWarm("the sizes of gradients are only known later")
     constant = tuple(i for i, info in enumerate(outputs) if not info.requires_grad and _is_tensor(info))
     shapes, strides = tuple(tuple(x.shape) for x in given), tuple(tuple(x.stride()) for x in given)
-    return TrainingLayout(metadata.num_forward_returns, constant, tangents, shapes, strides)
+    return TrainingLayout(metadata.num_forward_returns, constant, tangents, shapes, strides, tuple(sorted(decisive)))
 
 
 def _is_tensor(info: Any) -> bool:
@@ -76,7 +77,7 @@ def training_function(forward: Boxed, backward: Boxed, layout: TrainingLayout, a
             again.hold(ctx, args)
             results = tuple(forward(list(args)))
             ctx.save_for_backward(*results[returned:])
-            again.save(ctx)
+            again.save(ctx, results[:returned])
             ctx.mark_non_differentiable(*(results[i] for i in layout.constant))
             return results[:returned]
 
@@ -84,6 +85,7 @@ def training_function(forward: Boxed, backward: Boxed, layout: TrainingLayout, a
         def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
             if torch.is_grad_enabled():
                 return again.gradients(ctx, gradients)
+            again.let_go(ctx)
             tangents = [restrided(gradients[i], shape, strides) for i, shape, strides in wanted]
             return tuple(backward([*own_tensors(ctx), *tangents]))
 

@@ -1,0 +1,174 @@
+"""Where what Dynamo and AOTAutograd make of a call is not what eager does, and how it is made so.
+
+- A dropout that drops nothing returns its argument, which AOTAutograd copies: a change of the one would not be seen in
+  the other.
+- A view that was made under no_grad has no history, but AOTAutograd makes it anew, of an input, with one: gradients
+  would flow through it.
+- The gradient of a product of elements is computed in another way where it holds a zero, which no graph can ask.
+- Some operations are taken apart before autograd sees them: their gradients would be those of the pieces.
+- Dynamo takes a double of no dimensions for a number that may be left out, and leaves out what writes to it.
+- Dynamo remembers the shape that a tensor had before it was given another in place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx
+from torch._C import DispatchKey
+from torch._dynamo.output_graph import OutputGraph
+from torch._dynamo.variables.tensor import TensorVariable
+
+_DROPOUTS: dict[Any, tuple[str, ...]] = {
+    F.dropout: ("input", "p", "training", "inplace"),
+    torch.dropout: ("input", "p", "train"),
+    torch.dropout_: ("input", "p", "train"),
+}
+_DEFAULTS = {"p": 0.5, "training": True, "train": True}
+
+
+def drop_idle_dropouts(graph: fx.GraphModule) -> int:
+    """Let those who read the result of a dropout that drops nothing read what it is given. Returns how many went."""
+    count = 0
+    for target, names in _DROPOUTS.items():
+        for node in graph.graph.find_nodes(op="call_function", target=target):
+            given = _DEFAULTS | dict(zip(names, node.args, strict=False)) | node.kwargs
+            source, active = given.get("input"), given[names[2]]
+            idle = active is False or (active is True and type(given["p"]) in (int, float) and given["p"] == 0)
+            if idle and isinstance(source, fx.Node) and 0 <= given["p"] <= 1:
+                node.replace_all_uses_with(source)
+                graph.graph.erase_node(node)
+                count += 1
+    if count:
+        graph.recompile()
+    return count
+
+
+@dataclass(frozen=True)
+class View:
+    """A result that is a view without a history. In eager it requires gradients if what it is a view of does, although
+    none flow through it."""
+
+    position: int
+    requires_grad: bool
+
+    def as_in_eager(self, result: torch.Tensor) -> torch.Tensor:
+        if result.grad_fn is None and result.requires_grad is self.requires_grad:
+            return result
+        base = result if result.requires_grad else result.requires_grad_(self.requires_grad)
+        with torch.no_grad():
+            return base.view_as(base)
+
+
+def views_without_history(graph: fx.GraphModule) -> tuple[View, ...]:
+    """Of a graph's results, where gradients are recorded."""
+    if not torch.is_grad_enabled():
+        return ()
+    (output,) = graph.graph.find_nodes(op="output")
+    made = [(k, x.meta.get("example_value")) for k, x in enumerate(output.args[0]) if _is_made(x)]
+    views = [(k, x) for k, x in made if isinstance(x, torch.Tensor) and x._is_view() and x.grad_fn is None]
+    return tuple(View(k, x.requires_grad) for k, x in views)
+
+
+def _is_made(x: Any) -> bool:
+    return isinstance(x, fx.Node) and x.op not in ("placeholder", "get_attr")
+
+
+def leaving_out_history(run: Callable[..., Any], views: Sequence[View]) -> Callable[..., Any]:
+    if not views:
+        return run
+
+    def call(*args: Any) -> Any:
+        results = list(run(*args))
+        for view in views:
+            results[view.position] = view.as_in_eager(results[view.position])
+        return results
+
+    return call
+
+
+_NUMBERS_OUT = "remove_tensorify_specialized_graphargs"
+
+
+@contextlib.contextmanager
+def keeping_writes_to_numbers() -> Iterator[None]:
+    """Dynamo takes out of a graph the inputs that are numbers to it and that nobody reads, and by mistake also every
+    call that returns such an input: those that write to it. Entered with its compile lock held."""
+    ordinary = getattr(OutputGraph, _NUMBERS_OUT, None)
+    if ordinary is None:
+        yield
+        return
+
+    def of_inputs_only(output: OutputGraph) -> None:
+        made = [node for node in output.graph.nodes if node.op != "placeholder" and "example_value" in node.meta]
+        values = [node.meta.pop("example_value") for node in made]
+        try:
+            ordinary(output)
+        finally:
+            for node, value in zip(made, values, strict=True):
+                node.meta["example_value"] = value
+
+    setattr(OutputGraph, _NUMBERS_OUT, of_inputs_only)
+    try:
+        yield
+    finally:
+        setattr(OutputGraph, _NUMBERS_OUT, ordinary)
+
+
+_AFTER_A_WRITE = "_sync_if_inplace_mutation"
+
+
+@contextlib.contextmanager
+def noticing_other_shapes() -> Iterator[None]:
+    """Dynamo asks what a tensor has become only after operations in place that take another: `unsqueeze_` is none.
+    Entered with its compile lock held."""
+    ordinary = getattr(TensorVariable, _AFTER_A_WRITE, None)
+    if ordinary is None:
+        yield
+        return
+
+    def after_any(variable: TensorVariable, tx: Any, before: int | None, has_tensor_argument: bool) -> None:
+        ordinary(variable, tx, before, True)
+
+    setattr(TensorVariable, _AFTER_A_WRITE, after_any)
+    try:
+        yield
+    finally:
+        setattr(TensorVariable, _AFTER_A_WRITE, ordinary)
+
+
+# Their gradients at NaN are not those of their pieces.
+_OF_PIECES = (torch.ops.aten.hardshrink.default, torch.ops.aten.softshrink.default)
+
+
+@contextlib.contextmanager
+def own_derivatives() -> Iterator[None]:
+    """While open, autograd differentiates such operations as in eager. Entered with Dynamo's compile lock held."""
+    pieces = {op: op.py_kernels.pop(DispatchKey.Autograd, None) for op in _OF_PIECES}
+    for op in pieces:
+        op._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        for op, kernel in pieces.items():
+            if kernel is not None:
+                op.py_kernels[DispatchKey.Autograd] = kernel
+            op._dispatch_cache.clear()
+
+
+def left_to_eager(graph: fx.GraphModule) -> str:
+    """Why a graph cannot be traced as eager computes it; nothing if it can."""
+    nodes = [n for m in graph.modules() if isinstance(m, fx.GraphModule) for n in m.graph.nodes]
+    if torch.is_grad_enabled() and any(map(_is_differentiated_product, nodes)):
+        return "the gradient of a product of elements (prod) depends on whether one of them is zero"
+    return ""
+
+
+def _is_differentiated_product(node: fx.Node) -> bool:
+    value = node.meta.get("example_value")
+    return node.target in (torch.prod, "prod") and isinstance(value, torch.Tensor) and value.requires_grad
