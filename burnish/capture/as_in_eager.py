@@ -161,8 +161,11 @@ def own_derivatives() -> Iterator[None]:
             op._dispatch_cache.clear()
 
 
-def left_to_eager(graph: fx.GraphModule) -> str:
+def left_to_eager(graph: fx.GraphModule, inputs: Sequence[Any]) -> str:
     """Why a graph cannot be traced as eager computes it; nothing if it can."""
+    tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors) and any(x.is_inference() for x in tensors):
+        return "autograd takes an inference tensor only where eager would not save it"
     nodes = [n for m in graph.modules() if isinstance(m, fx.GraphModule) for n in m.graph.nodes]
     if torch.is_grad_enabled() and any(map(_is_differentiated_product, nodes)):
         return "the gradient of a product of elements (prod) depends on whether one of them is zero"

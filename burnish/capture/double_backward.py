@@ -129,7 +129,9 @@ class Replay:
         self.let_go(ctx)
         autocast, random = ctx.burnish_state
         with torch.enable_grad(), autocast(), _drawing_again(random, inputs):
-            given_to_graph = [x.clone() if k in self.written else x for k, x in enumerate(inputs)]
+            # One input may be made of another: gradients of each are of tensors that nothing else is made of.
+            leaves = [x.view_as(x) if needs[k] else x for k, x in enumerate(inputs)]
+            given_to_graph = [x.clone() if k in self.written else x for k, x in enumerate(leaves)]
             results = self.graph(*given_to_graph)
             results = results if isinstance(results, (tuple, list)) else (results,)
             values = self._values(results, given_to_graph, ctx.burnish_bases)
@@ -138,8 +140,7 @@ class Replay:
                 for value, gradient in zip(values, given, strict=True)
                 if gradient is not None and isinstance(value, torch.Tensor) and value.requires_grad
             ]
-            leaves = [x for k, x in enumerate(inputs) if needs[k]]
-            found = self._differentiated(pairs, leaves)
+            found = self._differentiated(pairs, [x for k, x in enumerate(leaves) if needs[k]])
         answers = iter(found)
         return tuple(next(answers) if needs[k] else None for k in range(len(inputs)))
 

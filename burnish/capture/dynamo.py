@@ -247,7 +247,7 @@ class _Capture:
 
     def compile(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         self._graph = graph
-        if why := left_to_eager(graph):
+        if why := left_to_eager(graph, example_inputs):
             serve_eager(self.log, "capture", CompileError("capture", why))
             raise _Abandoned
         sharing = share_blocks(graph, _decompositions(), self.log) if self.options.regions is not None else None

@@ -424,3 +424,34 @@ def test_an_exception_in_forward_mode_leaves_it(options):
         with pytest.raises(IndexError):
             compiled(x, k)
         torch.testing.assert_close(compiled(x, fits), fn(x, fits))
+
+
+def test_double_backward_where_one_input_is_made_of_another():
+    """The graph after the break takes x and a view of x: gradients of x by the view are not counted twice."""
+
+    def fn(x, w):
+        view = x.reshape(-1)
+        torch._dynamo.graph_break()
+        return view.sin() + 1, x * w
+
+    def gradients(model: Any) -> list[torch.Tensor]:
+        x, w = (torch.full((2, 2), v, dtype=torch.float64, requires_grad=True) for v in (0.3, 0.7))
+        first = torch.autograd.grad([y.sum() for y in model(x, w)], [x, w], create_graph=True)
+        return [*first, *torch.autograd.grad(sum(g.square().sum() for g in first), [x, w])]
+
+    compiled = burnish.compile(fn, gate=False, verify="off")
+    for _ in range(2):
+        torch.testing.assert_close(gradients(compiled), gradients(fn), rtol=1e-12, atol=0)
+
+
+def test_inference_tensors_beside_gradients_leave_inputs_written_once():
+    def fn(x, y, z):
+        z.add_(1)
+        return (x * y.detach()).sin() * y.exp(), z * 2
+
+    with torch.inference_mode():
+        x = torch.randn(8)
+    compiled, y = burnish.compile(fn, gate=False, verify="off"), torch.randn(8, requires_grad=True)
+    for _ in range(2):
+        ours, theirs = torch.zeros(8), torch.zeros(8)
+        torch.testing.assert_close((compiled(x, y, ours), ours), (fn(x, y, theirs), theirs))

@@ -11,6 +11,8 @@ from torch import nn
 
 import burnish
 from burnish.trust.faults import Fault, RaisesAtRun, Slower
+from burnish.trust.gate import GraphFacts
+from burnish.trust.variant import Policy, Variant
 from tests.against_eager import fallback_warnings
 
 X = torch.linspace(-1, 2, 24).reshape(4, 6)
@@ -197,3 +199,17 @@ def test_what_eager_serves_better_goes_around_dynamo():
     for _ in range(40):  # inputs of another kind are noticed, if not at once
         torch.testing.assert_close(compiled(y), eager(y))
     assert burnish.stats(compiled).compiles == 2
+
+
+def test_eager_takes_over_with_the_numbers_that_were_drawn_in_vain():
+    def fails(x: torch.Tensor) -> torch.Tensor:
+        torch.rand(3)
+        raise RuntimeError("no memory")
+
+    eager = lambda x: x * torch.rand(3)  # noqa: E731
+    facts, policy = GraphFacts("inference", draws=True), Policy(verify=False, gate=False)
+    variant, x = Variant(1, facts, eager, {"burnish": fails}, policy), torch.ones(3)
+    torch.manual_seed(5)
+    found = variant.call(x)
+    torch.manual_seed(5)
+    assert torch.equal(found, eager(x)) and variant.state == "rolled back"
