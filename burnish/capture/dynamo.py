@@ -13,7 +13,7 @@ import copy
 import functools
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, Protocol
 
@@ -22,6 +22,7 @@ import torch._inductor.config as inductor_config
 from torch import fx
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._guards import TracingContext
+from torch.autograd import forward_ad
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
@@ -269,6 +270,7 @@ class _Capture:
             inductor_config.patch(fallback_random=True),
             without_printed_graphs(),
             own_derivatives(),
+            _left_if_it_raises(),
             self._differentiable_twice(),
         ):
             whole: Callable[..., Any] = aot_module_simplified(
@@ -524,22 +526,32 @@ def eager_graph(graph: fx.GraphModule) -> Callable[..., Any]:
     graph = drawing_alike_in_checkpoints(graph)
     if not any("_enter_" in _target_name(node) or "_nesting" in _target_name(node) for node in graph.graph.nodes):
         return _forward_of(graph)
-    return leaving_contexts(graph)
+    return leaving_contexts(_forward_of(graph))
 
 
 def leaving_contexts(graph: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any) -> Any:
-        depth = torch._C._functorch.get_dynamic_layer_stack_depth()
-        included = torch._C._dispatch_tls_local_include_set()
-        excluded = torch._C._dispatch_tls_local_exclude_set()
-        with torch._C._ForceDispatchKeyGuard(included, excluded):
-            try:
-                return graph(*args)
-            except BaseException:
-                torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
-                raise
+        with _left_if_it_raises():
+            return graph(*args)
 
     return run
+
+
+@contextlib.contextmanager
+def _left_if_it_raises() -> Iterator[None]:
+    depth = torch._C._functorch.get_dynamic_layer_stack_depth()
+    is_forward_mode = forward_ad._current_level >= 0
+    included = torch._C._dispatch_tls_local_include_set()
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    with torch._C._ForceDispatchKeyGuard(included, excluded):
+        try:
+            yield
+        except BaseException:
+            torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+            if not is_forward_mode:  # there is one level of it at most, in the whole process
+                with contextlib.suppress(RuntimeError):  # none is open
+                    torch._C._exit_dual_level(level=0)
+            raise
 
 
 def _traced_graph(graph: fx.GraphModule) -> Callable[..., Any]:

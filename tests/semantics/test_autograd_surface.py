@@ -406,3 +406,21 @@ def test_hooks_on_parameters_and_accumulation():
         block[-1].bias.requires_grad_(k % 2 == 0)
     torch.testing.assert_close((seen["ours"], after["ours"]), (seen["eager"], after["eager"]))
     torch.testing.assert_close([p.grad for p in net.parameters()], [p.grad for p in block.parameters()])
+
+
+# -- forward mode -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [FORCED, {}], ids=["forced", "judged"])
+def test_an_exception_in_forward_mode_leaves_it(options):
+    """It would be open for the whole process, in which there can be only one."""
+
+    def fn(x: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return torch.func.jvp(lambda t: t.exp()[k] + 1, (x,), (torch.ones_like(x),))[1]
+
+    compiled = burnish.compile(fn, options=options)
+    x, fits = torch.randn(5), torch.tensor([1, 2])
+    for k in (torch.tensor([7, 1]), torch.tensor([1, 7])):
+        with pytest.raises(IndexError):
+            compiled(x, k)
+        torch.testing.assert_close(compiled(x, fits), fn(x, fits))
