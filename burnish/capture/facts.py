@@ -79,6 +79,7 @@ def graph_facts(
         assumptions,
         exactness=result_exactness(graph),
         depends_on_type=depends_on_type(graph),
+        process_wide=any("_enter_dual_level" in _name(node) for node in graph.graph.nodes),
         sizes=_sizes(graph, inputs),
     )
 

@@ -53,7 +53,7 @@ def propose(variant: OnTrial, inputs: Sequence[Any]) -> None:
 
 def rehearse(variant: OnTrial, inputs: Sequence[Any]) -> None:
     """After this the variant is judged or, where that cannot be done here, as it was."""
-    if variant.state != "on trial" or variant.facts.draws or variant.facts.unjudgeable:
+    if variant.state != "on trial" or variant.facts.stays_in_thread or variant.facts.unjudgeable:
         return
     shared = variant.facts.static - variant.facts.changed
     with contextlib.suppress(Exception):  # what goes wrong here, goes wrong in the trial of a call, which can say so

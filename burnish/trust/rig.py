@@ -37,6 +37,12 @@ class GraphFacts:
     exactness: tuple[int, ...] = ()  # of each result (trust/exactness.py); empty where nothing is known
     depends_on_type: bool = False  # float64 would compute something else
     sizes: tuple[int, ...] = ()  # inputs that are symbols on which tensors' sizes depend
+    process_wide: bool = False  # in eager it changes what the process has one of (the level of forward mode)
+
+    @property
+    def stays_in_thread(self) -> bool:
+        """Whether eager can run it beside a call in the caller's thread only."""
+        return self.draws or self.process_wide
 
     @property
     def has_no_referee(self) -> bool:

@@ -2,7 +2,7 @@
 
 A sampled call copies its inputs before and its results after; a thread of low priority runs eager on the copies and
 compares, with float64 as the referee. Within the call are compared: a graph that draws random numbers, because the
-numbers belong to the caller's thread; and on the CPU a result with NaNs or infinities, which is cheap to see. If such a
+numbers belong to the caller's thread, or that uses forward mode, which one thread at a time can; and on the CPU a result with NaNs or infinities, which is cheap to see. If such a
 one is wrong, its caller gets eager's result. Samples that the thread has no time for are dropped and counted.
 """
 
@@ -72,7 +72,7 @@ def sampled(variant: Watched, run: Callable[[Sequence[Any]], Any], args: Sequenc
         variant.took(time.perf_counter() - start)
     sample.finish(result, args)
     infinite = not variant.knows_infinity and _has_infinities(result)
-    if variant.facts.draws or infinite:
+    if variant.facts.stays_in_thread or infinite:
         if not _is_right(sample):
             return sample.done_over(args)
         variant.knows_infinity |= infinite  # eager's has them, too: nothing to hold up the next such call for

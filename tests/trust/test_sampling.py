@@ -240,3 +240,13 @@ def test_without_sampling_nothing_is_compared():
         for _ in range(20):
             compiled(X)
     assert settled(compiled).samples == 0 and settled(compiled).samples_dropped == 0
+
+
+def test_forward_mode_is_compared_in_the_thread_that_calls(monkeypatch):
+    """It has one level for the whole process: in another thread, the caller's own would be refused."""
+    submitted = []
+    monkeypatch.setattr(comparer, "submit", submitted.append)
+    compiled = compiled_with(None, target=lambda x: torch.func.jvp(torch.sin, (x,), (torch.ones_like(x),))[1])
+    for _ in range(4):
+        torch.testing.assert_close(compiled(X), X.cos())
+    assert not submitted and settled(compiled).samples >= 2
