@@ -1,13 +1,13 @@
 """Where what Dynamo and AOTAutograd make of a call is not what eager does, and how it is made so.
 
-A dropout that drops nothing returns its argument, which AOTAutograd copies: a change of the one would not be seen in the
-other. And a view that was made under no_grad has no history, but AOTAutograd makes it anew, of an input, with one:
-gradients would flow through it.
-
-The gradient of a product of elements is computed in another way where it holds a zero, which no graph can ask: eager
-has it. Some operations are taken apart before autograd sees them, so that their gradients would be those of the pieces. And
-Dynamo takes a double of no dimensions for a number that may be left out, and leaves out what writes to it; and it
-remembers the shape that a tensor had before it was given another in place.
+- A dropout that drops nothing returns its argument, which AOTAutograd copies: a change of the one would not be seen in
+  the other.
+- A view that was made under no_grad has no history, but AOTAutograd makes it anew, of an input, with one: gradients
+  would flow through it.
+- The gradient of a product of elements is computed in another way where it holds a zero, which no graph can ask.
+- Some operations are taken apart before autograd sees them: their gradients would be those of the pieces.
+- Dynamo takes a double of no dimensions for a number that may be left out, and leaves out what writes to it.
+- Dynamo remembers the shape that a tensor had before it was given another in place.
 """
 
 from __future__ import annotations

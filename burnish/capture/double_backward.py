@@ -145,9 +145,7 @@ class Replay:
 
     def _values(self, results: Sequence[Any], inputs: Sequence[Any], bases: Sequence[tuple[Any, Any]]) -> list[Any]:
         returns = self.returns
-        found = [
-            _base_of(results[k], shape, strides) for k, (shape, strides) in zip(returns.bases, bases, strict=True)
-        ]
+        found = [_base_of(results[k], shape, strides) for k, (shape, strides) in zip(returns.bases, bases, strict=True)]
         return [
             *(inputs[k] for k in returns.changed),
             *(None if k is None else results[k] for k in returns.results),
@@ -200,9 +198,10 @@ class _State(NamedTuple):
 
     def changed(self, x: torch.Tensor) -> str:
         """As autograd says it."""
+        told = f"[{x.type()} {list(x.shape)}] is at version {_State.of(x).version}; expected version {self.version}"
         return (
             "one of the variables needed for gradient computation has been modified by an inplace operation: "
-            f"[{x.type()} {list(x.shape)}] is at version {_State.of(x).version}; expected version {self.version} instead."
+            f"{told} instead."
         )
 
 

@@ -243,9 +243,7 @@ class _Capture:
     @functools.cached_property
     def replay(self) -> Replay:
         assert self._graph is not None
-        return Replay(
-            eager_graph(self._graph), self._returns, self._written, self._needed, self._draws, self._decisive
-        )
+        return Replay(eager_graph(self._graph), self._returns, self._written, self._needed, self._draws, self._decisive)
 
     def compile(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         self._graph = graph

@@ -2,8 +2,9 @@
 
 A sampled call copies its inputs before and its results after; a thread of low priority runs eager on the copies and
 compares, with float64 as the referee. Within the call are compared: a graph that draws random numbers, because the
-numbers belong to the caller's thread, or that uses forward mode, which one thread at a time can; and on the CPU a result with NaNs or infinities, which is cheap to see. If such a
-one is wrong, its caller gets eager's result. Samples that the thread has no time for are dropped and counted.
+numbers belong to the caller's thread, or that uses forward mode, which one thread at a time can; and on the CPU a
+result with NaNs or infinities, which is cheap to see. If such a one is wrong, its caller gets eager's result. Samples
+that the thread has no time for are dropped and counted.
 """
 
 from __future__ import annotations

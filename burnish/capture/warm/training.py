@@ -44,9 +44,7 @@ def training_layout(metadata: Any, decisive: Collection[int], backward: fx.Graph
         raise NotWarm("the sizes of gradients are only known later")
     constant = tuple(i for i, info in enumerate(outputs) if not info.requires_grad and _is_tensor(info))
     shapes, strides = tuple(tuple(x.shape) for x in given), tuple(tuple(x.stride()) for x in given)
-    return TrainingLayout(
-        metadata.num_forward_returns, constant, tangents, shapes, strides, tuple(sorted(decisive))
-    )
+    return TrainingLayout(metadata.num_forward_returns, constant, tangents, shapes, strides, tuple(sorted(decisive)))
 
 
 def _is_tensor(info: Any) -> bool:
