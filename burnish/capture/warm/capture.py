@@ -107,7 +107,7 @@ class WarmGraph:
                 self._parts.problem = "it was captured under autocast"
 
     def _keep_backward(self, graph: fx.GraphModule) -> None:
-        if self._complete is None:
+        if self._complete is None or self._metadata is None:  # it was compiled before, and cannot be stored
             return
         try:
             layout = training_layout(self._metadata, self._decisive, graph)
