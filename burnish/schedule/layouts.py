@@ -82,6 +82,18 @@ def lies_apart(layout: tuple[Dim, ...], shape: tuple[Dim, ...]) -> bool:
     return True
 
 
+def as_views_have(strides: tuple[Dim, ...], shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
+    """With the strides that torch's views give dimensions of size 1: some of ATen's kernels count on them."""
+    out = list(strides)
+    step: Dim = 1
+    for n in reversed(range(len(shape))):
+        if shape[n] == 1:
+            out[n] = step
+        else:
+            step = out[n] * shape[n]
+    return tuple(out)
+
+
 def attend_layout(shape: tuple[Dim, ...], k: int) -> tuple[Dim, ...]:
     """Attention's result as ATen lays it out: [batch, length, head, dim] in memory, so merging heads is a view."""
     if k == 0:

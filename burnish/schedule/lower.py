@@ -56,6 +56,7 @@ from burnish.schedule.kernels import (
     channels_last_strides,
 )
 from burnish.schedule.layouts import (
+    as_views_have,
     attend_layout,
     dense,
     dot,
@@ -281,7 +282,7 @@ class _Lowerer:
         offset = self._offset(buffer, node.op.index)
         strides = tuple(coefficient(offset, a.name) or 0 for a in node.op.axes)
         base = substitute(offset, {a.name: 0 for a in node.op.axes})
-        return Operand(buffer.name, base, node.shape, strides, node.type.dtype)
+        return Operand(buffer.name, base, node.shape, as_views_have(strides, node.shape), node.type.dtype)
 
     # --- the walk -----------------------------------------------------------------------------------------------
 

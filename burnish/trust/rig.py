@@ -126,7 +126,7 @@ class Rig:
             results = _tensors(call(*args))
             for index, result in enumerate(results):
                 handed(index, result.detach())
-            roots, leaves = [x for x in results if x.requires_grad], _leaves(args)
+            roots, leaves = _roots(results), _leaves(args)
             for index, leaf in enumerate(leaves, len(results)):
                 leaf.register_hook(partial(_handed_gradient, handed, index))
             if roots and leaves:
@@ -139,7 +139,7 @@ class Rig:
         return [w.to(x.dtype) for w, x in zip(self._cotangents, roots, strict=True)]
 
     def _gradients(self, results: Results, args: Sequence[Any]) -> Results:
-        roots = [x for x in results if x.requires_grad]
+        roots = _roots(results)
         leaves = _leaves(args)
         if not roots or not leaves:
             return []
@@ -193,6 +193,11 @@ class Rig:
 
 def _tensors(raw: Any) -> Results:
     return [x for x in (raw if isinstance(raw, (tuple, list)) else (raw,)) if isinstance(x, torch.Tensor)]
+
+
+def _roots(results: Results) -> Results:
+    """A view made under no_grad requires a gradient as its base does, and has no history to find one by."""
+    return [x for x in results if x.requires_grad and (x.grad_fn is not None or not x._is_view())]
 
 
 def _leaves(args: Sequence[Any]) -> Results:

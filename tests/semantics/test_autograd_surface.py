@@ -455,3 +455,15 @@ def test_inference_tensors_beside_gradients_leave_inputs_written_once():
     for _ in range(2):
         ours, theirs = torch.zeros(8), torch.zeros(8)
         torch.testing.assert_close((compiled(x, y, ours), ours), (fn(x, y, theirs), theirs))
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_view_without_history_beside_a_result_with_one_is_judged(dynamic):
+    def fn(x):
+        with torch.no_grad():
+            view = x.select(0, 0)
+        return view, x.norm(float("inf"), 0)
+
+    compiled, x = burnish.compile(fn, dynamic=dynamic), torch.randn(2, requires_grad=True)
+    for _ in range(3):
+        assert [(y.requires_grad, y.is_leaf) for y in compiled(x)] == [(y.requires_grad, y.is_leaf) for y in fn(x)]
