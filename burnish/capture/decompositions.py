@@ -15,6 +15,7 @@ import torch
 from torch import _decomp
 from torch._decomp import decomposition_table as every_decomposition
 
+from burnish.capture.asked import as_eager_has_it, laid_out_as_eager_does
 from burnish.lower import lowered_names
 
 # Composites outside the core table whose pieces we compute well.
@@ -36,6 +37,12 @@ _NEVER = frozenset(
     scaled_dot_product_attention _scaled_dot_product_attention_math convolution _convolution
     """.split()
 )
+# Operations we lower, of whose results fake tensors say another layout than eager's kernels give them.
+_LAID_OUT_OTHERWISE = tuple(
+    """
+    pow.Scalar copysign.Tensor div.Tensor_mode floor_divide.default slice_scatter.default select_scatter.default
+    """.split()
+)
 
 
 @functools.lru_cache(maxsize=1)
@@ -47,7 +54,22 @@ def decomposition_table() -> dict[Any, Callable[..., Any]]:
     for op, fn in every_decomposition.items():
         if isinstance(op, torch._ops.OpOverload) and op.namespace == "aten" and op._schema.name.split("::")[1] in _ALSO:
             table[op] = fn
-    return {op: fn for op, fn in table.items() if not _keep_whole(op, lowered)}
+    kept = {op: _as_eager_has_it(op, fn) for op, fn in table.items() if not _keep_whole(op, lowered)}
+    for name in _LAID_OUT_OTHERWISE:
+        packet, overload = name.split(".")
+        op = getattr(getattr(torch.ops.aten, packet), overload)
+        kept[op] = laid_out_as_eager_does(op)
+    return kept
+
+
+def _as_eager_has_it(op: Any, fn: Callable[..., Any]) -> Callable[..., Any]:
+    """What is a view, writes or draws has no layout of its own, or must not be asked."""
+    if not isinstance(op, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in op.tags:
+        return fn
+    returns = op._schema.returns
+    if any(r.alias_info is not None for r in returns) or not all(str(r.type) == "Tensor" for r in returns):
+        return fn
+    return as_eager_has_it(op, fn)
 
 
 def _keep_whole(op: Any, lowered: frozenset[str]) -> bool:

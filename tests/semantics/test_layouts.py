@@ -34,6 +34,32 @@ def products(x):
     return x @ x.transpose(-1, -2), torch.einsum("abc,abd->acd", x, x), x.reshape(-1, x.shape[-1]) @ x[0].t()
 
 
+def with_kernels_of_their_own(x):
+    """Operations that we take apart, or whose results fake tensors lay out otherwise than eager."""
+    number = torch.tensor(0.5)
+    return (
+        F.logsigmoid(x),
+        F.mish(x),
+        F.hardswish(x),
+        F.softplus(x),
+        F.hardshrink(x),
+        F.huber_loss(x, x * 2, reduction="none"),
+        F.smooth_l1_loss(x, x * 2, reduction="none"),
+        F.glu(x, 1),
+        2**x,
+        x.copysign(number),
+        x // number,
+        torch.div(x, number, rounding_mode="trunc"),
+        torch.xlogy(x, x[0]),
+        torch.lerp(x, x * 2, 0.3),
+        torch.addcmul(x, x, x[0]),
+        torch.logit(x, 0.1),
+        torch.nan_to_num(x),
+        x.slice_scatter(x[:, 1::2], 1, 1, None, 2),
+        x.select_scatter(x[0], 0, 1),
+    )
+
+
 BASE = torch.arange(10 * 12 * 14, dtype=torch.float32).reshape(10, 12, 14).sin()
 INPUTS = {
     "contiguous": BASE[:3, :4, :6].contiguous(),
@@ -48,7 +74,7 @@ INPUTS = {
 }
 
 
-@pytest.mark.parametrize("work", [pointwise, reductions, rearranged, products])
+@pytest.mark.parametrize("work", [pointwise, reductions, rearranged, products, with_kernels_of_their_own])
 def test_inputs_in_any_layout(work):
     """One compile per layout, none left to eager."""
     compiled = burnish.compile(work, dynamic=False)

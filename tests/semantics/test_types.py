@@ -262,6 +262,31 @@ def test_subnormals_and_overflow():
     check(fn, torch.tensor([1e-40, -1e-42, 3e38, -3e38, 1e-38]))
 
 
+# --- types that a kernel takes together -------------------------------------------------------------------------
+
+LOSSES = {
+    "huber": F.huber_loss,
+    "smooth l1": F.smooth_l1_loss,
+    "mse": F.mse_loss,
+    "l1": F.l1_loss,
+    "soft margin": F.soft_margin_loss,
+    "with logits": F.binary_cross_entropy_with_logits,
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("types", itertools.permutations((torch.float64, torch.float32, torch.bfloat16), 2), ids=str)
+def test_losses_of_two_types(name, types):
+    loss = LOSSES[name]
+    check(lambda a, b: loss(a, b), values(types[0], 4, 5), values(types[1], 4, 5, seed=1))
+
+
+def test_types_that_eager_refuses_together():
+    compiled = burnish.compile(lambda a, b: F.binary_cross_entropy(a, b))
+    with pytest.raises(RuntimeError, match="Found dtype"):
+        compiled(torch.rand(3), torch.rand(3, dtype=torch.float64))
+
+
 # --- constants that eager writes as floats ----------------------------------------------------------------------
 
 
