@@ -264,6 +264,8 @@ class _Importer:
         target, value = self._value(fx_node.args[0]), self._value(fx_node.args[1])
         if target.type.dtype is None:
             raise CompileError("capture", "an input that no kernel computes with is changed in place")
+        if _meets_itself(target.shape, target.layout or ()):
+            raise CompileError("capture", "an input whose elements share memory is changed in place, in eager's order")
         self.builder.origin = "aten::copy_"
         value = self.builder.expand(self.builder.cast(value, target.dtype), target.shape)
         self.graph.mutations.append((target, value))
@@ -404,6 +406,19 @@ def _lies_within(start: Dim, size: Sequence[Dim], stride: Sequence[Dim], base: t
         return False
     last: Any = sum(((d - 1) * s for d, s in zip(size, stride, strict=True)), start)
     return start >= 0 and last < base.numel()  # type: ignore[operator]
+
+
+def _meets_itself(shape: Sequence[Dim], strides: Sequence[Dim]) -> bool:
+    """Whether elements may share memory: a dimension does not step over all that the narrower ones span."""
+    pairs = [(s, d) for d, s in zip(shape, strides, strict=False) if d != 1]
+    if not all(isinstance(x, int) for pair in pairs for x in pair) or any(d == 0 for _, d in pairs):
+        return False
+    reach: Any = 0
+    for stride, size in sorted(pairs):
+        if stride <= reach:
+            return True
+        reach += (size - 1) * stride
+    return False
 
 
 def _same_kind(val: torch.Tensor, base: torch.Tensor) -> bool:
