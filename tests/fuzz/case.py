@@ -37,7 +37,9 @@ class Step:
         ]
         text = self.template.format(*args)
         if self.target:
-            text = f"{self.target} = " + (f"_n({text})" if perturbed else text)
+            # What an operation is made of rounds, too: the whole step is run where each of them is perturbed.
+            noise = f"_a(lambda: {text})" if self.exactness == "approximate" else f"_n({text})"
+            text = f"{self.target} = " + (noise if perturbed else text)
         elif perturbed:
             text = f"{text}; _n({self.args[0]})"
         if wide:

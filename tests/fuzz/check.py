@@ -48,7 +48,20 @@ def run_calls(case: Case, folder: Path, device: str = "cpu") -> Report:
     burnish.reset()
     with cache_at(folder / "cache"):
         ours, fallbacks = run_side(case, case.calls, Side(ours=True, device=device), folder)
-    return Report(judged(case, ours, folder, device), fallbacks, len(case.calls))
+    finds = judged(case, ours, folder, device)
+    if device == "cuda":
+        torch.cuda.synchronize()  # what an operation asserts on the device is heard of here
+    return Report(finds, fallbacks, len(case.calls))
+
+
+def eager_survives(case: Case, folder: Path, device: str) -> bool:
+    """Whether eager's calls leave the device usable: an index out of range ends a process's use of a GPU."""
+    run_side(case, case.calls, Side(device=device), folder)
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return False
+    return True
 
 
 def check(case: Case, device: str = "cpu") -> Report:

@@ -20,9 +20,11 @@ import torch
 import torch.nn.functional as F
 import torch.utils._pytree as pytree
 import torch.utils.checkpoint
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import burnish
 from burnish.errors import NothingToSeal
+from burnish.trust.exactness import EXACT
 from tests.fuzz.case import Call, Case
 from tests.fuzz.inputs import built
 
@@ -67,12 +69,59 @@ class Side:
     device: str = "cpu"
 
 
+_EXACT = frozenset(
+    """
+    _to_copy _unsafe_view _unsafe_index _reshape_alias as_strided slice select lift_fresh lift_fresh_copy copy fill
+    index index_put scatter index_copy slice_scatter select_scatter slice_backward select_backward threshold_backward
+    scalar_tensor empty empty_like empty_strided new_empty max_pool2d_with_indices max_pool2d_with_indices_backward
+    """.split()
+)
+_SUMS = frozenset("mm bmm addmm baddbmm mv addmv dot sum cumsum convolution convolution_backward".split())
+
+
+class _Perturbed(TorchDispatchMode):
+    """Whatever ATen computes in here is perturbed: of `(x @ y).softmax(-1)` the product, and each step of a gradient
+    that somebody took apart, as well as the last result."""
+
+    def __init__(self, noise: Noise) -> None:
+        super().__init__()
+        self.noise = noise
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func._schema.name.split("::")[1]
+        returns = func._schema.returns
+        if name in EXACT or name in _EXACT or any(r.alias_info is not None for r in returns):
+            return result
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            return result
+        if name in _SUMS and not _is_finite(result) and _is_finite((args, kwargs)):
+            self.noise.near_limit = True  # in another order, or with a wider product, something else is infinite
+        return pytree.tree_map(self.noise.operand, result)
+
+
+def _is_finite(value: Any) -> bool:
+    leaves = [t for t in pytree.tree_leaves(value) if isinstance(t, torch.Tensor) and t.is_floating_point()]
+    return all(bool(t.isfinite().all()) for t in leaves)
+
+
 @dataclass
 class Noise:
     """Multiplies what a step rounds by 1 ± one unit in the last place, gradients included."""
 
     generator: torch.Generator
     near_limit: bool = False
+
+    def perturbing(self) -> contextlib.AbstractContextManager[Any]:
+        return _Perturbed(self)
+
+    def all_of(self, step: Callable[[], Any]) -> Any:
+        with self.perturbing():
+            value = step()
+        for t in pytree.tree_leaves(value):
+            if isinstance(t, torch.Tensor) and t.requires_grad:
+                t.register_hook(lambda grad: grad * self.factor(grad))
+        return value
 
     def factor(self, t: torch.Tensor) -> torch.Tensor:
         drawn = torch.rand(t.shape, generator=self.generator, dtype=torch.float64) * 2 - 1
@@ -94,7 +143,7 @@ class Noise:
         return value
 
     def operand(self, value: Any) -> Any:
-        if isinstance(value, torch.Tensor) and value.is_floating_point():
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and not value._is_zerotensor():
             self.look(value)
             return value * self.factor(value)
         return value
@@ -115,7 +164,7 @@ def _program(case: Case, side: Side, noise: Noise | None, folder: Path) -> Any:
     if not side.ours:
         scope: dict[str, Any] = {"torch": torch, "F": F, "math": math, "inf": math.inf, "nan": math.nan}
         if noise is not None:
-            scope |= {"_n": noise.result, "_w": noise.operand}
+            scope |= {"_n": noise.result, "_w": noise.operand, "_a": noise.all_of}
         exec(_on(side.device, case.program.text(noise is not None, side.wide)), scope)
         return scope["M" if case.program.is_module else "f"]
     return getattr(_loaded(_on(side.device, case.program.text()), folder), "M" if case.program.is_module else "f")
@@ -191,7 +240,8 @@ class _Holder:
         state = [t.sum().item() for t in self._random_states()]
         if call.mode == "grad" and call.backward:
             outcome.stage = "backward"
-            result = (result, _backward(call, result, [*args, *self._parameters()], noise))
+            with contextlib.nullcontext() if noise is None else noise.perturbing():
+                result = (result, _backward(call, result, [*args, *self._parameters()], noise))
         outcome.stage = ""
         outcome.records |= self._records(prefix, args, result)
         outcome.records[f"{prefix}random"] = Record(f"{prefix}random", None, {"state": state})

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from tests.fuzz.case import Arg, Call, Case, Program, Step, Storage, loads
-from tests.fuzz.check import check
+from tests.fuzz.check import Report, check
 from tests.fuzz.execute import Outcome, Side, run_side
 from tests.fuzz.generate import Wishes, random_case
 from tests.fuzz.inputs import built, with_values
-from tests.fuzz.oracle import judged
+from tests.fuzz.oracle import Find, is_minor, judged
 from tests.fuzz.paste import pasted
 from tests.fuzz.shrink import shrunk
-from tests.fuzz.worker import Bench
+from tests.fuzz.worker import Bench, lost
 
 FORCED = {"gate": False, "verify": "off"}
 
@@ -93,6 +93,27 @@ def test_what_rounding_decides_is_no_find(tmp_path: Path) -> None:
     )
     altered = with_result(outcomes(case, tmp_path), lambda t: ~t)
     assert judged(case, altered, tmp_path) == []
+
+
+def test_roundings_inside_a_step_are_seen(tmp_path: Path) -> None:
+    """A product that autocast rounds to a half type, in front of an exponential: nothing but it is off by so much."""
+    step = Step("v0", "({0} @ {0}.mT * 9).softmax(-1)", ("in0",), "approximate", "with torch.autocast('cpu')")
+    case = case_of(step)
+    found = outcomes(case, tmp_path)
+    record = found[0].records["result 0"]
+    found[0].records["result 0"] = dataclasses.replace(record, tensor=record.tensor * (1 + 2**-9))
+    assert judged(case, found, tmp_path) == []
+
+
+def test_working_where_eager_has_no_kernel_is_minor() -> None:
+    said = "eager raises NotImplementedError: \"dot\" not implemented for 'Int'"
+    assert is_minor(Find("no exception", 0, "forward", said))
+    assert not is_minor(Find("no exception", 0, "forward", "eager raises IndexError: index out of range in self"))
+
+
+def test_a_process_that_lost_its_device_is_not_asked_again() -> None:
+    assert lost(Report([Find("exception", 0, "forward", "AcceleratorError: CUDA error: device-side assert triggered")]))
+    assert not lost(Report([Find("exception", 0, "forward", "IndexError: index out of range in self")]))
 
 
 def test_a_missing_exception_is_seen(tmp_path: Path) -> None:

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.fuzz.case import Case, loads
-from tests.fuzz.check import Report, run_calls, run_prelude, settled
+from tests.fuzz.check import Report, eager_survives, run_calls, run_prelude, settled
 from tests.fuzz.oracle import Find
 
+_LOST = ("device-side assert", "illegal memory access", "misaligned address", "unspecified launch failure")
 CASES = 150  # of one process: what compilers keep is let go with it
 
 
@@ -28,9 +29,24 @@ def _serve(pipe: Connection, device: str) -> None:
         except EOFError:  # whoever started us has gone
             return
         try:
-            pipe.send(_done(phase, loads(text), Path(folder), device))
-        except Exception:  # the fuzzer's own mistake, or an interpreter's that is on its way out
-            pipe.send(Report([Find("fuzzer", 0, "fuzzer", traceback.format_exc())]))
+            report = _done(phase, loads(text), Path(folder), device)
+        except Exception as error:  # the fuzzer's own mistake, or an interpreter's that is on its way out
+            kind = "device" if device == "cuda" and is_lost(error) else "fuzzer"
+            report = Report([Find(kind, 0, phase, traceback.format_exc())])
+        pipe.send(report)
+        if lost(report):
+            return
+
+
+def is_lost(error: Exception) -> bool:
+    """Whether a kernel failed on the device: every later use of it in this process fails alike."""
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _LOST)
+
+
+def lost(report: Report) -> bool:
+    """Whether a case took the device from its process: what it says of itself is then no matter."""
+    told = [f for f in report.finds if f.kind == "device" or any(text in f.detail for text in _LOST)]
+    return bool(told)
 
 
 def _done(phase: str, case: Case, folder: Path, device: str) -> Report:
@@ -42,6 +58,9 @@ def _done(phase: str, case: Case, folder: Path, device: str) -> Report:
         from tests.fuzz.stages import blamed
 
         return Report(fallbacks=[blamed(case, int(phase.split()[1]))])
+    if phase == "eager":
+        survives = eager_survives(case, folder, device)
+        return Report([] if survives else [Find("device", 0, phase, "eager itself loses the device")])
     if phase == "prelude":
         run_prelude(case, folder, device)
         return Report()
@@ -74,6 +93,8 @@ class Worker:
             return Report([Find("hang", 0, phase, f"no answer within {self.limit:.0f} s")])
         try:
             report: Report = self.pipe.recv()
+            if lost(report):
+                self.stop()
             return report
         except (EOFError, ConnectionResetError):
             return self._died(phase)
@@ -115,7 +136,10 @@ class Bench:
                 report = self.elder.run("prelude", case, folder)
                 if report.finds:
                     return report
-            return self.worker.run(self.phase, case, folder)
+            report = self.worker.run(self.phase, case, folder)
+            if lost(report) and lost(self.worker.run("eager", case, folder)):
+                return Report()  # there is nothing to compare with
+            return report
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
