@@ -12,6 +12,7 @@ the evaluation of one operation on fake tensors.
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -43,9 +44,13 @@ def beside_calls(checkpoint: Callable[[], None]) -> Iterator[None]:
                 _restored_if(is_ours, (torch.are_deterministic_algorithms_enabled(),)),
             )
         )
-        for tracer, method in ((InstructionTranslatorBase, "step"), (FakeTensorMode, "dispatch")):
+        looks: tuple[tuple[Any, str, Callable[..., bool] | None], ...] = (
+            (InstructionTranslatorBase, "step", None),
+            (FakeTensorMode, "dispatch", _computes),
+        )
+        for tracer, method, when in looks:
             if hasattr(tracer, method):  # private names: without them a compile pauses at stages only
-                stack.enter_context(_patched(tracer, method, _after(checkpoint, is_ours)))
+                stack.enter_context(_patched(tracer, method, _after(checkpoint, is_ours, when)))
         yield
 
 
@@ -100,10 +105,22 @@ def _restored_if(is_ours: Callable[[], bool], at_first: tuple[Any, ...]) -> Patc
     return patch
 
 
-def _after(checkpoint: Callable[[], None], is_ours: Callable[[], bool]) -> Patch:
+def _computes(*args: Any) -> bool:
+    """Whether a fake tensor is computed with. What it is asked about (its device) C++ asks in functions that may not
+    throw: to cancel a compile there would end the process."""
+    return len(args) > 1 and _returns_tensors(args[1])
+
+
+@functools.cache
+def _returns_tensors(op: Any) -> bool:
+    schema = getattr(op, "_schema", None)
+    return schema is not None and any("Tensor" in str(r.type) for r in schema.returns)
+
+
+def _after(checkpoint: Callable[[], None], is_ours: Callable[[], bool], when: Callable[..., bool] | None) -> Patch:
     def patch(original: Callable[..., Any]) -> Callable[..., Any]:
         def method(*args: Any, **kwargs: Any) -> Any:
-            if is_ours():
+            if is_ours() and (when is None or when(*args)):
                 checkpoint()
             return original(*args, **kwargs)
 

@@ -143,7 +143,7 @@ class Noise:
         return value
 
     def operand(self, value: Any) -> Any:
-        if isinstance(value, torch.Tensor) and value.is_floating_point():
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and not value._is_zerotensor():
             self.look(value)
             return value * self.factor(value)
         return value

@@ -18,10 +18,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 import burnish
 from burnish.capture.deferred import DeferredFrames
+from burnish.capture.shield import beside_calls
 from burnish.capture.snapshot import CannotSnapshot, FrameSnapshot, signature
 from burnish.errors import BadOptionValue, GraphBreakError
 from burnish.trust import background
@@ -768,3 +770,17 @@ def test_it_is_an_argument() -> None:
     compiled(x)
     assert compiled.burnish.wait(LONG)
     assert states(compiled) == ["ready"]
+
+
+def test_a_compile_is_cancelled_where_c_code_may_throw() -> None:
+    """C++ asks a fake tensor for its device in functions that may not: an exception there ends the process."""
+    checks = []
+    with FakeTensorMode() as fake, beside_calls(lambda: checks.append(1)):
+        x = torch.ones(3)
+        made = len(checks)
+        fake.dispatch(torch.ops.prim.device.default, (), (x,))
+        asked = len(checks)
+        x + 1
+    assert made > 0
+    assert asked == made
+    assert len(checks) > asked
