@@ -68,18 +68,23 @@ def dense(layout: tuple[Dim, ...] | None, shape: tuple[Dim, ...]) -> tuple[Dim, 
     return layout
 
 
-def lies_apart(layout: tuple[Dim, ...], shape: tuple[Dim, ...]) -> bool:
-    """Whether each element has a place of its own. Strides that are no numbers are those of some tensor, none zero."""
-    big = [(s, d) for s, d in zip(layout, shape, strict=True) if d != 1]
-    known = [(s, d) for s, d in big if isinstance(s, int) and isinstance(d, int)]
-    if len(known) < len(big):
-        return all(s != 0 for s, _ in big)
-    span = 0
-    for stride, size in sorted(known):
-        if stride <= span:
-            return False
-        span += stride * (size - 1)
-    return True
+def sharing_axes(strides: tuple[Dim, ...], shape: tuple[Dim, ...]) -> list[int]:
+    """Dimensions in which elements that have one place differ: those whose stride others reach beyond. Strides that are
+    no numbers are those of some tensor, and share nothing unless they are zero."""
+    if 0 in shape:
+        return []
+    big = [n for n, d in enumerate(shape) if d != 1]
+    if not all(isinstance(strides[n], int) and isinstance(shape[n], int) for n in big):
+        return [n for n in big if strides[n] == 0]
+    out: list[int] = []
+    below: list[int] = []
+    span: Dim = 0
+    for n in sorted(big, key=lambda n: strides[n]):  # type: ignore[arg-type,return-value]
+        if strides[n] <= span:  # type: ignore[operator]
+            out += [m for m in below if m not in out] + [n]
+        below.append(n)
+        span += strides[n] * (shape[n] - 1)
+    return out
 
 
 def as_views_have(strides: tuple[Dim, ...], shape: tuple[Dim, ...]) -> tuple[Dim, ...]:

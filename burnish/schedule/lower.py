@@ -62,9 +62,9 @@ from burnish.schedule.layouts import (
     dot,
     ends_product,
     has_odd_rows,
-    lies_apart,
     multiplied,
     padded,
+    sharing_axes,
     steps_forward,
 )
 
@@ -311,13 +311,13 @@ class _Lowerer:
                 self.output_roles.setdefault(out.id, self._layout_of_result(k, out))
 
     def _layout_of_result(self, k: int, out: Node) -> tuple[Dim, ...]:
-        """What tracing says, unless values that differ would get one place: it takes some operations for views of their
-        argument that are none in eager. Elements of an expanded or unfolded result may have one: they are equal."""
+        """What tracing says, unless values that differ would get one place. Elements of an expanded or unfolded result
+        may have one: they are equal. Nothing that eager computes is expanded, whatever tracing says."""
         wanted = self.graph.output_layouts[k]
-        if lies_apart(wanted, out.shape) or isinstance(out.op, Full) or _repeats(out, wanted):
+        if not sharing_axes(wanted, out.shape) or _repeats(out, wanted):
             return wanted
-        if any(of == k for of, *_ in self.captured.windows.values()):
-            raise CompileError("schedule", "views of a result whose elements share memory")
+        if not _is_expanded(wanted, out.shape) or any(of == k for of, *_ in self.captured.windows.values()):
+            raise CompileError("schedule", "elements of a result share memory, in eager's order of writing them")
         return dense(out.layout, out.shape) or contiguous_strides(out.shape)
 
     def _lender(self, k: int, out: Node) -> Node | None:
@@ -603,19 +603,26 @@ class _Lowerer:
         return ResultBuffer(Operand(copy.name, 0, out.shape, layout, out.type.dtype))
 
 
-def _repeats(out: Node, wanted: tuple[Dim, ...]) -> bool:
-    """Whether elements that would have one place are one element of what the result is a view of."""
-    if isinstance(out.op, Input | Constant):
-        return out.op.strides == wanted
-    if not isinstance(out.op, View) or out.op.fill is not None:
+def _repeats(node: Node, strides: tuple[Dim, ...]) -> bool:
+    """Whether elements that these strides give one place have one value."""
+    match node.op:
+        case Full():
+            return True
+        case Input(_, own) | Constant(_, own):
+            return own == strides
+        case Map():
+            return all(_repeats(x, strides) for x in node.inputs)
+        case Scatter():  # eager copies windows that overlap as they are, and writes into them
+            return not _is_expanded(strides, node.shape) and _repeats(node.inputs[0], strides)
+    shared = {a: strides[a] for a in sharing_axes(strides, node.shape)}
+    if isinstance(node.op, Iota):
+        return all(coefficient(node.op.expr, node.op.axes[a].name) == 0 for a in shared)
+    if not isinstance(node.op, View) or node.op.fill is not None:
         return False
-    source = out.inputs[0]
-    strides = {a.name: s for a, s, d in zip(out.op.axes, wanted, out.shape, strict=True) if d != 1}
-    expanded = {name for name, s in strides.items() if s == 0}
-    if any(expanded & {x.name for x in symbols(i)} for i in out.op.index):
-        return False
-    kept = [(s, d) for s, d in zip(wanted, out.shape, strict=True) if s != 0]
-    if lies_apart(tuple(s for s, _ in kept), tuple(d for _, d in kept)):
-        return True
-    offsets = [dot(out.op.index, layout) for layout in (contiguous_strides(source.shape), source.layout) if layout]
-    return any(all(coefficient(offset, name) == s for name, s in strides.items()) for offset in offsets)
+    source, axes = node.inputs[0], node.op.axes
+    offsets = [dot(node.op.index, layout) for layout in (contiguous_strides(source.shape), source.layout) if layout]
+    return any(all(coefficient(offset, axes[a].name) == s for a, s in shared.items()) for offset in offsets)
+
+
+def _is_expanded(strides: tuple[Dim, ...], shape: tuple[Dim, ...]) -> bool:
+    return any(s == 0 and d != 1 for s, d in zip(strides, shape, strict=True))
