@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from burnish.capture.aten import Captured
 from burnish.errors import CompileError
 from burnish.ir.body import (
+    Apply,
     Axis,
     Load,
     Loop,
@@ -415,6 +416,8 @@ class _Lowerer:
             value = emitter.body.emit(Reduced(node.op.kind, value, node.dtype.compute, position))
         elif node.op.kind.startswith("arg"):
             value = emitter.body.emit(const(0, DType.i64))
+        else:
+            value = _of_one(emitter, node.op.kind, value, node.dtype.compute)
         kept = tuple(i for d, i in enumerate(index) if d not in node.op.axes)
         emitter.store(buffer, self._offset(buffer, kept), value)
         self._emit_loop(axes, emitter)
@@ -427,6 +430,8 @@ class _Lowerer:
         value = emitter.value(node.inputs[0], index)
         if any(a.reduce for a in axes):
             value = emitter.body.emit(Scanned(node.op.kind, value, node.dtype.compute))
+        else:
+            value = _of_one(emitter, node.op.kind, value, node.dtype.compute)
         emitter.store(buffer, self._offset(buffer, index), value)
         self._emit_loop(axes, emitter)
 
@@ -601,6 +606,13 @@ class _Lowerer:
         taken.add(copy.name)
         self._copy_into(copy, out)
         return ResultBuffer(Operand(copy.name, 0, out.shape, layout, out.type.dtype))
+
+
+def _of_one(emitter: Emitter, kind: str, value: int, dtype: DType) -> int:
+    """A reduction of one element. A sum begins with zero: of a negative zero it is a positive one."""
+    if kind != "sum" or not dtype.is_float:
+        return value
+    return emitter.body.emit(Apply("add", (value, emitter.body.emit(const(0.0, dtype))), dtype))
 
 
 def _repeats(node: Node, strides: tuple[Dim, ...]) -> bool:

@@ -121,3 +121,11 @@ def test_two_operands(dtype: torch.dtype) -> None:
     compiled = forced(lambda a, b: [op(a, b) for op in BINARY.values()])
     assert differences(BINARY, compiled(a, b), a, b) == []
     assert burnish.stats(compiled).fallbacks == ()
+
+
+@pytest.mark.parametrize(("shape", "dim"), [((1, 4), 0), ((3, 1), 1), ((4, 8), 0), ((4, 33), 1), ((1, 1), 1)])
+def test_sums_of_negative_zeros(shape: tuple[int, ...], dim: int) -> None:
+    x = torch.full(shape, -0.0)
+    compiled = forced(lambda x: [1 / x.sum(dim), 1 / x.mean(dim), 1 / x.cumsum(dim)])
+    for found, wanted in zip(compiled(x), [1 / x.sum(dim), 1 / x.mean(dim), 1 / x.cumsum(dim)], strict=True):
+        assert torch.equal(found, wanted)
