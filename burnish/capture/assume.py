@@ -10,7 +10,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 
 from burnish.assumptions import PLAIN, Assumptions, Input, NumberInput, OtherInput, TensorInput, class_of
-from burnish.capture.calls import memory_of, memory_of_node
+from burnish.capture.calls import blank_like, memory_of, memory_of_node
 from burnish.capture.symbols import Symbols
 from burnish.errors import CompileError
 
@@ -100,7 +100,7 @@ def apart(graph: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
 
 def _moved(x: FakeTensor) -> torch.Tensor:
     with x.fake_mode, torch.enable_grad():
-        other = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+        other = blank_like(x)
         if x.requires_grad:
             other.requires_grad_()
             other = other if x.is_leaf else other.view_as(other)

@@ -18,6 +18,13 @@ def spelling(target: Any) -> str:
     return f"torch.ops.{target._schema.name.replace('::', '.')}.{target._overloadname}"
 
 
+def blank_like(x: torch.Tensor) -> torch.Tensor:
+    """Memory of its own with x's form, which means what x's does: its negatives or conjugates."""
+    made = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+    made = torch.conj(made) if x.is_conj() else made
+    return torch._neg_view(made) if x.is_neg() else made
+
+
 def memory_of(tensor: torch.Tensor) -> int:
     """Equal for tensors, fake ones too, that share memory."""
     return int(tensor.untyped_storage()._cdata)

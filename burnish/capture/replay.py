@@ -39,6 +39,7 @@ from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
 from torch._guards import Guard, Source
 
 from burnish.capture.blocks import repeated_blocks
+from burnish.capture.calls import blank_like
 from burnish.capture.likeness import Differs, Moved, Resolver, holds, mentions, sources, within, within_any
 from burnish.capture.numbers import Following, Number, NumberVariable, differing_numbers, follow
 from burnish.observe.log import CompileLog
@@ -537,8 +538,7 @@ class _Copy:
     def _fresh(self, value: torch.Tensor) -> torch.Tensor:
         """A tensor like the recorded one that is not that one."""
         with self.tx.fake_mode, torch.no_grad():
-            made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
-            made.requires_grad_(value.requires_grad)
+            made = blank_like(value).requires_grad_(value.requires_grad)
         if not value.requires_grad or value.is_leaf:
             return made
         with self.tx.fake_mode, torch.enable_grad():

@@ -26,6 +26,7 @@ from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.nn import functional
 from torch.utils._python_dispatch import _disable_current_modes
 
+from burnish.capture.calls import blank_like
 from burnish.capture.likeness import Differs
 from burnish.capture.replay import MARK, SHARES, Span, metadata
 from burnish.observe.log import CompileLog
@@ -285,7 +286,7 @@ def _running_statistics(graph: fx.Graph) -> set[int]:
 
 
 def _kind_of(x: torch.Tensor) -> Any:
-    return (x.dtype, tuple(map(str, (*x.shape, *x.stride(), x.storage_offset()))))
+    return (x.dtype, x.is_neg(), x.is_conj(), tuple(map(str, (*x.shape, *x.stride(), x.storage_offset()))))
 
 
 def _without_clones(graph: fx.Graph, written: list[int]) -> None:
@@ -305,7 +306,7 @@ def _fresh(value: Any) -> Any:
         return value
     assert isinstance(value, FakeTensor)
     with value.fake_mode, torch.no_grad():
-        made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+        made = blank_like(value)
     return made.requires_grad_(value.requires_grad)
 
 
@@ -334,8 +335,7 @@ def _kind(graph: fx.Graph, inputs: int, written: list[int], differentiable: list
 
 
 def _empty(node: fx.Node) -> torch.Tensor:
-    like = node.meta["val"]
-    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+    return blank_like(node.meta["val"])
 
 
 def _require_kinds(nodes: Sequence[fx.Node], given: Sequence[torch.Tensor]) -> None:

@@ -206,6 +206,33 @@ def test_inputs_whose_memory_holds_their_negatives(make):
     assert stats.compiles == 2
 
 
+def test_negatives_of_another_input():
+    def both():
+        plain = torch.arange(8.0) + 1
+        return plain, torch._neg_view(plain)
+
+    _agrees(lambda x, y: (x + 1, y * 2, x - y), [both, lambda: both()[::-1], both])
+
+
+class _Negating(nn.Module):
+    """Blocks between which negatives are passed on: `regions` compiles such a block once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(torch._neg_view(torch.relu(x) + x))
+        return x
+
+
+def test_negatives_passed_from_block_to_block():
+    net, x = _Negating(), torch.randn(4, 8)
+    compiled = burnish.compile(net, gate=False, verify="off")
+    torch.testing.assert_close(compiled(x), net(x))
+
+
 def test_negatives_inside_a_graph():
     def fn(x):
         return (x * 2).conj().imag * 3, (x.conj() + 1).imag.abs()
