@@ -207,7 +207,7 @@ class Builder:
         raises: Mistake = "IndexError",
     ) -> Node:
         axes = axes_for(shape)
-        ready = [self.cast(self.expand(i, shape), DType.i64) for i in indices]
+        ready = [self.cast(self.expand(_positions(i), shape), DType.i64) for i in indices]
         at = index(axis_exprs(axes), tuple(sym(f"%{k}") for k in range(len(ready))))
         return self.add(Gather(axes, tuple(at), raises), (x, *ready), TensorType(x.dtype, tuple(shape)))
 
@@ -221,12 +221,18 @@ class Builder:
         raises: Mistake = "IndexError",
     ) -> Node:
         axes = axes_for(src.shape)
-        ready = [self.cast(self.expand(i, src.shape), DType.i64) for i in indices]
+        ready = [self.cast(self.expand(_positions(i), src.shape), DType.i64) for i in indices]
         at = index(axis_exprs(axes), tuple(sym(f"%{k}") for k in range(len(ready))))
         return self.add(Scatter(axes, tuple(at), mode, raises), (base, src, *ready), base.type)
 
     def pick(self, node: Node, position: int) -> Node:
         return self.add(Pick(position), (node,), node.types[position])
+
+
+def _positions(index: Node) -> Node:
+    if index.dtype not in (DType.i64, DType.i32):
+        raise NotLowered("an index of a type that eager may refuse")
+    return index
 
 
 def _wrapped(value: bool | int | float, dtype: DType) -> int:

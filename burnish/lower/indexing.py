@@ -37,8 +37,8 @@ def gather(b: Builder, x: Node, dim: int, index: Node, sparse_grad: bool = False
 
 @lowering("index_select.default")
 def index_select(b: Builder, x: Node, dim: int, index: Node) -> Node:
-    if not x.shape:
-        raise NotLowered("index_select of a scalar")
+    if not x.shape or len(index.shape) > 1:
+        raise NotLowered("index_select of a scalar, or by a matrix")
     dim = dim % len(x.shape)
     shape = b.out[0].shape
     index = b.reshape(index, [shape[i] if i == dim else 1 for i in range(len(shape))])
@@ -135,11 +135,17 @@ _scatter_ops("scatter.value", "set")
 _scatter_ops("scatter_add.default", "add")
 
 
+def _require_one_each(index: Node, count: Dim) -> None:
+    if index.shape != (count,) and not (index.shape == () and count == 1):
+        raise NotLowered("as many indices as slices")
+
+
 @lowering("index_copy.default")
 def index_copy(b: Builder, x: Node, dim: int, index: Node, src: Node) -> Node:
     if not x.shape or len(src.shape) != len(x.shape):
         raise NotLowered("index_copy of a scalar")
     dim = dim % len(x.shape)
+    _require_one_each(index, src.shape[dim])
     index = b.reshape(index, [src.shape[i] if i == dim else 1 for i in range(len(x.shape))])
     return b.scatter(x, src, [index], _along(dim, len(x.shape)))
 
@@ -149,6 +155,7 @@ def index_add(b: Builder, x: Node, dim: int, index: Node, src: Node, alpha: Any 
     if not x.shape or len(src.shape) != len(x.shape) or x.dtype.compute is not x.dtype or x.dtype is DType.bool:
         raise NotLowered("index_add of this type")
     dim = dim % len(x.shape)
+    _require_one_each(index, src.shape[dim])
     index = b.reshape(index, [src.shape[i] if i == dim else 1 for i in range(len(x.shape))])
     values = b.cast(src, x.dtype) if alpha == 1 else b.map("mul", b.cast(src, x.dtype), alpha)
     raises: Mistake = "IndexError" if len(x.shape) == 1 else "RuntimeError"

@@ -16,6 +16,9 @@ from tests.fuzz.execute import Outcome, Record, Side, run_side
 SPREAD = 4.0  # how far beyond the perturbed runs a result may lie, in units of their own spread
 UNITS = 8  # units in the last place that are always allowed
 
+_SPLIT_AT_NAN = ("elu(", "hardswish", "hardtanh", "relu6", "softshrink", "hardshrink")
+_WITH_NAN = ("special", "mixed", "nan")
+
 
 @dataclass(frozen=True)
 class Find:
@@ -38,7 +41,11 @@ def is_minor(find: Find) -> bool:
     """What few would mind: results that share memory with one another in eager and not here, or the other way round;
     a backward that works where eager's raises; and whatever works where eager has no kernel for the types."""
     if find.kind == "no exception":
-        no_kernel = ("eager raises NotImplementedError", "eager raises RuntimeError: mixed dtype")
+        no_kernel = (
+            "eager raises NotImplementedError",
+            "eager raises RuntimeError: mixed dtype",
+            "eager raises RuntimeError: expected scalar type",
+        )
         return find.where.endswith("backward") or find.detail.startswith(no_kernel)
     return find.kind == "shares" and "argument" not in find.detail
 
@@ -49,7 +56,15 @@ def judged(case: Case, ours: Sequence[Outcome], folder: Path, device: str = "cpu
     finds = compared(case, cloud, ours)
     if finds and cloud.grow(13):  # a second, closer look
         finds = compared(case, cloud, ours)
-    return finds
+    return [f for f in finds if not _is_one_of_eagers(case, f)]
+
+
+def _is_one_of_eagers(case: Case, find: Find) -> bool:
+    """Eager's vectors and its last elements, which are computed one by one, differ in these gradients at NaN."""
+    if not find.where.split("thread ")[-1].lstrip("0123456789 ").startswith("gradient"):
+        return False
+    has_nan = any(s.kind in _WITH_NAN or "NaN" in s.kind for s in case.calls[find.call].storages)
+    return has_nan and any(name in step.template for step in case.program.steps for name in _SPLIT_AT_NAN)
 
 
 class Cloud:

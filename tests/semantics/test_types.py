@@ -301,3 +301,23 @@ def test_double_with_eagers_own_constants(name):
         result = run(given)
         outcomes.append((result, *torch.autograd.grad(result, given, torch.full_like(x, 1.25))))
     torch.testing.assert_close(outcomes[1], outcomes[0], rtol=4e-16, atol=0)
+
+
+REFUSED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "copy": lambda x, i: x.index_copy(0, i, x),
+    "add": lambda x, i: x.index_add(0, i, x),
+    "select": lambda x, i: x.index_select(0, i),
+    "fill": lambda x, i: x.index_fill(0, i, 1.0),
+    "gather": lambda x, i: x.gather(0, i),
+    "scatter": lambda x, i: x.scatter(0, i, x),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("index", [torch.zeros(3), torch.zeros(2, 2, dtype=torch.int64)], ids=["floats", "matrix"])
+def test_indices_that_eager_refuses_are_refused(name, index):
+    fn, x = REFUSED[name], torch.randn(3)
+    with pytest.raises((RuntimeError, IndexError)) as eagers:
+        fn(x, index)
+    with pytest.raises(type(eagers.value)):
+        burnish.compile(fn, gate=False, verify="off")(x, index)
