@@ -301,3 +301,13 @@ def test_double_with_eagers_own_constants(name):
         result = run(given)
         outcomes.append((result, *torch.autograd.grad(result, given, torch.full_like(x, 1.25))))
     torch.testing.assert_close(outcomes[1], outcomes[0], rtol=4e-16, atol=0)
+
+
+@pytest.mark.parametrize("value", [1, 2])
+def test_an_integer_beside_a_half_in_addcmul_is_of_halves_range(value):
+    halves = torch.tensor([1e-7, 1.5, -3.0], dtype=torch.float16)
+    check(
+        lambda a, b: torch.addcmul(a, a, b, value=value),
+        halves,
+        torch.tensor([-(2**31), 2**31 - 1, 100003], dtype=torch.int32),
+    )
