@@ -37,6 +37,9 @@ _NEVER = frozenset(
     scaled_dot_product_attention _scaled_dot_product_attention_math convolution _convolution
     """.split()
 )
+# Taken apart where their operands are of one real type. torch's decomposition takes an integer beside a float16 to
+# float32 at once, past the infinity that it is in float16, and multiplies complex numbers in another order than eager.
+_OF_ONE_TYPE = frozenset({"addcmul", "addcdiv", "lerp"})
 # Operations we lower, of whose results fake tensors say another layout than eager's kernels give them.
 _LAID_OUT_OTHERWISE = tuple(
     """
@@ -53,13 +56,21 @@ def decomposition_table() -> dict[Any, Callable[..., Any]]:
     table = dict(core())
     for op, fn in every_decomposition.items():
         if isinstance(op, torch._ops.OpOverload) and op.namespace == "aten" and op._schema.name.split("::")[1] in _ALSO:
-            table[op] = fn
+            table[op] = _of_one_type(fn) if op._schema.name.split("::")[1] in _OF_ONE_TYPE else fn
     kept = {op: _as_eager_has_it(op, fn) for op, fn in table.items() if not _keep_whole(op, lowered)}
     for name in _LAID_OUT_OTHERWISE:
         packet, overload = name.split(".")
         op = getattr(getattr(torch.ops.aten, packet), overload)
         kept[op] = laid_out_as_eager_does(op)
     return kept
+
+
+def _of_one_type(fn: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        kinds = {t.dtype for t in args if isinstance(t, torch.Tensor)}
+        return NotImplemented if len(kinds) > 1 or any(k.is_complex for k in kinds) else fn(*args, **kwargs)
+
+    return run
 
 
 def _as_eager_has_it(op: Any, fn: Callable[..., Any]) -> Callable[..., Any]:

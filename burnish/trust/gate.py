@@ -120,8 +120,9 @@ class Gate:
         args: Sequence[Any],
         ready: Callable[[], object] = lambda: None,
     ) -> Verdict:
-        """Raises what eager raises on these inputs: the caller's own mistake, and no verdict on anybody. `ready` waits
-        for what of our program is still being built: the compile's time, and not the trial's."""
+        """Raises what eager raises on these inputs, in the trial's own backward as well: no verdict on anybody, and
+        nothing of the caller's is written or drawn. `ready` waits for what of our program is still being built: the
+        compile's time, and not the trial's."""
         started = self.clock()
         try:
             rig = self._rig(args)
@@ -132,6 +133,9 @@ class Gate:
         except torch.OutOfMemoryError:  # beside what the other returned: alone an engine may well do
             rig.same_numbers()
             return self._by_rule(engines, "no memory for a second run", started)
+        except Exception:
+            rig.same_numbers()
+            raise
         started += trial.waited
         raws, times, opinions = trial.raws, trial.times, trial.opinions
         is_real = rig.eagers_is_real or (rig.results_are_real and bool(raws))

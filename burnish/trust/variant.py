@@ -33,6 +33,7 @@ from burnish.trust.size_classes import SizeClasses
 _SLOW = 1.25  # times what eager took in the race: a sampled call that takes longer is slow
 _MOST_SLOW = 4  # such samples, not offset by others: the graph is raced again
 _MOST_REPEATED_RACES = 3
+_MOST_UNJUDGED = 3  # trials that raised: eager serves from then on
 _SHARE_FOR_CLASS = 0.03  # of the compile's time: what racing again at another size may take
 
 
@@ -70,6 +71,11 @@ class EagersOwn(Exception):
     def __init__(self, error: Exception) -> None:
         super().__init__()
         self.error = error
+
+
+class TrialRaised(Exception):
+    """Eager raised beside the call, in a forward or a backward of the trial's. The call itself is still to be made:
+    what a forward writes before it raises is the caller's, and a backward may never be asked for."""
 
 
 def _without_anomaly_mode() -> contextlib.AbstractContextManager[object]:
@@ -149,6 +155,7 @@ class Variant:
         self._trying = threading.Lock()  # held by the one call that is the trial; nobody waits for it
         self._slow = 0  # sampled calls, less those that were not
         self._repeated_races = 0
+        self._unjudged = 0  # trials that raised, of calls that did not
         self.judgings = 0  # calls, or parts of them, that were a trial
         self._serving: Boxed = list
         self._classes = SizeClasses(facts.sizes, self._other_size) if facts.sizes and policy.gate and engines else None
@@ -214,8 +221,23 @@ class Variant:
             if self.is_provisional and _can_be_tried(args):
                 return self._race_again(args)
             return self._run(args)  # it was on trial when this call began
+        except TrialRaised as raised:
+            result = self._run(args)
+            self._not_judged(raised)
+            return result
         finally:
             self._trying.release()
+
+    def _not_judged(self, raised: TrialRaised) -> None:
+        """The trial raised, and the call did not. That may happen in every call: it is not tried for ever."""
+        with self._lock:
+            self._unjudged += 1
+            if self._unjudged < _MOST_UNJUDGED:
+                return
+            if self.state == "on trial":
+                self._settle("eager", "eager", Failure(f"its trial raised {raised.__cause__!r}"))
+            elif self.is_provisional:
+                self._settle("compiled", self.engine)
 
     def _end_preparing(self) -> None:
         end, self._before_trial = self._before_trial, None
@@ -256,10 +278,7 @@ class Variant:
                 self._verdicts.keep("forward", verdict.stats)
             if verdict.has_result:
                 return verdict.result
-        try:
-            return self._engines[winner](*args)
-        except Exception as error:
-            return self.recover(error, args)
+        return self._engines[winner](*args)
 
     def _race_again(self, args: Sequence[Any]) -> Any:
         """The second call: what a first run costs (memory, kernels that libraries choose) is nobody's time any more."""
@@ -296,7 +315,7 @@ class Variant:
             with _without_anomaly_mode():
                 verdict = gate.judge(self.eager, self._engines, args, self._ready)
         except Exception as error:
-            raise EagersOwn(error) from None
+            raise TrialRaised from error
         return dataclasses.replace(verdict, stats=dataclasses.replace(verdict.stats, size_class=self._size_class))
 
     # -- other sizes (size_classes.py) ---------------------------------------------------------------------------
@@ -310,7 +329,7 @@ class Variant:
         try:
             assert self._classes is not None
             size = self._classes.of(args)
-            if self.state not in ("compiled", "eager") or not _can_be_tried(args):
+            if self.state not in ("compiled", "eager") or not _can_be_tried(args) or self._unjudged >= _MOST_UNJUDGED:
                 return self._run(args)
             if not self._classes.knows(size):
                 with self._lock:
@@ -318,6 +337,10 @@ class Variant:
                 if not known:
                     return self._race_at(size, args)
             return self._classes.serving(size)(list(args))
+        except TrialRaised as raised:
+            result = self._run(args)
+            self._not_judged(raised)
+            return result
         finally:
             self._trying.release()
 
@@ -488,10 +511,9 @@ class Variant:
                 self._serve_with(self._engine_call)
 
     def _run(self, args: Sequence[Any]) -> Any:
-        try:
-            return self._engine_call(list(args))
-        except Exception as error:
-            return self.recover(error, args)
+        """What it raises is recovered from where all calls are (`_entry`), and only there: twice would be to run eager
+        twice, and to write the caller's tensors twice."""
+        return self._engine_call(list(args))
 
     def took(self, seconds: float) -> None:
         """A sampled call, on other values than those that were raced: denormals, or another branch, may be slow. If
@@ -650,7 +672,7 @@ def _entry(variant: Variant, training: bool) -> tuple[Call, Callable[[Boxed], No
 
 
 def _or_undrawn(engine: Call, boxed: bool = False) -> Call:
-    """As the engine, but where it raises it has drawn no random numbers."""
+    """As the engine, but where it raises and the call is to be repeated, it has drawn no random numbers."""
 
     def run(*args: Any) -> Any:
         devices = devices_of(args[0] if boxed else args)
@@ -659,8 +681,9 @@ def _or_undrawn(engine: Call, boxed: bool = False) -> Call:
         before = RandomState(devices)
         try:
             return engine(*args)
-        except Exception:
-            before.restore()
+        except Exception as error:
+            if not getattr(error, "inputs_changed", False):  # then nothing is repeated, and eager would have drawn
+                before.restore()
             raise
 
     return run

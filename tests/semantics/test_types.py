@@ -321,3 +321,13 @@ def test_indices_that_eager_refuses_are_refused(name, index):
         fn(x, index)
     with pytest.raises(type(eagers.value)):
         burnish.compile(fn, gate=False, verify="off")(x, index)
+
+
+@pytest.mark.parametrize("value", [1, 2])
+def test_an_integer_beside_a_half_in_addcmul_is_of_halves_range(value):
+    halves = torch.tensor([1e-7, 1.5, -3.0], dtype=torch.float16)
+    check(
+        lambda a, b: torch.addcmul(a, a, b, value=value),
+        halves,
+        torch.tensor([-(2**31), 2**31 - 1, 100003], dtype=torch.int32),
+    )

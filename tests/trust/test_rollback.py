@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from typing import Any
 
@@ -213,3 +214,50 @@ def test_eager_takes_over_with_the_numbers_that_were_drawn_in_vain():
     found = variant.call(x)
     torch.manual_seed(5)
     assert torch.equal(found, eager(x)) and variant.state == "rolled back"
+
+
+def test_a_trial_that_raises_leaves_the_call_to_be_made():
+    """Eager raises beside the call, on copies: what it writes before that is the caller's to see, once."""
+
+    def forward(x, index):
+        x.add_(torch.rand(()))
+        return torch.ones(3)[index]
+
+    compiled = burnish.compile(forward)
+    for index in (5, 1, 5):
+        ours, theirs = torch.zeros(4), torch.zeros(4)
+        states_after = []
+        for fn, x in ((compiled, ours), (forward, theirs)):
+            torch.manual_seed(3)
+            with contextlib.suppress(IndexError):
+                fn(x, torch.tensor([index]))
+            states_after.append(torch.get_rng_state())
+        assert torch.equal(ours, theirs)
+        assert torch.equal(*states_after)
+    assert states(compiled) != ["rolled back"]
+
+
+class _LooksUpBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, index):
+        ctx.save_for_backward(index)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        (index,) = ctx.saved_tensors
+        return grad * torch.arange(3.0)[index].sum(), None
+
+
+def test_what_only_a_backward_raises_is_not_raised_by_the_forward():
+    """The trial of a training step runs its backward, too, which the caller may never ask for."""
+    compiled = burnish.compile(lambda x, index: _LooksUpBackward.apply(x, index).sin())
+    x = torch.ones(4, requires_grad=True)
+    compiled(x, torch.tensor([1])).sum().backward()
+    for _ in range(5):
+        y = compiled(x, torch.tensor([5]))
+        with pytest.raises(IndexError):
+            y.sum().backward()
+    x.grad = None
+    compiled(x, torch.tensor([1])).sum().backward()
+    torch.testing.assert_close(x.grad, torch.cos(2 * torch.ones(4)))
