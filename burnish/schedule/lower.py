@@ -629,9 +629,14 @@ def _repeats(node: Node, strides: tuple[Dim, ...]) -> bool:
     shared = {a: strides[a] for a in sharing_axes(strides, node.shape)}
     if isinstance(node.op, Iota):
         return all(coefficient(node.op.expr, node.op.axes[a].name) == 0 for a in shared)
-    if not isinstance(node.op, View) or node.op.fill is not None:
+    if not isinstance(node.op, View):
         return False
     source, axes = node.inputs[0], node.op.axes
+    read = {x.name for i in node.op.index for x in symbols(i)}
+    if not any(axes[a].name in read for a in shared):
+        return True
+    if node.op.fill is not None:
+        return False
     offsets = [dot(node.op.index, layout) for layout in (contiguous_strides(source.shape), source.layout) if layout]
     return any(all(coefficient(offset, axes[a].name) == s for a, s in shared.items()) for offset in offsets)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from burnish.capture.symbols import Symbols
 from burnish.errors import CompileError
@@ -176,8 +177,13 @@ def test_windows_that_overlap_and_are_computed_are_eagers():
 
 @pytest.mark.parametrize(
     "view",
-    [lambda y: y.expand(5, 3, 4), lambda y: y.unfold(1, 3, 1), lambda y: y[:1].expand(6, 4)],
-    ids=["expanded", "windows", "row"],
+    [
+        lambda y: y.expand(5, 3, 4),
+        lambda y: y.unfold(1, 3, 1),
+        lambda y: y[:1].expand(6, 4),
+        lambda y: F.pad(y, [-1, 1]).unsqueeze(-1).expand(3, 4, 2),
+    ],
+    ids=["expanded", "windows", "row", "padded"],
 )
 def test_results_that_repeat_elements_are_laid_out_as_in_eager(view):
     x = torch.randn(3, 4)
