@@ -38,9 +38,10 @@ def drop_idle_dropouts(graph: fx.GraphModule) -> int:
     for target, names in _DROPOUTS.items():
         for node in graph.graph.find_nodes(op="call_function", target=target):
             given = _DEFAULTS | dict(zip(names, node.args, strict=False)) | node.kwargs
-            source, active = given.get("input"), given[names[2]]
-            idle = active is False or (active is True and type(given["p"]) in (int, float) and given["p"] == 0)
-            if idle and isinstance(source, fx.Node) and 0 <= given["p"] <= 1:
+            source, active, share = given.get("input"), given[names[2]], given["p"]
+            if not isinstance(source, fx.Node) or type(share) not in (int, float):  # a share that changes has a node
+                continue
+            if 0 <= share <= 1 and (active is False or (active is True and share == 0)):
                 node.replace_all_uses_with(source)
                 graph.graph.erase_node(node)
                 count += 1
