@@ -286,11 +286,11 @@ class DeferredFrames:
         left = [(k, made) for k, made in self._made if made.guarded_code and made.guarded_code.code not in in_use]
         self._made = [*left, (key, result)]
 
-    def unused(self, code: types.CodeType) -> int:
-        """Compiled and not in Dynamo's cache yet."""
+    def unused(self, code: types.CodeType) -> list[Any]:
+        """Compiled and not in Dynamo's cache yet: code and guards, as the entries of the cache have them."""
         in_use = [entry.code for entry in self._entries(code)]
         made = [result.guarded_code for key, result in self._made if key[0] is code]
-        return sum(each is not None and each.code not in in_use for each in made)
+        return [each for each in made if each is not None and each.code not in in_use]
 
     def _over_budget(self, code: types.CodeType, job: Job) -> None:
         """Said once, by whichever thread notices first, and before the call that waits returns."""

@@ -195,13 +195,13 @@ class Entrance:
             if self._compiled is None:
                 return 0
             frame, compiler = self._compiled
-            entries = len(compiler.entries(frame.__code__))
+            entries = len(compiler.ready(frame.__code__))
             if entries:
                 self.stop_compiling()
                 self._is_sealed = True
                 lost = self._race.lost if self._race is not None else None
                 self.call = Seal(
-                    self.target, frame, compiler.entries, _ORDINARY_STANCE, self.options, self.log, lost, strict
+                    self.target, frame, compiler.ready, _ORDINARY_STANCE, self.options, self.log, lost, strict
                 ).call
             return entries
 
@@ -513,6 +513,10 @@ class FrameCompiler:
     def entries(self, code: types.CodeType) -> list[Any]:
         return [entry for entry in native._debug_get_cache_entry_list(code) if entry.backend is self._backend]
 
+    def ready(self, code: types.CodeType) -> list[Any]:
+        """The entries, and what another thread has compiled and no call has come for since."""
+        return [*self.entries(code), *(self.deferred.unused(code) if self.deferred is not None else ())]
+
     def _is_there(self, frame: Any) -> bool:
         """A thread that searches Dynamo's list while another moves what it found to the front may miss what is there.
         And Dynamo files what was compiled only after the compile lock has been let go: so what was made last is looked
@@ -573,7 +577,7 @@ class FrameCompiler:
     def _settings(self, code: types.CodeType) -> Iterator[None]:
         # Other compiled objects' entries on shared code (a graph break puts a class's forward there) are not ours.
         others = len(native._debug_get_cache_entry_list(code)) - len(self.entries(code))
-        others -= self.deferred.unused(code) if self.deferred is not None else 0
+        others -= len(self.deferred.unused(code)) if self.deferred is not None else 0
         shapes = eval_frame.set_enable_dynamic(self._dynamic) if self._dynamic is not None else contextlib.nullcontext()
         limit = dynamo_config.patch(recompile_limit=dynamo_config.recompile_limit + others)
         with shapes, limit, _whole_guards(), without_guard_profiling():

@@ -163,9 +163,16 @@ class LoopPrinter:
             value = self.ref(i.value)
             if i.mode != "set":
                 value = combine_text(i.mode, i.dtype, load_text(i.dtype, place), value)
-            self.line(f"{place} = {store_text(i.dtype, value)};")
+            self.line(f"{self._where_in_range(i)}{place} = {store_text(i.dtype, value)};")
         else:
             self.line(f"{VALUE_TYPE[i.dtype]} v{n} = {self.expression(i)};")
+
+    def _where_in_range(self, store: Store) -> str:
+        """A place that is the caller's mistake is raised, and nothing is written: 0, which stands for it, is some other
+        element of what may be the caller's own tensor, and he may go on with it after the exception."""
+        places = [i for v in value_refs(store.index) if isinstance(i := self.body[v], Checked)]
+        tests = [f"(uint64_t){self.ref(i.arg)} < (uint64_t){self.index(i.size)}" for i in places]
+        return f"if ({' && '.join(tests)}) " if tests else ""
 
     # --- whole functions ----------------------------------------------------------------------------------------
 

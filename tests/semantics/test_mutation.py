@@ -273,3 +273,24 @@ def test_the_shape_of_what_is_given_another_in_place(change):
 
     x = torch.arange(2.0).reshape(2, 1)
     torch.testing.assert_close(burnish.compile(fn, options={"gate": False, "verify": "off"})(x), fn(x))
+
+
+@pytest.mark.parametrize("write", ["set", "add", "scatter"])
+def test_a_place_out_of_range_is_not_written_anywhere_else(write):
+    """Who catches the exception goes on with a cache in which no other entry has changed."""
+
+    def step(cache, place, x):
+        if write == "set":
+            cache[:, place] = x
+        elif write == "add":
+            cache.index_add_(1, place, x)
+        else:
+            cache.scatter_(1, place[None].expand_as(x), x)
+        return cache * 2
+
+    compiled = burnish.compile(step, gate=False, verify="off")
+    cache = torch.zeros(1, 4)
+    compiled(cache, torch.tensor([1]), torch.ones(1, 1))
+    with pytest.raises((IndexError, RuntimeError)):
+        compiled(cache, torch.tensor([99]), torch.ones(1, 1))
+    assert cache.tolist() == [[0, 1, 0, 0]]

@@ -784,3 +784,16 @@ def test_a_compile_is_cancelled_where_c_code_may_throw() -> None:
     assert made > 0
     assert asked == made
     assert len(checks) > asked
+
+
+def test_what_is_ready_is_sealed_though_no_call_has_come_for_it():
+    model = nn.Sequential(nn.Linear(6, 8), nn.GELU()).eval()
+    compiled: Any = burnish.compile(model, background=True, gate=False)
+    x = torch.randn(3, 6)
+    with torch.no_grad():
+        compiled(x)
+        compiled.burnish.wait()
+        burnish.seal(compiled, strict=True)
+        for _ in range(3):
+            torch.testing.assert_close(compiled(x), model(x))
+    assert burnish.stats(compiled).compiles == 1

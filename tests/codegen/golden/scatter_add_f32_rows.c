@@ -6,7 +6,7 @@ static BN_NOINLINE void scatter_add_f32_rows(const int64_t *restrict p0, const f
 #pragma omp simd
         for (int64_t x1 = 0; x1 < 8; x1++) {
             float v2 = p1[(8*x0 + x1)];
-            p2[(8*v1 + x1)] = (p2[(8*v1 + x1)] + v2);
+            if ((uint64_t)v0 < (uint64_t)5) p2[(8*v1 + x1)] = (p2[(8*v1 + x1)] + v2);
         }
     }
 }
