@@ -150,9 +150,8 @@ def _sizes(tensors: Sequence[torch.Tensor]) -> list[int]:
 
 def _zeros(a: torch.Tensor, sizes: dict[int, int]) -> torch.Tensor:
     shape, strides = [sizes[_hint(n)] for n in a.shape], [_hint(s) for s in a.stride()]  # type: ignore[index]
-    if _order(a) is not None and shape != list(a.shape):
-        order = _order(a)
-        assert order is not None
+    order = _order(a)
+    if order is not None and shape != list(a.shape):
         inverse = sorted(range(len(order)), key=order.__getitem__)
         return torch.zeros([shape[d] for d in order], dtype=a.dtype, device=a.device).permute(inverse)
     span = 1 + sum((n - 1) * (s or 0) for n, s in zip(shape, strides, strict=True))

@@ -19,8 +19,12 @@ def spelling(target: Any) -> str:
 
 
 def blank_like(x: torch.Tensor) -> torch.Tensor:
-    """Memory of its own with x's form, which means what x's does: its negatives or conjugates."""
-    made = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+    """Memory of its own with x's form and bits."""
+    return with_bits_of(x, torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device))
+
+
+def with_bits_of(x: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+    """A view whose memory means what x's does: its values, or their negatives or conjugates."""
     made = torch.conj(made) if x.is_conj() else made
     return torch._neg_view(made) if x.is_neg() else made
 

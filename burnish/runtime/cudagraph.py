@@ -31,10 +31,11 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from burnish.capture.addresses import same_addresses
+from burnish.capture.calls import with_bits_of
 from burnish.capture.host import Host
 from burnish.observe.log import CompileLog, failure_reason
 from burnish.runtime.cuda_program import CudaRun, is_capturing
-from burnish.runtime.graph_launch import DriverLaunch, driver_launch
+from burnish.runtime.graph_launch import DriverLaunch, driver_launch, extent
 from burnish.runtime.graph_plan import GraphPlan
 
 current_raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0)
@@ -353,10 +354,6 @@ def _once(x: torch.Tensor, repeated: tuple[int, ...]) -> torch.Tensor:
     return x
 
 
-def _extent(x: torch.Tensor) -> int:
-    return 1 + sum((d - 1) * s for d, s in zip(x.shape, x.stride(), strict=True)) if x.numel() else 0
-
-
 class _Places:
     """Where the arguments of a call were."""
 
@@ -595,7 +592,5 @@ def _resolved(x: Any, is_alias: bool) -> Any:
 
 
 def _twin(x: torch.Tensor) -> torch.Tensor:
-    """Memory of the graph's own with x's sizes and strides, which means what x's does: its conjugates or negatives."""
-    twin = torch.empty(_extent(x), dtype=x.dtype, device=x.device).as_strided(x.shape, x.stride())
-    twin = torch.conj(twin) if x.is_conj() else twin
-    return torch._neg_view(twin) if x.is_neg() else twin
+    """Memory of the graph's own with x's sizes, strides and bits."""
+    return with_bits_of(x, torch.empty(extent(x), dtype=x.dtype, device=x.device).as_strided(x.shape, x.stride()))

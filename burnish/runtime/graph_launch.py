@@ -80,7 +80,7 @@ def driver_launch(
     copies serve better. The device must be current."""
     if max(map(len, (into, back, out))) > _FEW or not all(map(_may_be_copied_over, back.values())):
         return None
-    if not all(_extent(x) <= _GAPS * x.numel() for x in (*into.values(), *out)):
+    if not all(extent(x) <= _GAPS * x.numel() for x in (*into.values(), *out)):
         return None
     copies = (_listed(into), _listed(back), _listed(dict(enumerate(out))))
     kernel = copy_kernel(host, device)
@@ -116,7 +116,7 @@ def _copies(host: Host, kernel: int, device: torch.device) -> bool:
 
 
 def _listed(copies: Copies) -> list[tuple[int, torch.Tensor, int]]:
-    return [(k, x, _extent(x) * x.element_size()) for k, x in copies.items()]
+    return [(k, x, extent(x) * x.element_size()) for k, x in copies.items()]
 
 
 def _bytes(template: Template) -> int:
@@ -124,7 +124,7 @@ def _bytes(template: Template) -> int:
     return math.prod(size) * dtype.itemsize
 
 
-def _extent(x: torch.Tensor) -> int:
+def extent(x: torch.Tensor) -> int:
     """Elements from the first to the last, those between that are not x's included."""
     return 1 + sum((d - 1) * s for d, s in zip(x.shape, x.stride(), strict=True)) if x.numel() else 0
 

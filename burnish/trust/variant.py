@@ -222,22 +222,22 @@ class Variant:
                 return self._race_again(args)
             return self._run(args)  # it was on trial when this call began
         except TrialRaised as raised:
-            result = self._run(args)
-            self._not_judged(raised)
-            return result
+            return self._run_unjudged(raised, args)
         finally:
             self._trying.release()
 
-    def _not_judged(self, raised: TrialRaised) -> None:
-        """The trial raised, and the call did not. That may happen in every call: it is not tried for ever."""
+    def _run_unjudged(self, raised: TrialRaised, args: Sequence[Any]) -> Any:
+        """The call whose trial raised. If it does not raise itself, that may happen in every call: it is not tried for
+        ever."""
+        result = self._run(args)
         with self._lock:
             self._unjudged += 1
-            if self._unjudged < _MOST_UNJUDGED:
-                return
-            if self.state == "on trial":
-                self._settle("eager", "eager", Failure(f"its trial raised {raised.__cause__!r}"))
-            elif self.is_provisional:
-                self._settle("compiled", self.engine)
+            if self._unjudged >= _MOST_UNJUDGED:
+                if self.state == "on trial":
+                    self._settle("eager", "eager", Failure(f"its trial raised {raised.__cause__!r}"))
+                elif self.is_provisional:
+                    self._settle("compiled", self.engine)
+        return result
 
     def _end_preparing(self) -> None:
         end, self._before_trial = self._before_trial, None
@@ -338,9 +338,7 @@ class Variant:
                     return self._race_at(size, args)
             return self._classes.serving(size)(list(args))
         except TrialRaised as raised:
-            result = self._run(args)
-            self._not_judged(raised)
-            return result
+            return self._run_unjudged(raised, args)
         finally:
             self._trying.release()
 

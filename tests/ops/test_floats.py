@@ -6,6 +6,7 @@ finite, or which infinity, is what eager says, or what is right: eager's vectors
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 import torch
@@ -17,21 +18,22 @@ Op = Callable[..., torch.Tensor]
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
+
+def _named(module: Any, names: str) -> dict[str, Op]:
+    return {name: getattr(module, name) for name in names.split()}
+
+
 UNARY: dict[str, Op] = {
-    **{
-        name: getattr(torch, name)
-        for name in (
-            "abs neg floor ceil trunc round frac sign sqrt rsqrt reciprocal square exp exp2 expm1 log log2 log10 log1p "
-            "sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc lgamma sigmoid nan_to_num"
-        ).split()
-    },
-    **{
-        name: getattr(F, name)
-        for name in (
-            "relu relu6 softplus silu gelu mish elu selu celu hardsigmoid hardswish hardshrink softshrink logsigmoid "
-            "leaky_relu softsign tanhshrink"
-        ).split()
-    },
+    **_named(
+        torch,
+        "abs neg floor ceil trunc round frac sign sqrt rsqrt reciprocal square exp exp2 expm1 log log2 log10 log1p "
+        "sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc lgamma sigmoid nan_to_num",
+    ),
+    **_named(
+        F,
+        "relu relu6 softplus silu gelu mish elu selu celu hardsigmoid hardswish hardshrink softshrink logsigmoid "
+        "leaky_relu softsign tanhshrink",
+    ),
     "gelu tanh": lambda x: F.gelu(x, approximate="tanh"),
     "x + 1": lambda x: x + 1,
     "x * 3 - x * 3": lambda x: (x * 3) - (x * 3),
@@ -44,13 +46,11 @@ UNARY: dict[str, Op] = {
 }
 
 BINARY: dict[str, Op] = {
-    **{
-        name: getattr(torch, name)
-        for name in (
-            "add sub mul div floor_divide remainder fmod pow atan2 hypot copysign nextafter fmax fmin maximum minimum "
-            "xlogy"
-        ).split()
-    },
+    **_named(
+        torch,
+        "add sub mul div floor_divide remainder fmod pow atan2 hypot copysign nextafter fmax fmin maximum minimum "
+        "xlogy",
+    ),
     "div trunc": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
     "lerp": lambda a, b: torch.lerp(a, b, 0.25),
 }
