@@ -240,8 +240,7 @@ class Cache:
         with contextlib.suppress(OSError, Refused), self._opened(_TEMPORARY) as parent:
             for name in names_in(parent):
                 with contextlib.suppress(OSError, Refused):
-                    if _is_abandoned(name, parent):
-                        shutil.rmtree(name, ignore_errors=True, dir_fd=parent)
+                    _remove_if_abandoned(name, parent)
 
     def discard(self, kind: str, key: CacheKey) -> None:
         """Drop an entry that proved of no use though its bytes are as they were stored."""
@@ -427,11 +426,15 @@ def _made_and_locked(parent: int, shown: str) -> tuple[str, int]:
         return name, directory
 
 
-def _is_abandoned(name: str, parent: int) -> bool:
+def _remove_if_abandoned(name: str, parent: int) -> None:
+    """It stays locked until it is gone: a process that has just made it, and not locked it yet, finds it taken."""
     directory = open_below(parent, name, name)
     try:
         free = _lock(directory)
-        return time.time() - os.fstat(directory).st_mtime > _ABANDONED_SECONDS if free is None else free
+        if free is None:
+            free = time.time() - os.fstat(directory).st_mtime > _ABANDONED_SECONDS
+        if free:
+            shutil.rmtree(name, ignore_errors=True, dir_fd=parent)
     finally:
         os.close(directory)
 

@@ -396,6 +396,26 @@ def test_eviction_leaves_what_is_being_written(tmp_path: Path) -> None:
         assert not abandoned.exists()
 
 
+def test_what_is_being_cleared_away_cannot_be_taken_by_whoever_has_just_made_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its maker, which locks it a moment later, would write into a directory that is about to go."""
+    cache = Cache(tmp_path / "cache", 100_000)
+    with cache.workspace() as fresh:
+        made = fresh.with_name("made-and-not-locked-yet")
+        made.mkdir()
+    taken: list[bool | None] = []
+
+    def rmtree(name: str, ignore_errors: bool, dir_fd: int) -> None:
+        mine = os.open(name, os.O_RDONLY, dir_fd=dir_fd)
+        taken.append(cache_module._lock(mine))
+        os.close(mine)
+
+    monkeypatch.setattr(cache_module.shutil, "rmtree", rmtree)
+    cache.trim()
+    assert taken == [False]
+
+
 def test_without_locks_what_is_being_written_is_known_by_its_age(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
