@@ -6,6 +6,8 @@
   would flow through it.
 - The gradient of a product of elements is computed in another way where it holds a zero, which no graph can ask.
 - Some operations are taken apart before autograd sees them: their gradients would be those of the pieces.
+- AOTAutograd gives the gradient of a result the strides of the result. Where elements of it share memory (`unfold`),
+  their gradients would.
 - Dynamo takes a double of no dimensions for a number that may be left out, and leaves out what writes to it.
 - Dynamo remembers the shape that a tensor had before it was given another in place.
 """
@@ -18,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch._functorch.config as functorch_config
 import torch.nn.functional as F
 from torch import fx
 from torch._C import DispatchKey
@@ -141,6 +144,29 @@ def noticing_other_shapes() -> Iterator[None]:
         yield
     finally:
         setattr(TensorVariable, _AFTER_A_WRITE, ordinary)
+
+
+# Where torch does not ask it, it takes gradients as contiguous.
+_STRIDES_OF_RESULTS = "guess_tangent_strides_as_outputs"
+
+
+def dense_gradients(graph: fx.GraphModule) -> contextlib.AbstractContextManager[Any]:
+    """While open, AOTAutograd takes the gradients of a graph's results as contiguous if elements of one may share
+    memory. What `expand` returns it knows by itself, from torch 2.12 on."""
+    (output,) = graph.graph.find_nodes(op="output")
+    results = [x.meta.get("example_value") for x in output.args[0] if isinstance(x, fx.Node)]
+    if any(map(_may_overlap, results)) and hasattr(functorch_config, _STRIDES_OF_RESULTS):
+        patched: contextlib.AbstractContextManager[Any] = functorch_config.patch({_STRIDES_OF_RESULTS: False})
+        return patched
+    return contextlib.nullcontext()
+
+
+def _may_overlap(result: Any) -> bool:
+    if not isinstance(result, torch.Tensor) or result.layout is not torch.strided or not result.requires_grad:
+        return False
+    if result._has_symbolic_sizes_strides:  # whose gradients it takes as contiguous anyway
+        return False
+    return torch._debug_has_internal_overlap(result) != 0
 
 
 # Their gradients at NaN are not those of their pieces.

@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wr
 
 from burnish.assumptions import TensorInput
 from burnish.capture.as_in_eager import (
+    dense_gradients,
     drop_idle_dropouts,
     leaving_out_history,
     left_to_eager,
@@ -268,6 +269,7 @@ class _Capture:
             inductor_config.patch(fallback_random=True),
             without_printed_graphs(),
             own_derivatives(),
+            dense_gradients(graph),
             _left_if_it_raises(),
             self._differentiable_twice(),
         ):

@@ -296,8 +296,7 @@ class LoopPrinter:
                 return f"tl.cast({self.index(self.indices[n])}, {VALUE_TYPE[dtype]})"
             case Checked(arg, size):
                 mask = " & ".join(self.mask(self.spans[n])) or "True"
-                place = self.tensor(arg) if self.dtype(arg) is DType.i64 else f"{self.tensor(arg)}.to(tl.int64)"
-                return f"bn.checked({place}, {self.index(size)}, {mask}, error)"
+                return f"bn.checked({self._wide(arg)}, {self.index(size)}, {mask}, error)"
             case Apply("erf" | "tanh" as fn, (arg,), DType.f32) if self.rounds:
                 return f"bn.{fn}_to_bf16({self.tensor(arg)})"
             case Apply("cast", (arg,), DType.f32) if self.small is not None and (text := self.small.cast(arg)):
@@ -376,7 +375,7 @@ class LoopPrinter:
             if i.dtype not in _ATOMIC.get(i.mode, ()):
                 raise NotPrintable(f"no atomic {i.mode} for {i.dtype.value}")
         parts = [self.pointer(n, span), self.ref(i.value)]
-        mask = self.mask(span)
+        mask = [*self.mask(span), *self._in_range(i)]
         if mask:
             parts.append(" & ".join(mask))
         if i.mode == "set":
@@ -384,6 +383,16 @@ class LoopPrinter:
         else:
             parts[1] = f"tl.broadcast_to({self.tensor(i.value)}, {self.shape(span)}).to({STORED_TYPE[i.dtype]})"
             self.line(f'tl.atomic_{i.mode}({", ".join(parts)}, sem="relaxed")')
+
+    def _in_range(self, store: Store) -> list[str]:
+        """An index out of range is raised, and nothing is written for it: element 0, which stands for it, may be the
+        caller's own, who may go on with it after the exception."""
+        indices = [i for v in value_refs(store.index) if isinstance(i := self.body[v], Checked)]
+        return [f"({self._wide(i.arg)} >= 0) & ({self._wide(i.arg)} < {self.index(i.size)})" for i in indices]
+
+    def _wide(self, value: int) -> str:
+        """An index from memory: an int8 cannot be compared with a size of 1000."""
+        return self.tensor(value) if self.dtype(value) is DType.i64 else f"{self.tensor(value)}.to(tl.int64)"
 
     # --- reductions ---------------------------------------------------------------------------------------------
 

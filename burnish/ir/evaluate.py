@@ -76,7 +76,7 @@ class _Evaluation:
                     self.values[n] = _held(SCALAR_OPS[fn].reference(*(self.values[a] for a in args)), dtype)
                 case Checked(arg, size):
                     limit = evaluate(size, self.sizes)
-                    v = self.values[arg]
+                    v = self.values[arg].long()
                     if bool(((v < 0) | (v >= limit)).any()):
                         raise IndexError(f"index out of range for a dimension of size {limit}")
                     self.values[n] = v

@@ -200,8 +200,10 @@ class _Lowerer:
         windows = Counter(node.inputs[0].id for node in self.graph.nodes if isinstance(node.op, View))
         for node in self.graph.nodes:
             match node.op:
-                case Contract() | Convolve() | Attend() | Extern():
+                case Contract() | Convolve() | Attend():
                     forced |= {self._window_source(x).id for x in node.inputs}
+                case Extern():
+                    forced |= {self._window_of_call(x).id for x in node.inputs}
                 case Gather():
                     forced.add(node.inputs[0].id)
                 case Map("cast") if ends_product(node):
@@ -232,6 +234,17 @@ class _Lowerer:
             if all(steps_forward(coefficient(offset, a.name)) for a in node.op.axes):
                 return source
         return node
+
+    def _window_of_call(self, node: Node) -> Node:
+        """As above, for an ATen call. It sees an expanded operand only where it does in eager: not every kernel of
+        ATen's reads one rightly (`median`)."""
+        source = self._window_source(node)
+        if source is node or (node.layout is not None and _is_expanded(node.layout, node.shape)):
+            return source
+        assert isinstance(node.op, View)
+        read = {x.name for i in node.op.index for x in symbols(i)}
+        repeats = any(a.name not in read and d != 1 for a, d in zip(node.op.axes, node.shape, strict=True))
+        return node if repeats else source
 
     def _layout(self, node: Node) -> tuple[Dim, ...]:
         """The strides of the memory a stored node is in, or will be."""
@@ -272,8 +285,8 @@ class _Lowerer:
     def _offset(self, buffer: Buffer, index: tuple[Dim, ...]) -> Dim:
         return dot(index, buffer.strides)
 
-    def _operand(self, node: Node) -> Operand:
-        source = self._window_source(node)
+    def _operand(self, node: Node, source: Node | None = None) -> Operand:
+        source = source or self._window_source(node)
         if source is node or source.id not in self.stored:
             source = node
         buffer = self._buffer(source)
@@ -497,7 +510,7 @@ class _Lowerer:
 
     def _store_extern(self, node: Node) -> None:
         assert isinstance(node.op, Extern)
-        inputs = tuple(self._operand(x) for x in node.inputs)
+        inputs = tuple(self._operand(x, self._window_of_call(x)) for x in node.inputs)
         names = []
         for k, (t, strides) in enumerate(zip(node.types, node.op.strides, strict=True)):
             buffer = Buffer(f"b{node.id}_{k}", t.dtype, t.shape, strides, "extern")

@@ -57,6 +57,30 @@ def test_slice(part: slice, dim: int) -> None:
     check(fn, torch.randn(10, 10))
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    "shared",
+    [
+        lambda x: (x * 2).unfold(-1, 3, 1),
+        lambda x: (x * 2).as_strided((2, 3), (1, 1)),
+        lambda x: (x * 2).expand(3, 4),
+        lambda x: x.sin().unfold(0, 2, 1).t(),
+        lambda x: x.unfold(0, 3, 1),
+    ],
+    ids="unfolded strided expanded transposed unfolded-input".split(),
+)
+def test_gradients_of_results_whose_elements_share_memory(shared, dynamic) -> None:
+    """Each element has a gradient of its own, though one place in memory holds several of them."""
+    fn = burnish.compile(shared, dynamic=dynamic, gate=False)
+    for _ in range(2):
+        mine, theirs = (torch.arange(4.0).requires_grad_() for _ in range(2))
+        result = fn(mine)
+        gradient = torch.randn(result.shape)
+        result.backward(gradient)
+        shared(theirs).backward(gradient)
+        torch.testing.assert_close(mine.grad, theirs.grad)
+
+
 def test_slices_that_meet() -> None:
     check(lambda x: torch.cat([x[:, 4:] * 2, x[:, :4].sin()], 1) * x[:, 1:9].mean(), torch.randn(5, 10))
 

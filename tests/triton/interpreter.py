@@ -142,7 +142,12 @@ def _mend_interpreter() -> None:
             other = interpreter.TensorHandle(np.full(ptrs.data.shape, junk, dtype=held), kind)
         return load(self, ptrs, mask, other, *rest, **named)
 
+    def create_masked_store(self: Any, ptrs: Any, value: Any, mask: Any, policy: Any) -> Any:
+        """A mask that was one bit for all lanes has become a byte for each."""
+        return interpreter._interpreter.store(ptrs.data, value.data, mask.data.astype(bool))
+
     interpreter.InterpreterBuilder.create_masked_load = create_masked_load
+    interpreter.InterpreterBuilder.create_masked_store = create_masked_store
     interpreter.InterpreterBuilder.create_dot = _dot
 
 

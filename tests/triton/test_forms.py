@@ -142,9 +142,9 @@ def embedding(rows: int, width: int, count: int, dtype: DType = DType.i64) -> Lo
     return w.loop(space)
 
 
-def scatter(rows: int, width: int, count: int, mode: str, dtype: DType) -> Loop:
+def scatter(rows: int, width: int, count: int, mode: str, dtype: DType, places: DType = DType.i64) -> Loop:
     space, w = axes(count, width), Writer()
-    row = w.emit(Checked(w.load("k", at(space[0]), DType.i64), rows))
+    row = w.emit(Checked(w.load("k", at(space[0]), places), rows))
     index = value_symbol(row) * width + at(space[1])
     w.store("y", index, w.load("x", linear(space), dtype), dtype, mode)
     return w.loop(space, sequential=True)
@@ -173,6 +173,21 @@ def test_scatter_set_and_integer_extremes(interpreter: Interpreter) -> None:
     for mode in ("set", "max", "min"):
         buffers = {"k": torch.tensor([2, 0, 3]), "x": rand(72, dtype=DType.i32), "y": rand(96, dtype=DType.i32)}
         interpreter.check(scatter(4, 24, 3, mode, DType.i32), buffers, launches=1)
+
+
+def test_scatter_by_indices_of_eight_bits_over_more_rows_than_they_reach(interpreter: Interpreter) -> None:
+    buffers = {"k": torch.tensor([2, 0, 127], dtype=torch.int8), "x": rand(12), "y": rand(800)}
+    interpreter.check(scatter(200, 4, 3, "set", DType.f32, DType.i8), buffers, launches=1)
+
+
+@pytest.mark.parametrize("mode", ["set", "add"])
+@pytest.mark.parametrize("wrong", [1000, -1])
+def test_a_bad_index_raises_the_flag_and_writes_nothing(interpreter: Interpreter, mode: str, wrong: int) -> None:
+    buffers = {"k": torch.tensor([2, wrong, 3]), "x": rand(72) + 9, "y": zeros(96)}
+    assert interpreter.run_loop(scatter(4, 24, 3, mode, DType.f32), buffers) == 1
+    want = zeros(96)
+    want[48:72], want[72:] = buffers["x"][:24], buffers["x"][48:]
+    assert torch.equal(buffers["y"], want)
 
 
 def test_every_point_of_a_scatter_add_counts(interpreter: Interpreter) -> None:
