@@ -1,0 +1,115 @@
+"""The schedules and kernels of the built-in workloads, as text, without running or building anything.
+
+Models and inputs are fake tensors, so that full sizes cost no memory; a GPU's kernels are printed on any machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch._dynamo
+import torch._functorch.config as functorch_config
+from torch._functorch.aot_autograd import aot_module_simplified
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule
+from torch.utils._python_dispatch import _disable_current_modes
+
+from burnish.capture.aten import import_graph
+from burnish.capture.decompositions import decomposition_table
+from burnish.capture.partition import partition
+from burnish.codegen import c, triton
+from burnish.observe.log import CompileLog
+from burnish.options import Options
+from burnish.passes import run_passes
+from burnish.passes.rewrite import Fuel
+from burnish.pipeline import Kind, Setting, _fused
+from burnish.schedule.fusion_report import FusionReport
+from burnish.schedule.kernels import Schedule
+from burnish.schedule.lower import lower_graph
+from burnish.workloads import Inputs, Workload
+from tests.programs import named_device
+
+TARGETS = {"cpu": torch.float32, "cuda": torch.bfloat16}
+TRAINED = ("mlp", "bert-base", "resnet50", "gpt2-train")
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """One graph: its name, its schedule, and the source of its kernels."""
+
+    name: str
+    schedule: Schedule
+    source: str
+
+
+def compiled(workload: Workload, size: str, target: str) -> Iterator[Compiled]:
+    """Every graph of a workload: of its inference, and of its training where that is usual."""
+    for trains in (False, True):
+        if trains and workload.name not in TRAINED:
+            continue
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            with _default(TARGETS[target]):
+                model, inputs = workload.build(size)
+            graphs = _graphs(model.train(trains).requires_grad_(trains), inputs, target)
+        for graph in graphs:
+            yield Compiled(f"{workload.name}.{target}.{size}.{graph.name}", graph.schedule, graph.source)
+
+
+@contextlib.contextmanager
+def _default(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _graphs(model: torch.nn.Module, inputs: Inputs, target: str) -> list[Compiled]:
+    """The model is called once, on fake tensors."""
+    found: list[Compiled] = []
+
+    def compiler(kind: Kind) -> Callable[[GraphModule, Any], Any]:
+        def keep(gm: GraphModule, example: Any) -> Any:
+            with _disable_current_modes(), named_device(gm, target):
+                found.append(_compiled(gm, kind, target))
+            return gm
+
+        return keep
+
+    def backend(gm: GraphModule, example: Sequence[Any]) -> Any:
+        return aot_module_simplified(
+            gm,
+            example,
+            fw_compiler=compiler("forward"),
+            bw_compiler=compiler("backward"),
+            inference_compiler=compiler("inference"),
+            partition_fn=partition,
+            decompositions=decomposition_table(),
+            keep_inference_input_mutations=True,
+        )
+
+    torch._dynamo.reset()
+    at_once = functorch_config.patch(force_non_lazy_backward_lowering=True)
+    with at_once, contextlib.closing(_Reset()):
+        run = torch.compile(model, backend=backend)
+        run(**inputs) if isinstance(inputs, dict) else run(*inputs)
+    return found
+
+
+class _Reset:
+    def close(self) -> None:
+        torch._dynamo.reset()
+
+
+def _compiled(gm: GraphModule, kind: Kind, target: str) -> Compiled:
+    captured = import_graph(gm, target)
+    captured.graph = run_passes(captured.graph, Fuel(None), lambda name, graph: None, captured.target)
+    setting = Setting(kind, Options(), CompileLog())
+    schedule = _fused(captured, lower_graph(captured), Fuel(None), FusionReport(), setting)
+    unit = triton.generate(schedule) if target == "cuda" else c.generate(schedule)
+    return Compiled(kind, schedule, unit.text)
