@@ -71,6 +71,9 @@ def _is_one_of_eagers(case: Case, find: Find) -> bool:
         return has_bad_index and any(re.search(r"F\.pad\(.*-\d", t) for t in templates)
     if find.kind == "integer value" and any("signbit" in t for t in templates):
         return any(re.search(r"max|min|sort|topk|median|kthvalue|clamp", t) for t in templates)
+    if case.program.is_random and any(re.search(r"@|matmul|mm\(|linear|conv", t) for t in templates):
+        # The others are compared with float64: whose subnormal numbers are lost (ARM's products of bfloat16) is seen.
+        return any(s.kind == "tiny" for s in case.calls[find.call].storages)
     if not find.where.split("thread ")[-1].lstrip("0123456789 ").startswith("gradient"):
         return False
     has_nan = any(s.kind in _WITH_NAN or "NaN" in s.kind for s in case.calls[find.call].storages)
