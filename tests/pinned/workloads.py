@@ -6,8 +6,14 @@ Models and inputs are fake tensors, so that full sizes cost no memory; a GPU's k
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import platform
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,15 +32,22 @@ from burnish.observe.log import CompileLog
 from burnish.options import Options
 from burnish.passes import run_passes
 from burnish.passes.rewrite import Fuel
-from burnish.pipeline import Kind, Setting, _fused
+from burnish.pipeline import Kind, Setting, _scheduled
 from burnish.schedule.fusion_report import FusionReport
 from burnish.schedule.kernels import Schedule
 from burnish.schedule.lower import lower_graph
 from burnish.workloads import Inputs, Workload
 from tests.programs import named_device
 
+PINNED = Path(__file__).with_name("pinned.json")
+# Other versions of these trace other graphs, and other machines may.
+MADE_WITH = {"torch": torch.__version__.partition("+")[0], "machine": platform.machine()}
+MADE_WITH |= {name: version(name) for name in ("transformers",) if find_spec(name)}
 TARGETS = {"cpu": torch.float32, "cuda": torch.bfloat16}
 TRAINED = ("mlp", "bert-base", "resnet50", "gpt2-train")
+
+
+Pin = dict[str, Any]  # what is kept of a graph: digests, and how many kernels of each kind it has
 
 
 @dataclass(frozen=True)
@@ -44,6 +57,19 @@ class Compiled:
     name: str
     schedule: Schedule
     source: str
+
+    @property
+    def pin(self) -> Pin:
+        schedule = Counter(type(kernel).__name__ for kernel in self.schedule.kernels)
+        return {
+            "kernels": dict(sorted(schedule.items())),
+            "schedule": _digest(str(self.schedule)),
+            "source": _digest(self.source),
+        }
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def compiled(workload: Workload, size: str, target: str) -> Iterator[Compiled]:
@@ -110,6 +136,6 @@ def _compiled(gm: GraphModule, kind: Kind, target: str) -> Compiled:
     captured = import_graph(gm, target)
     captured.graph = run_passes(captured.graph, Fuel(None), lambda name, graph: None, captured.target)
     setting = Setting(kind, Options(), CompileLog())
-    schedule = _fused(captured, lower_graph(captured), Fuel(None), FusionReport(), setting)
+    schedule = _scheduled(captured, lower_graph(captured), Fuel(None), FusionReport(), setting)
     unit = triton.generate(schedule) if target == "cuda" else c.generate(schedule)
     return Compiled(kind, schedule, unit.text)
