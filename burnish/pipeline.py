@@ -27,20 +27,10 @@ from burnish.runtime.cache import CacheKey, open_cache
 from burnish.runtime.data import NotData
 from burnish.runtime.product_choice import choose_libraries
 from burnish.runtime.program import Program, Run, build_program, load_coming, load_program
-from burnish.schedule.attend_pieces import split_attention
-from burnish.schedule.columns import join_columns
-from burnish.schedule.factors import factor_sums
-from burnish.schedule.fuse import fuse
 from burnish.schedule.fusion_report import FusionReport
-from burnish.schedule.groups import group_loops
-from burnish.schedule.halves import join_halves
-from burnish.schedule.inline import inline_products
 from burnish.schedule.kernels import ExternKernel, Schedule
 from burnish.schedule.lower import lower_graph
-from burnish.schedule.products import choose_products, group_siblings
-from burnish.schedule.siblings import join_siblings
-from burnish.schedule.split import split_reductions
-from burnish.schedule.vectors import as_loops, inline_rows
+from burnish.schedule.passes import Context, finished, run_schedule_passes
 from burnish.trust.budget import current_deadline
 from burnish.tuning.tuner import tuner_for
 
@@ -91,9 +81,9 @@ def compile_graph(
     with _stage("schedule", log):
         schedule = lower_graph(captured)  # what is stored, and the loop that computes it
     _checkpoint(f"{kind}.schedule.unfused", schedule, options, log)
-    unfused, fusion = schedule.copy(), FusionReport()
+    unfused, fusion = schedule, FusionReport()
     with _stage("fuse", log):
-        schedule = _fused(captured, schedule, fuel, fusion, setting)  # loops that share data become one
+        schedule = _scheduled(captured, schedule, fuel, fusion, setting)  # loops that share data become one
     if captured.device.type == "cpu":
         with _stage("products", log):
             schedule = choose_libraries(schedule, options, fuel, log)  # the products that BLAS does faster
@@ -114,27 +104,20 @@ def compile_graph(
     return run
 
 
-def _fused(captured: Captured, schedule: Schedule, fuel: Fuel, report: FusionReport, setting: Setting) -> Schedule:
-    if captured.device.type == "cpu":
-        return fuse(schedule, fuel, report)
-    # What follows a product decides who computes it; what the library's product is followed by fuses with what is next.
-    schedule = as_loops(split_attention(fuse(schedule, fuel, only_products=True)))
+def _scheduled(captured: Captured, schedule: Schedule, fuel: Fuel, report: FusionReport, setting: Setting) -> Schedule:
+    """After the passes, listed in burnish/schedule/passes.py."""
+
+    def each(name: str, made: Schedule) -> None:
+        _checkpoint(f"{setting.kind}.schedule.{name.replace(' ', '_')}", made, setting.options, setting.log)
+
     tuner = tuner_for(captured.device, setting.options, setting.log, current_deadline())
     if tuner is None:
-        return _fused_further(choose_products(schedule), fuel, report)
+        return run_schedule_passes(schedule, captured.target, Context(fuel, report), each)
     with _stage("tune", setting.log):  # the forms that kernels take: as a record says, or as they measure best
-        schedule = choose_products(schedule, tuner.who(schedule, _fused_further))
-        schedule = _fused_further(schedule, fuel, report)
+        context = Context(fuel, report, lambda unchosen: tuner.who(unchosen, finished))
+        schedule = run_schedule_passes(schedule, captured.target, context, each)
         schedule.forms = tuner.how(schedule)
     return schedule
-
-
-def _fused_further(schedule: Schedule, fuel: Fuel | None = None, report: FusionReport | None = None) -> Schedule:
-    """A GPU's schedule, once it is known who computes its products."""
-    schedule = inline_products(join_columns(fuse(schedule, fuel, report), fuel))
-    schedule = join_halves(split_reductions(schedule))
-    schedule = factor_sums(inline_rows(schedule))
-    return group_loops(group_siblings(join_siblings(schedule)))
 
 
 @dataclass(frozen=True)

@@ -55,10 +55,11 @@ def _draft(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., A
     from burnish.codegen.c import generate
     from burnish.passes import run_passes
     from burnish.passes.rewrite import Fuel
-    from burnish.pipeline import fuse, lower_graph
+    from burnish.schedule.lower import lower_graph
+    from burnish.schedule.passes import Context, run_schedule_passes
 
     with _disable_current_modes():
         captured = import_graph(gm)
         captured.graph = run_passes(captured.graph, Fuel(), lambda name, graph: None)
-        generate(fuse(lower_graph(captured)))
+        generate(run_schedule_passes(lower_graph(captured), captured.target, Context()))
     return gm.forward

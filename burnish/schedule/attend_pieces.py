@@ -35,15 +35,14 @@ _MOST_PIECES = 32
 
 
 def split_attention(schedule: Schedule) -> Schedule:
+    schedule = schedule.copy()
     kernels: list[Kernel] = []
     for kernel in schedule.kernels:
         if isinstance(kernel, AttendKernel) and _has_few_queries(kernel):
             kernels += _Split(schedule, kernel).kernels()
         else:
             kernels.append(kernel)
-    schedule.kernels = kernels
-    schedule.drop_unused_buffers()
-    return schedule
+    return schedule.with_kernels(kernels)
 
 
 def _has_few_queries(kernel: AttendKernel) -> bool:

@@ -71,7 +71,7 @@ class _Joiner:
                 if joined is not None:
                     self.kernels[n], after[n] = LoopKernel(joined[0]), [LoopKernel(loop) for loop in joined[1]]
         kernels = [k for n, kernel in enumerate(self.kernels) for k in (kernel, *after.get(n, ())) if k is not None]
-        return replace(self.schedule, buffers=self.buffers, kernels=kernels)
+        return self.schedule.with_kernels(kernels, self.buffers)
 
     def _joined(self, at: int, rows: Loop) -> tuple[Loop, list[Loop]] | None:
         """The row kernel with the sums it can take on, and the kernels that finish them."""

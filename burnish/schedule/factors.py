@@ -12,23 +12,23 @@ from dataclasses import replace
 
 from burnish.ir.body import Apply, BodyBuilder, Loop, Reduced, prune, remap
 from burnish.ir.dtypes import DType
-from burnish.schedule.kernels import Kernel, LoopGroup, LoopKernel, Schedule
+from burnish.passes.rewrite import Fuel
+from burnish.schedule.kernels import Kernel, LoopKernel, Schedule
 from burnish.schedule.vector_loops import is_vector_product
 
 
-def factor_sums(schedule: Schedule) -> Schedule:
-    schedule.kernels = [_factored(k) for k in schedule.kernels]
-    return schedule
+def factor_sums(schedule: Schedule, fuel: Fuel | None = None) -> Schedule:
+    fuel = fuel or Fuel()
+    return schedule.with_kernels([_factored(k, fuel) for k in schedule.kernels])
 
 
-def _factored(kernel: Kernel) -> Kernel:
-    if isinstance(kernel, LoopGroup):
-        return LoopGroup(tuple(LoopKernel(_in_loop(p.loop)) for p in kernel.parts))
-    return LoopKernel(_in_loop(kernel.loop)) if isinstance(kernel, LoopKernel) else kernel
-
-
-def _in_loop(loop: Loop) -> Loop:
-    return _Factoring(loop).done() if is_vector_product(loop) else loop
+def _factored(kernel: Kernel, fuel: Fuel) -> Kernel:
+    if not isinstance(kernel, LoopKernel) or not is_vector_product(kernel.loop):
+        return kernel
+    loop = _Factoring(kernel.loop).done()
+    if loop.body == kernel.loop.body or not fuel.spend(f"factors: {', '.join(sorted(kernel.writes))}"):
+        return kernel
+    return LoopKernel(loop)
 
 
 class _Factoring:

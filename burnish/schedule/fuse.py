@@ -214,7 +214,7 @@ def _if_seen(body: BodyBuilder, load: Load, value: int) -> int:
 def fuse(
     schedule: Schedule, fuel: Fuel | None = None, report: FusionReport | None = None, only_products: bool = False
 ) -> Schedule:
-    """Joins in place; `report` is filled with what was joined and what was not. `only_products` joins products with
+    """`report` is filled with what was joined and what was not. `only_products` joins products with
     what follows them and leaves the rest for a later round."""
     return _Fuser(schedule, fuel or Fuel(), report or FusionReport()).run(only_products)
 
@@ -258,9 +258,7 @@ class _Fuser:
         order = self._ordered()
         require_kept(self.earlier, [self.members[k] for k in order])
         self._write_report(order)
-        self.schedule.kernels = [self.kernels[k] for k in order]
-        self.schedule.drop_unused_buffers()
-        return self.schedule
+        return self.schedule.with_kernels([self.kernels[k] for k in order])
 
     def _absorb_producers(self, k: int, contracts_only: bool) -> None:
         changed = True

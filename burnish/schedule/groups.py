@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from burnish.ir.body import Loop, Scanned
 from burnish.ir.expr import product
+from burnish.passes.rewrite import Fuel
 from burnish.schedule.kernels import LoopGroup, LoopKernel, Schedule
-from burnish.schedule.order import side_by_side
+from burnish.schedule.order import launched_together, side_by_side
 from burnish.schedule.vector_loops import is_vector_product, vector_loads
 
 _SMALL = 1 << 16  # elements of a loop that is over before the next could be launched
@@ -18,13 +19,10 @@ _SHORT = 256  # elements of a row: a head's
 _MOST = 6  # parts: each has its code in the kernel
 
 
-def group_loops(schedule: Schedule) -> Schedule:
+def group_loops(schedule: Schedule, fuel: Fuel | None = None) -> Schedule:
     kinds = [_kind(k.loop) if isinstance(k, LoopKernel) else None for k in schedule.kernels]
-    schedule.kernels = [
-        LoopGroup(tuple(k for k in members if isinstance(k, LoopKernel))) if len(members) > 1 else members[0]
-        for members in side_by_side(schedule.kernels, kinds, _MOST)
-    ]
-    return schedule
+    groups = side_by_side(schedule.kernels, kinds, _MOST)
+    return schedule.with_kernels(launched_together(groups, LoopKernel, LoopGroup, "group loops", fuel))
 
 
 def _kind(loop: Loop) -> object:

@@ -27,13 +27,15 @@ from burnish.ir.body import (
 )
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, Expr, coefficient, is_nonneg, substitute
+from burnish.passes.rewrite import Fuel
 from burnish.schedule.fuse import Unified, unify
 from burnish.schedule.kernels import Kernel, LoopKernel, ResultBuffer, Schedule
 from burnish.schedule.vectors import is_vector_product, unchanged
 
 
-def join_halves(schedule: Schedule) -> Schedule:
+def join_halves(schedule: Schedule, fuel: Fuel | None = None) -> Schedule:
     """Vector products take over the loop that alone reads their result, where halves of the result meet in it."""
+    fuel = fuel or Fuel()
     kernels: list[Kernel | None] = list(schedule.kernels)
     results = {r.operand.buffer for r in schedule.results if isinstance(r, ResultBuffer)}
     for n, kernel in enumerate(schedule.kernels):
@@ -48,11 +50,9 @@ def join_halves(schedule: Schedule) -> Schedule:
         if not isinstance(reader, LoopKernel) or not unchanged(between, kernel):
             continue
         joined = _joined(kernel.loop, reader.loop)
-        if joined is not None:
+        if joined is not None and fuel.spend(f"halves: {made} + {', '.join(sorted(reader.writes))}"):
             kernels[n], kernels[readers[0]] = None, LoopKernel(joined)
-    schedule.kernels = [k for k in kernels if k is not None]
-    schedule.drop_unused_buffers()
-    return schedule
+    return schedule.with_kernels([k for k in kernels if k is not None])
 
 
 def _joined(product: Loop, reader: Loop) -> Loop | None:

@@ -26,6 +26,7 @@ from burnish.ir.body import (
 )
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, Expr, coefficient, floordiv, mentions, mod, product, substitute, symbols
+from burnish.passes.rewrite import Fuel
 from burnish.schedule.kernels import ContractKernel, Kernel, LoopKernel, ResultBuffer, Schedule
 from burnish.schedule.products import has_few_rows
 from burnish.schedule.vector_loops import is_vector_product, matrices
@@ -114,7 +115,7 @@ def _is_plain(loop: Loop) -> bool:
 # --- matrices ---------------------------------------------------------------------------------------------------
 
 
-def inline_matrices(schedule: Schedule, products: Sequence[LoopKernel]) -> Schedule:
+def inline_matrices(schedule: Schedule, products: Sequence[LoopKernel], fuel: Fuel) -> Schedule:
     """The schedule whose vector products, freshly written as loops, compute their matrices' elements themselves."""
     kernels = list(schedule.kernels)
     for loop_kernel in products:
@@ -125,17 +126,15 @@ def inline_matrices(schedule: Schedule, products: Sequence[LoopKernel]) -> Sched
         for name in dict.fromkeys(i.buffer for i in loop.loads if mentions(i.index, {a.name for a in loop.reduction})):
             parts = makers.parts(name, at)
             inlined = _with_parts(loop, name, parts) if parts and not any(p.loop.reduction for p in parts) else None
-            if inlined is not None:
+            if inlined is not None and fuel.spend(f"matrices: {name}"):
                 loop, gone = inlined, gone | {p.at for p in parts}
         if gone:
             kernels[at] = LoopKernel(loop)
             kernels = [k for n, k in enumerate(kernels) if n not in gone]
-    schedule.kernels = kernels
-    schedule.drop_unused_buffers()
-    return schedule
+    return schedule.with_kernels(kernels)
 
 
-def read_narrow(schedule: Schedule) -> Schedule:
+def read_narrow(schedule: Schedule, fuel: Fuel) -> Schedule:
     """The schedule whose products of few rows read matrices of small integers as they are stored: who takes a strip of
     one makes its elements as wide as the rows' are."""
     kernels = list(schedule.kernels)
@@ -145,12 +144,10 @@ def read_narrow(schedule: Schedule) -> Schedule:
         at = next(n for n, k in enumerate(kernels) if k is kernel)
         parts = _Makers(schedule, kernels).parts(kernel.b.buffer, at)
         narrow = _widened_from(parts[0]) if len(parts) == 1 else None
-        if narrow is not None:
+        if narrow is not None and fuel.spend(f"narrow: {narrow.buffer}"):
             kernels[at] = replace(kernel, b=replace(kernel.b, buffer=narrow.buffer, dtype=narrow.dtype))
             del kernels[parts[0].at]
-    schedule.kernels = kernels
-    schedule.drop_unused_buffers()
-    return schedule
+    return schedule.with_kernels(kernels)
 
 
 def _widened_from(part: Part) -> Load | None:
@@ -261,8 +258,9 @@ def _covers(part: Part, number: int, length: int) -> bool:
 # --- products ---------------------------------------------------------------------------------------------------
 
 
-def inline_products(schedule: Schedule) -> Schedule:
+def inline_products(schedule: Schedule, fuel: Fuel | None = None) -> Schedule:
     """Maps that read a vector product's results at several places, or add up a few of them, are joined with it."""
+    fuel = fuel or Fuel()
     kernels = list(schedule.kernels)
     for kernel in schedule.kernels:
         at = next((n for n, k in enumerate(kernels) if k is kernel), None)
@@ -274,15 +272,13 @@ def inline_products(schedule: Schedule) -> Schedule:
         reader = kernels[readers[0]]
         parts = _Makers(schedule, kernels).parts(kernel.loop.stores[0].buffer, readers[0])
         joined = _joined(reader.loop, parts[0]) if len(parts) == 1 and isinstance(reader, LoopKernel) else None
-        if joined is not None:
+        if joined is not None and fuel.spend(f"inline products: {', '.join(sorted(kernel.writes))}"):
             kernels[readers[0]] = LoopKernel(joined)
             del kernels[at]
-    schedule.kernels = _without_small_sums(schedule, kernels)
-    schedule.drop_unused_buffers()
-    return schedule
+    return schedule.with_kernels(_without_small_sums(schedule, kernels, fuel))
 
 
-def _without_small_sums(schedule: Schedule, kernels: list[Kernel]) -> list[Kernel]:
+def _without_small_sums(schedule: Schedule, kernels: list[Kernel], fuel: Fuel) -> list[Kernel]:
     """A few terms that vector products alone want the sum of are added up by each of their programs."""
     kept = {r.operand.buffer for r in schedule.results if isinstance(r, ResultBuffer)}
     for kernel in list(kernels):
@@ -297,7 +293,7 @@ def _without_small_sums(schedule: Schedule, kernels: list[Kernel]) -> list[Kerne
             continue
         found = [_with_sums(kernels[n], Part(at, flat, flat.stores[0])) for n in readers]
         joined = [k for k in found if k is not None]
-        if len(joined) == len(readers):
+        if len(joined) == len(readers) and fuel.spend(f"inline sums: {store.buffer}"):
             for n, reader in zip(readers, joined, strict=True):
                 kernels[n] = reader
             del kernels[at]

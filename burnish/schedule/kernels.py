@@ -8,6 +8,7 @@ all there is to know.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -357,6 +358,12 @@ class Schedule:
     def copy(self) -> Schedule:
         """One whose list of kernels can be changed while this one stays; the kernels themselves never change."""
         return replace(self, buffers=dict(self.buffers), kernels=list(self.kernels), results=list(self.results))
+
+    def with_kernels(self, kernels: Sequence[Kernel], buffers: Mapping[str, Buffer] | None = None) -> Schedule:
+        """Another schedule, of these kernels; buffers that nothing uses any more are left out."""
+        made = replace(self, buffers=dict(self.buffers if buffers is None else buffers), kernels=list(kernels))
+        made.drop_unused_buffers()
+        return made
 
     def drop_dead_kernels(self) -> None:
         """What only readers without elements would have read is not computed. ATen calls stay: they have effects."""

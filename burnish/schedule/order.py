@@ -7,10 +7,14 @@ them), so names decide. Fusion asks here which kernels must wait for which, and 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import TypeVar
 
 from burnish.errors import CompileError
-from burnish.schedule.kernels import ExternKernel, Kernel
+from burnish.passes.rewrite import Fuel
+from burnish.schedule.kernels import ContractKernel, ExternKernel, Kernel, LoopKernel
+
+Part = TypeVar("Part", LoopKernel, ContractKernel)
 
 _FAR = 64  # kernels that are looked through for others to go beside one
 
@@ -68,6 +72,26 @@ def side_by_side(kernels: Sequence[Kernel], kinds: Sequence[object], most: int |
                 taken.add(later)
         groups.append(members)
     return groups
+
+
+def launched_together(
+    groups: Sequence[Sequence[Kernel]],
+    kind: type[Part],
+    launch: Callable[[tuple[Part, ...]], Kernel],
+    name: str,
+    fuel: Fuel | None = None,
+) -> list[Kernel]:
+    """Each group as one launch of parts, as long as there is fuel; then its kernels, one after the other."""
+    fuel = fuel or Fuel()
+    kernels: list[Kernel] = []
+    for members in groups:
+        parts = tuple(k for k in members if isinstance(k, kind))
+        made = [", ".join(sorted(k.writes)) for k in members]
+        if len(members) > 1 and fuel.spend(f"{name}: {' + '.join(made)}"):
+            kernels.append(launch(parts))
+        else:
+            kernels += members
+    return kernels
 
 
 def can_move(kernels: Sequence[Kernel], to: int, at: int, gone: Set[int]) -> bool:

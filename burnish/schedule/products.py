@@ -29,6 +29,7 @@ from burnish.ir.dtypes import DType
 from burnish.ir.expr import Expr, coefficient, mentions, product, substitute
 from burnish.ir.graph import Extern, Ref
 from burnish.lower.builder import contiguous_strides
+from burnish.passes.rewrite import Fuel
 from burnish.schedule.attenders import attend_choices, choose_attention
 from burnish.schedule.convolutions import choose_convolution, convolution_forms
 from burnish.schedule.epilogue import (
@@ -55,7 +56,7 @@ from burnish.schedule.kernels import (
     Operand,
     Schedule,
 )
-from burnish.schedule.order import side_by_side
+from burnish.schedule.order import launched_together, side_by_side
 from burnish.schedule.ragged import even_part, is_ragged, rest_of_sum, with_more_rows
 
 _TILE = 64
@@ -110,6 +111,7 @@ def choose_products(schedule: Schedule, forms: Mapping[int, Form] | None = None)
     """Every contraction and convolution becomes what will run it, by the rule or, by its number, in one of `forms`;
     buffers for partial sums and library results are added."""
     chosen: list[Kernel] = []
+    schedule = schedule.copy()
     for n, kernel in enumerate(schedule.kernels):
         form = (forms or {}).get(n)
         match kernel:
@@ -122,9 +124,7 @@ def choose_products(schedule: Schedule, forms: Mapping[int, Form] | None = None)
                 chosen += choose_attention(schedule, kernel, form)
             case _:
                 chosen.append(kernel)
-    schedule.kernels = chosen
-    schedule.drop_unused_buffers()
-    return schedule
+    return schedule.with_kernels(chosen)
 
 
 def product_forms(schedule: Schedule, kernel: Kernel) -> list[Form]:
@@ -364,14 +364,11 @@ def _is_add(i: Instr) -> bool:
 # --- siblings ---------------------------------------------------------------------------------------------------
 
 
-def group_siblings(schedule: Schedule) -> Schedule:
+def group_siblings(schedule: Schedule, fuel: Fuel | None = None) -> Schedule:
     """Products of one matrix with several (queries, keys and values; gate and up) become one kernel."""
     kinds = [_kind(k) if isinstance(k, ContractKernel) else None for k in schedule.kernels]
-    schedule.kernels = [
-        ContractGroup(tuple(k for k in members if isinstance(k, ContractKernel))) if len(members) > 1 else members[0]
-        for members in side_by_side(schedule.kernels, kinds)
-    ]
-    return schedule
+    groups = side_by_side(schedule.kernels, kinds)
+    return schedule.with_kernels(launched_together(groups, ContractKernel, ContractGroup, "group products", fuel))
 
 
 def alike(first: ContractKernel, other: ContractKernel) -> bool:

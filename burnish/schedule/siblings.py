@@ -10,12 +10,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from burnish.ir.body import BodyBuilder, Load, Store, remap
+from burnish.passes.rewrite import Fuel
 from burnish.schedule.epilogue import with_values
 from burnish.schedule.kernels import ContractKernel, Kernel, ResultBuffer, Schedule
 from burnish.schedule.products import alike, has_few_rows
 
 
-def join_siblings(schedule: Schedule) -> Schedule:
+def join_siblings(schedule: Schedule, fuel: Fuel | None = None) -> Schedule:
+    fuel = fuel or Fuel()
     kernels: list[Kernel | None] = list(schedule.kernels)
     for at, second in enumerate(kernels):
         if not isinstance(second, ContractKernel) or not has_few_rows(second):
@@ -23,12 +25,14 @@ def join_siblings(schedule: Schedule) -> Schedule:
         for n, first in enumerate(kernels[:at]):
             if isinstance(first, ContractKernel) and _meet(first, second) and _can_wait(kernels, n, at):
                 joined = _joined(first, second, _read_later(schedule, kernels, first, second))
-                if joined.loop.hazard() is None:
+                if joined.loop.hazard() is None and fuel.spend(f"siblings: {_names(first)} + {_names(second)}"):
                     kernels[n], kernels[at] = None, joined
                     break
-    schedule.kernels = [k for k in kernels if k is not None]
-    schedule.drop_unused_buffers()
-    return schedule
+    return schedule.with_kernels([k for k in kernels if k is not None])
+
+
+def _names(kernel: Kernel) -> str:
+    return ", ".join(sorted(kernel.writes))
 
 
 def _meet(first: ContractKernel, second: ContractKernel) -> bool:

@@ -35,6 +35,7 @@ from burnish.ir.body import (
 )
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, Expr, floordiv, product
+from burnish.passes.rewrite import Fuel
 from burnish.schedule.axes import column_axis, normalise
 from burnish.schedule.kernels import Buffer, Kernel, LoopKernel, Schedule
 from burnish.schedule.phases import Phases
@@ -45,29 +46,32 @@ _SHORT_COLUMN = 512  # elements that a worker asks for all at once
 _SHORTEST = 2048  # elements in a worker's share of a piece
 
 
-def split_reductions(schedule: Schedule, workers: int = 132, least: int = 1 << 18) -> Schedule:
+def split_reductions(
+    schedule: Schedule, fuel: Fuel | None = None, workers: int = 132, least: int = 1 << 18
+) -> Schedule:
     """Cut reductions of fewer than `workers` independent strips where a strip moves at least `least` bytes a pass; a
     quarter of that where it is a single row, for which a worker has fewer threads."""
+    fuel = fuel or Fuel()
     buffers = dict(schedule.buffers)
     kernels: list[Kernel] = []
     for kernel in schedule.kernels:
         if isinstance(kernel, LoopKernel):
-            kernels += [LoopKernel(loop) for loop in _split(kernel.loop, buffers, workers, least)]
+            kernels += [LoopKernel(loop) for loop in _split(kernel.loop, buffers, workers, least, fuel)]
         else:
             kernels.append(kernel)
-    return replace(schedule, buffers=buffers, kernels=kernels)
+    return schedule.with_kernels(kernels, buffers)
 
 
-def _split(loop: Loop, buffers: dict[str, Buffer], workers: int, least: int) -> list[Loop]:
+def _split(loop: Loop, buffers: dict[str, Buffer], workers: int, least: int, fuel: Fuel) -> list[Loop]:
     if not loop.reduction or loop.sequential or any(isinstance(i, Scanned) for i in loop.body):
         return [loop]
     ordered = normalise(loop)
     cut = _choose_cut(ordered, workers, least)
-    if cut is None:
+    if cut is None or not fuel.spend(f"split reductions: {', '.join(sorted(s.buffer for s in loop.stores))}"):
         return [loop]
     partial, combine, rest = _Split(ordered, *cut, buffers).loops()
     done = [partial, combine]
-    return done if rest is None else [*done, *_split(rest, buffers, workers, least)]
+    return done if rest is None else [*done, *_split(rest, buffers, workers, least, fuel)]
 
 
 # --- the decision -----------------------------------------------------------------------------------------------

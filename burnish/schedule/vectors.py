@@ -14,6 +14,7 @@ from dataclasses import replace
 from burnish.ir.body import Apply, BodyBuilder, Load, Loop, Reduced, Scanned, make_axis, prune, remap
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, Expr
+from burnish.passes.rewrite import Fuel
 from burnish.schedule.epilogue import reading
 from burnish.schedule.inline import inline_matrices, read_narrow, side_by_side
 from burnish.schedule.kernels import ContractKernel, Kernel, LoopKernel, Operand, ResultBuffer, Schedule
@@ -22,10 +23,12 @@ from burnish.schedule.vector_loops import is_vector_product, matrices
 _LONGEST = 1 << 14  # elements of the vector: a program holds its share of several rows in registers
 
 
-def as_loops(schedule: Schedule) -> Schedule:
+def as_loops(schedule: Schedule, fuel: Fuel | None = None) -> Schedule:
+    fuel = fuel or Fuel()
     found = [_vector_product(k) if isinstance(k, ContractKernel) else None for k in schedule.kernels]
-    schedule.kernels = [loop or k for k, loop in zip(schedule.kernels, found, strict=True)]
-    return read_narrow(inline_matrices(schedule, [loop for loop in found if loop is not None]))
+    found = [k and (k if fuel.spend(f"vector products: {', '.join(sorted(k.writes))}") else None) for k in found]
+    written = schedule.with_kernels([loop or k for k, loop in zip(schedule.kernels, found, strict=True)])
+    return read_narrow(inline_matrices(written, [loop for loop in found if loop is not None], fuel), fuel)
 
 
 def _vector_product(kernel: ContractKernel) -> LoopKernel | None:
@@ -61,8 +64,9 @@ def _vector_product(kernel: ContractKernel) -> LoopKernel | None:
 # --- vectors made where they are used ---------------------------------------------------------------------------
 
 
-def inline_rows(schedule: Schedule) -> Schedule:
+def inline_rows(schedule: Schedule, fuel: Fuel | None = None) -> Schedule:
     """Every kernel that makes a vector which only vector products read becomes a part of each of them."""
+    fuel = fuel or Fuel()
     kernels = list(schedule.kernels)
     kept_for_others = {r.operand.buffer for r in schedule.results if isinstance(r, ResultBuffer)}
     for producer in schedule.kernels:
@@ -76,13 +80,13 @@ def inline_rows(schedule: Schedule) -> Schedule:
         at = kernels.index(producer)
         if any(loop is None for loop in joined) or not unchanged(kernels[at + 1 : max(readers)], producer):
             continue
+        if not fuel.spend(f"rows: {made}"):
+            continue
         for n, loop in zip(readers, joined, strict=True):
             assert loop is not None
             kernels[n] = LoopKernel(loop)
         del kernels[at]
-    schedule.kernels = kernels
-    schedule.drop_unused_buffers()
-    return schedule
+    return schedule.with_kernels(kernels)
 
 
 def _makes_one_row(loop: Loop) -> bool:

@@ -57,7 +57,7 @@ STAGES = {
     "import_graph": "import",
     "run_passes": "passes",
     "lower_graph": "schedule",
-    "fuse": "fuse",
+    "run_schedule_passes": "fuse",
     "generate": "codegen",
     "build_program": "codegen",
     "open_cache": "build",
@@ -81,7 +81,7 @@ def test_a_stage_that_raises(function, monkeypatch):
     assert stats.compiles == 1 and stats.graphs == {} and stats.kernels == 0
 
 
-@pytest.mark.parametrize("function", ["import_graph", "fuse", "load_coming", "build_shared"])
+@pytest.mark.parametrize("function", ["import_graph", "run_schedule_passes", "load_coming", "build_shared"])
 def test_a_stage_that_raises_in_training(function, monkeypatch):
     def broken(*args: Any, **kwargs: Any) -> Any:
         raise KeyError("no such axis")
@@ -159,7 +159,7 @@ def test_a_deep_recursion_in_a_pass(monkeypatch):
     def deeper(*args: Any, **kwargs: Any) -> Any:
         return deeper(*args, **kwargs)
 
-    monkeypatch.setattr("burnish.pipeline.fuse", deeper)
+    monkeypatch.setattr("burnish.pipeline.run_schedule_passes", deeper)
     message, _ = served_by_eager(burnish.compile(model()), X)
     assert "'fuse'" in message and "RecursionError" in message
 
@@ -192,7 +192,7 @@ def test_what_failed_once_works_after_a_reset(monkeypatch):
 
     compiled = burnish.compile(model())
     with monkeypatch.context() as patched:
-        patched.setattr("burnish.pipeline.fuse", broken)
+        patched.setattr("burnish.pipeline.run_schedule_passes", broken)
         fallback_warnings(lambda: compiled(X))
     burnish.reset()
     result, messages = fallback_warnings(lambda: compiled(X))

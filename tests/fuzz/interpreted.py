@@ -18,7 +18,7 @@ from burnish.observe.log import CompileLog
 from burnish.options import Options
 from burnish.passes import run_passes
 from burnish.passes.rewrite import Fuel
-from burnish.pipeline import Setting, _fused
+from burnish.pipeline import Setting, _scheduled
 from burnish.schedule.evaluate import ScheduleEvaluation
 from burnish.schedule.fusion_report import FusionReport
 from burnish.schedule.kernels import Kernel, Schedule
@@ -77,7 +77,7 @@ def _checked(entry: Capture) -> list[Find]:
     captured = entry.captured
     captured.graph = run_passes(captured.graph, Fuel(None), lambda name, graph: graph.verify(), captured.target)
     setting = Setting(entry.kind, Options(), CompileLog())  # type: ignore[arg-type]
-    schedule = _fused(captured, lower_graph(captured), Fuel(None), FusionReport(), setting)
+    schedule = _scheduled(captured, lower_graph(captured), Fuel(None), FusionReport(), setting)
     schedule.verify()
     beside = _Beside(schedule, copies(entry.inputs), sizes_of(captured, entry.inputs))
     got = beside.run()[: captured.results]

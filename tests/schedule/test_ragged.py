@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from burnish.pipeline import _fused_further
 from burnish.schedule.evaluate import evaluate_schedule
 from burnish.schedule.fuse import fuse
 from burnish.schedule.kernels import ContractKernel, ExternKernel, Schedule
 from burnish.schedule.lower import lower_graph
+from burnish.schedule.passes import finished
 from burnish.schedule.products import choose_products
 from tests.cuda.on_cpu import assembled
 from tests.programs import capture, copies
@@ -41,7 +41,7 @@ def operands() -> list[torch.Tensor]:
 
 def lowered() -> tuple[Schedule, list[torch.Tensor]]:
     (step,) = capture(gradients, *operands(), device="cuda")
-    return _fused_further(choose_products(fuse(lower_graph(step.captured), only_products=True))), list(step.inputs)
+    return finished(choose_products(fuse(lower_graph(step.captured), only_products=True))), list(step.inputs)
 
 
 def test_both_are_the_librarys_and_right() -> None:

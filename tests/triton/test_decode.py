@@ -14,12 +14,12 @@ from burnish.ir.dtypes import DType
 from burnish.ir.expr import Expr
 from burnish.passes import run_passes
 from burnish.passes.rewrite import Fuel
-from burnish.pipeline import _fused_further
 from burnish.schedule.attend_pieces import split_attention
 from burnish.schedule.evaluate import ScheduleEvaluation, evaluate_schedule
 from burnish.schedule.fuse import fuse
 from burnish.schedule.kernels import AttendPieces, ExternKernel, LoopGroup, LoopKernel, Schedule
 from burnish.schedule.lower import lower_graph
+from burnish.schedule.passes import finished
 from burnish.schedule.phases import Phases
 from burnish.schedule.products import choose_products
 from burnish.schedule.vectors import as_loops, is_vector_product
@@ -39,7 +39,7 @@ def captured(fn: Callable[..., object], *inputs: torch.Tensor) -> Capture:
 
 def for_gpu(found: Capture) -> Schedule:
     schedule = as_loops(split_attention(fuse(lower_graph(found.captured), only_products=True)))
-    schedule = _fused_further(choose_products(schedule))
+    schedule = finished(choose_products(schedule))
     schedule.verify()
     return schedule
 

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 
 from burnish.codegen.triton import launch_forms
 from burnish.observe.log import CompileLog
-from burnish.pipeline import _fused_further
 from burnish.runtime.cache import Cache
 from burnish.runtime.cuda_program import CudaUnit, generate_cuda
 from burnish.runtime.program import build_program
@@ -22,6 +21,7 @@ from burnish.schedule.form import LIBRARY, Form, ours
 from burnish.schedule.fuse import fuse
 from burnish.schedule.kernels import ContractKernel, ExternKernel, Schedule
 from burnish.schedule.lower import lower_graph
+from burnish.schedule.passes import finished
 from burnish.schedule.products import choose_products, product_forms
 from burnish.trust.budget import Cancelled, Deadline
 from burnish.tuning.excerpt import Trial
@@ -69,9 +69,9 @@ class Memory(dict[str, str]):
 
 def tuned(tuner: Tuner, schedule: Schedule | None = None) -> Schedule:
     schedule = schedule or unchosen()
-    finished = _fused_further(choose_products(schedule, tuner.who(schedule, _fused_further)))
-    finished.forms = tuner.how(finished)
-    return finished
+    made = finished(choose_products(schedule, tuner.who(schedule, finished)))
+    made.forms = tuner.how(made)
+    return made
 
 
 def externs(schedule: Schedule) -> int:
@@ -122,7 +122,7 @@ def test_a_search_that_fails_does_not_cost_the_program() -> None:
 
     log = CompileLog()
     schedule = tuned(Tuner(Tuning(), Memory(), broken, log))
-    assert str(schedule) == str(_fused_further(choose_products(unchosen())))
+    assert str(schedule) == str(finished(choose_products(unchosen())))
     assert log.notices["tuning failed, the rule decides: OutOfMemoryError: not even a stream"] == 2
 
 
@@ -181,7 +181,7 @@ def test_an_outdated_form_is_ignored_with_a_reason() -> None:
 def test_without_a_search_and_a_record_the_rule_decides() -> None:
     log = CompileLog()
     schedule = tuned(Tuner(Tuning(), Memory(), None, log))
-    assert str(schedule) == str(_fused_further(choose_products(unchosen())))
+    assert str(schedule) == str(finished(choose_products(unchosen())))
     assert not schedule.forms and not log.tuning
 
 

@@ -1,0 +1,88 @@
+"""Schedule → Schedule rewrites: one line a pass, run in order by one driver that times, dumps and verifies them.
+
+A pass leaves the schedule it is given as it is and returns another one. Whatever it may as well not do it does only
+with a unit of fuel, so that a miscompile is found by halving the fuel (`burnish verify`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from burnish.passes.rewrite import Fuel
+from burnish.schedule.attend_pieces import split_attention
+from burnish.schedule.columns import join_columns
+from burnish.schedule.factors import factor_sums
+from burnish.schedule.form import Form
+from burnish.schedule.fuse import fuse
+from burnish.schedule.fusion_report import FusionReport
+from burnish.schedule.groups import group_loops
+from burnish.schedule.halves import join_halves
+from burnish.schedule.inline import inline_products
+from burnish.schedule.kernels import Schedule
+from burnish.schedule.products import choose_products, group_siblings
+from burnish.schedule.siblings import join_siblings
+from burnish.schedule.split import split_reductions
+from burnish.schedule.vectors import as_loops, inline_rows
+
+
+@dataclass(frozen=True)
+class Context:
+    """What passes are run with. `choose` says in which form each product runs, by its kernel's number; where it says
+    nothing, a rule decides."""
+
+    fuel: Fuel = field(default_factory=Fuel)
+    report: FusionReport = field(default_factory=FusionReport)
+    choose: Callable[[Schedule], Mapping[int, Form]] = lambda schedule: {}
+
+
+@dataclass(frozen=True)
+class SchedulePass:
+    name: str
+    run: Callable[[Schedule, Context], Schedule]
+    targets: tuple[str, ...] = ("cuda",)
+
+
+# What follows a product decides who computes it; what the library's product is followed by fuses with what is next.
+BEFORE_CHOICE = (
+    SchedulePass("epilogues", lambda s, c: fuse(s, c.fuel, only_products=True)),  # what follows a product joins it
+    SchedulePass("split attention", lambda s, c: split_attention(s)),  # few queries: the keys are cut into pieces
+    SchedulePass("vector products", lambda s, c: as_loops(s, c.fuel)),  # a product of one row is a loop
+)
+CHOICE = (
+    SchedulePass("products", lambda s, c: choose_products(s, c.choose(s))),  # who computes a product, and how
+)
+AFTER_CHOICE = (
+    SchedulePass("fuse", lambda s, c: fuse(s, c.fuel, c.report), ("cpu", "cuda")),  # loops that share data join
+    SchedulePass("columns", lambda s, c: join_columns(s, c.fuel)),  # sums over rows join what works on those rows
+    SchedulePass("inline products", lambda s, c: inline_products(s, c.fuel)),  # a reader computes its vector product
+    SchedulePass("split reductions", lambda s, c: split_reductions(s, c.fuel)),  # few long rows are cut into pieces
+    SchedulePass("halves", lambda s, c: join_halves(s, c.fuel)),  # a rotation joins the product it is of
+    SchedulePass("rows", lambda s, c: inline_rows(s, c.fuel)),  # a product makes the vector that it multiplies
+    SchedulePass("factors", lambda s, c: factor_sums(s, c.fuel)),  # what a whole row is multiplied by leaves its sum
+    SchedulePass("siblings", lambda s, c: join_siblings(s, c.fuel)),  # products whose results meet become one
+    SchedulePass("group products", lambda s, c: group_siblings(s, c.fuel)),  # independent products share a launch
+    SchedulePass("group loops", lambda s, c: group_loops(s, c.fuel)),  # small loops share a launch
+)
+SCHEDULE_PASSES = (*BEFORE_CHOICE, *CHOICE, *AFTER_CHOICE)
+
+
+def run_schedule_passes(
+    schedule: Schedule,
+    target: str,
+    context: Context,
+    each: Callable[[str, Schedule], None] = lambda name, schedule: None,
+    passes: tuple[SchedulePass, ...] = SCHEDULE_PASSES,
+) -> Schedule:
+    """`each(name, schedule)` is called after every pass: the driver dumps and verifies there. `target` is the kind of
+    device that the schedule is for."""
+    for step in passes:
+        if target in step.targets:
+            schedule = step.run(schedule, context)
+            each(step.name, schedule)
+    return schedule
+
+
+def finished(schedule: Schedule) -> Schedule:
+    """A GPU's schedule whose products are chosen, with all that is done to it from then on."""
+    return run_schedule_passes(schedule, "cuda", Context(), passes=AFTER_CHOICE)
