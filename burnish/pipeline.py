@@ -112,9 +112,9 @@ def _scheduled(captured: Captured, schedule: Schedule, fuel: Fuel, report: Fusio
 
     tuner = tuner_for(captured.device, setting.options, setting.log, current_deadline())
     if tuner is None:
-        return run_schedule_passes(schedule, captured.target, Context(fuel, report), each)
+        return run_schedule_passes(schedule, captured.target, Context(fuel, report, timed=setting.log.stage), each)
     with _stage("tune", setting.log):  # the forms that kernels take: as a record says, or as they measure best
-        context = Context(fuel, report, lambda unchosen: tuner.who(unchosen, finished))
+        context = Context(fuel, report, lambda unchosen: tuner.who(unchosen, finished), setting.log.stage)
         schedule = run_schedule_passes(schedule, captured.target, context, each)
         schedule.forms = tuner.how(schedule)
     return schedule

@@ -33,6 +33,7 @@ from burnish.schedule.axes import column_axis
 from burnish.schedule.fuse import Unified, join, unify
 from burnish.schedule.gpu import MULTIPROCESSORS
 from burnish.schedule.kernels import Buffer, Kernel, LoopKernel, Schedule
+from burnish.schedule.order import can_pass
 from burnish.schedule.phases import Phases
 from burnish.schedule.split import PartialBody
 
@@ -139,10 +140,8 @@ def _can_move(kernels: Sequence[Kernel | None], source: int, target: int) -> boo
     make what it reads."""
     moved, other = kernels[source], kernels[target]
     assert moved is not None and other is not None
-    between = [k for k in kernels[min(source, target) + 1 : max(source, target)] if k is not None]
-    if any(k.writes & (moved.reads | moved.writes) or k.reads & moved.writes for k in between):
-        return False
-    if moved.writes & (other.reads | other.writes):
+    between = kernels[min(source, target) + 1 : max(source, target)]
+    if not can_pass(moved, between) or moved.writes & (other.reads | other.writes):
         return False
     return source > target or not moved.reads & other.writes
 

@@ -30,7 +30,8 @@ from burnish.ir.expr import Dim, Expr, coefficient, is_nonneg, substitute
 from burnish.passes.rewrite import Fuel
 from burnish.schedule.fuse import Unified, unify
 from burnish.schedule.kernels import Kernel, LoopKernel, ResultBuffer, Schedule
-from burnish.schedule.vectors import is_vector_product, unchanged
+from burnish.schedule.order import can_repeat
+from burnish.schedule.vector_loops import is_vector_product
 
 
 def join_halves(schedule: Schedule, fuel: Fuel | None = None) -> Schedule:
@@ -46,8 +47,7 @@ def join_halves(schedule: Schedule, fuel: Fuel | None = None) -> Schedule:
         if len(readers) != 1 or made in results or schedule.buffers[made].role != "temp":
             continue
         reader = kernels[readers[0]]
-        between = [k for k in kernels[n + 1 : readers[0]] if k is not None]
-        if not isinstance(reader, LoopKernel) or not unchanged(between, kernel):
+        if not isinstance(reader, LoopKernel) or not can_repeat(kernel, kernels[n + 1 : readers[0]]):
             continue
         joined = _joined(kernel.loop, reader.loop)
         if joined is not None and fuel.spend(f"halves: {made} + {', '.join(sorted(reader.writes))}"):

@@ -28,6 +28,7 @@ from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, Expr, coefficient, floordiv, mentions, mod, product, substitute, symbols
 from burnish.passes.rewrite import Fuel
 from burnish.schedule.kernels import ContractKernel, Kernel, LoopKernel, ResultBuffer, Schedule
+from burnish.schedule.order import can_repeat
 from burnish.schedule.products import has_few_rows
 from burnish.schedule.vector_loops import is_vector_product, matrices
 
@@ -97,8 +98,8 @@ class _Makers:
                 continue
             if n > reader or not isinstance(kernel, LoopKernel) or not _is_plain(kernel.loop):
                 return []
-            if any(k.writes & kernel.reads for k in self.kernels[n + 1 : reader]):
-                return []  # what it reads is another by then
+            if not can_repeat(kernel, self.kernels[n + 1 : reader]):
+                return []
             found.append(Part(n, kernel.loop, kernel.loop.stores[0]))
         return found
 
@@ -289,7 +290,7 @@ def _without_small_sums(schedule: Schedule, kernels: list[Kernel], fuel: Fuel) -
             continue
         at = next(n for n, k in enumerate(kernels) if k is kernel)
         readers = [n for n, k in enumerate(kernels) if store.buffer in k.reads]
-        if not readers or any(k.writes & kernel.reads for k in kernels[at + 1 : max(readers)]):
+        if not readers or not can_repeat(kernel, kernels[at + 1 : max(readers)]):
             continue
         found = [_with_sums(kernels[n], Part(at, flat, flat.stores[0])) for n in readers]
         joined = [k for k in found if k is not None]

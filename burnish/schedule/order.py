@@ -1,18 +1,19 @@
 """The order kernels must keep: those that touch the same memory, at least one of them writing, run as they are listed.
 
 Buffers have names of their own memory (inputs that share storage never reach a schedule: AOTAutograd makes one input of
-them), so names decide. Fusion asks here which kernels must wait for which, and shows here that the list it made obeys.
+them), so names decide. Passes ask here what may move past what; the driver proves here that each has kept the order.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from burnish.errors import CompileError
 from burnish.passes.rewrite import Fuel
-from burnish.schedule.kernels import ContractKernel, ExternKernel, Kernel, LoopKernel
+from burnish.schedule.kernels import ContractKernel, ExternKernel, Kernel, LoopKernel, Schedule
 
 Part = TypeVar("Part", LoopKernel, ContractKernel)
 
@@ -67,7 +68,8 @@ def side_by_side(kernels: Sequence[Kernel], kinds: Sequence[object], most: int |
             other = kernels[later]
             if kinds[later] != kinds[n] or later in taken or len(members) == most:
                 continue
-            if not any(meet(member, other) for member in members) and can_move(kernels, n, later, taken):
+            between = (k for at, k in enumerate(kernels[n:later], n) if at not in taken)  # those have moved, too
+            if can_pass(other, members) and can_pass(other, between):
                 members.append(other)
                 taken.add(later)
         groups.append(members)
@@ -94,18 +96,51 @@ def launched_together(
     return kernels
 
 
-def can_move(kernels: Sequence[Kernel], to: int, at: int, gone: Set[int]) -> bool:
-    """Whether the kernel may run as early as `to`: nothing since makes what it reads or meets what it writes."""
-    moved = kernels[at]
-    for n in range(to, at):
-        between = kernels[n]
-        if n in gone:
-            continue  # it has moved there itself, and its group was checked
-        if meet(between, moved):
-            return False
-    return True
-
-
 def meet(first: Kernel, second: Kernel) -> bool:
     """Whether one touches what the other writes."""
     return bool(first.writes & (second.reads | second.writes) or first.reads & second.writes)
+
+
+def can_pass(moved: Kernel, others: Iterable[Kernel | None]) -> bool:
+    """Whether a kernel may run after others instead of before them, or the other way round."""
+    return not any(meet(moved, other) for other in others if other is not None)
+
+
+def can_repeat(kernel: Kernel, others: Iterable[Kernel | None]) -> bool:
+    """Whether what a kernel computes can be computed again after others: what it reads is still there."""
+    return not any(other.writes & kernel.reads for other in others if other is not None)
+
+
+# --- proof ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Order:
+    """What of a schedule's order a pass must keep."""
+
+    seen: Mapping[str, frozenset[bool]]  # a buffer that is written -> whether who reads it finds it written
+    calls: tuple[str, ...]  # the first result of each ATen call, in order
+
+    def require(self, after: Order, name: str) -> None:
+        """Raises unless a pass has kept it: nobody reads a buffer before, or after, it is written who did not so far,
+        and ATen calls, which may draw random numbers, are made in the order they were."""
+        for buffer, found in after.seen.items():
+            if not found <= self.seen.get(buffer, found):
+                when = "after" if True in found - self.seen[buffer] else "before"
+                raise CompileError("fuse", f"{name}: {buffer} would be read {when} it is written")
+        places = [self.calls.index(call) for call in after.calls if call in self.calls]
+        if places != sorted(places):
+            raise CompileError("fuse", f"{name}: ATen calls would be made in another order")
+
+
+def order_of(schedule: Schedule) -> Order:
+    written = {name for kernel in schedule.kernels for name in kernel.writes}
+    seen: dict[str, set[bool]] = defaultdict(set)
+    done: set[str] = set()
+    for kernel in schedule.kernels:
+        for name in kernel.reads & written:
+            if name in done or name not in kernel.writes:  # a kernel's own order is its loop's (`Loop.hazard`)
+                seen[name].add(name in done)
+        done |= kernel.writes
+    calls = tuple(k.outputs[0] for k in schedule.kernels if isinstance(k, ExternKernel) and k.outputs)
+    return Order({name: frozenset(found) for name, found in seen.items()}, calls)

@@ -7,6 +7,7 @@ with a unit of fuel, so that a miscompile is found by halving the fuel (`burnish
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from burnish.passes.rewrite import Fuel
@@ -20,6 +21,7 @@ from burnish.schedule.groups import group_loops
 from burnish.schedule.halves import join_halves
 from burnish.schedule.inline import inline_products
 from burnish.schedule.kernels import Schedule
+from burnish.schedule.order import order_of
 from burnish.schedule.products import choose_products, group_siblings
 from burnish.schedule.siblings import join_siblings
 from burnish.schedule.split import split_reductions
@@ -29,11 +31,12 @@ from burnish.schedule.vectors import as_loops, inline_rows
 @dataclass(frozen=True)
 class Context:
     """What passes are run with. `choose` says in which form each product runs, by its kernel's number; where it says
-    nothing, a rule decides."""
+    nothing, a rule decides. `timed` is open while the pass of that name runs."""
 
     fuel: Fuel = field(default_factory=Fuel)
     report: FusionReport = field(default_factory=FusionReport)
     choose: Callable[[Schedule], Mapping[int, Form]] = lambda schedule: {}
+    timed: Callable[[str], AbstractContextManager[None]] = lambda name: nullcontext()
 
 
 @dataclass(frozen=True)
@@ -74,11 +77,15 @@ def run_schedule_passes(
     each: Callable[[str, Schedule], None] = lambda name, schedule: None,
     passes: tuple[SchedulePass, ...] = SCHEDULE_PASSES,
 ) -> Schedule:
-    """`each(name, schedule)` is called after every pass: the driver dumps and verifies there. `target` is the kind of
-    device that the schedule is for."""
+    """Every pass is shown to have kept the order of kernels; then `each(name, schedule)` is called, where the driver
+    dumps and verifies. `target` is the kind of device that the schedule is for."""
+    order = order_of(schedule)
     for step in passes:
         if target in step.targets:
-            schedule = step.run(schedule, context)
+            with context.timed(step.name):
+                schedule = step.run(schedule, context)
+                before, order = order, order_of(schedule)
+                before.require(order, step.name)
             each(step.name, schedule)
     return schedule
 

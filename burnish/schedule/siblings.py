@@ -13,6 +13,7 @@ from burnish.ir.body import BodyBuilder, Load, Store, remap
 from burnish.passes.rewrite import Fuel
 from burnish.schedule.epilogue import with_values
 from burnish.schedule.kernels import ContractKernel, Kernel, ResultBuffer, Schedule
+from burnish.schedule.order import can_pass
 from burnish.schedule.products import alike, has_few_rows
 
 
@@ -23,7 +24,7 @@ def join_siblings(schedule: Schedule, fuel: Fuel | None = None) -> Schedule:
         if not isinstance(second, ContractKernel) or not has_few_rows(second):
             continue
         for n, first in enumerate(kernels[:at]):
-            if isinstance(first, ContractKernel) and _meet(first, second) and _can_wait(kernels, n, at):
+            if isinstance(first, ContractKernel) and _meet(first, second) and can_pass(first, kernels[n + 1 : at]):
                 joined = _joined(first, second, _read_later(schedule, kernels, first, second))
                 if joined.loop.hazard() is None and fuel.spend(f"siblings: {_names(first)} + {_names(second)}"):
                     kernels[n], kernels[at] = None, joined
@@ -43,14 +44,6 @@ def _meet(first: ContractKernel, second: ContractKernel) -> bool:
     loads = [i for i in second.loop.loads if i.buffer in first.writes]
     own = all(i.guard is None and places.get(i.buffer) == i.index for i in loads)
     return bool(loads) and own and first.loop.axes == second.loop.axes and not first.writes & second.writes
-
-
-def _can_wait(kernels: list[Kernel | None], n: int, at: int) -> bool:
-    """Whether a kernel may run as late as `at`."""
-    moved = kernels[n]
-    assert moved is not None
-    between = [k for k in kernels[n + 1 : at] if k is not None]
-    return not any(k.reads & moved.writes or k.writes & (moved.reads | moved.writes) for k in between)
 
 
 def _read_later(

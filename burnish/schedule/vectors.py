@@ -18,6 +18,7 @@ from burnish.passes.rewrite import Fuel
 from burnish.schedule.epilogue import reading
 from burnish.schedule.inline import inline_matrices, read_narrow, side_by_side
 from burnish.schedule.kernels import ContractKernel, Kernel, LoopKernel, Operand, ResultBuffer, Schedule
+from burnish.schedule.order import can_repeat
 from burnish.schedule.vector_loops import is_vector_product, matrices
 
 _LONGEST = 1 << 14  # elements of the vector: a program holds its share of several rows in registers
@@ -78,7 +79,7 @@ def inline_rows(schedule: Schedule, fuel: Fuel | None = None) -> Schedule:
             continue
         joined = [_with_row(kernels[n], producer.loop) for n in readers]
         at = kernels.index(producer)
-        if any(loop is None for loop in joined) or not unchanged(kernels[at + 1 : max(readers)], producer):
+        if any(loop is None for loop in joined) or not can_repeat(producer, kernels[at + 1 : max(readers)]):
             continue
         if not fuel.spend(f"rows: {made}"):
             continue
@@ -96,11 +97,6 @@ def _makes_one_row(loop: Loop) -> bool:
         return False
     (store,) = loop.stores
     return store.mode == "set" and store.index == Expr({(loop.reduction[0].sym,): 1})
-
-
-def unchanged(between: Sequence[Kernel], producer: LoopKernel) -> bool:
-    """Whether what the producer reads is still there when its readers run."""
-    return not any(kernel.writes & producer.reads for kernel in between)
 
 
 def _with_row(kernel: Kernel, row: Loop) -> Loop | None:

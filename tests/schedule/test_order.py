@@ -11,8 +11,8 @@ from burnish.ir.dtypes import DType
 from burnish.ir.evaluate import evaluate_loop
 from burnish.ir.expr import Dim, Expr
 from burnish.schedule.fuse import join
-from burnish.schedule.kernels import LoopKernel
-from burnish.schedule.order import dependences, require_kept, side_by_side
+from burnish.schedule.kernels import LoopKernel, Schedule
+from burnish.schedule.order import dependences, order_of, require_kept, side_by_side
 
 F32 = DType.f32
 ROWS, COLUMNS = make_axis("i0", 3), make_axis("i1", 4)
@@ -129,3 +129,35 @@ def test_a_join_over_a_later_overwrite_keeps_the_old_value() -> None:
         evaluate_loop(loop, apart, {})
     evaluate_loop(joined, together, {})
     assert all(torch.equal(apart[n], together[n]) for n in "xyt")
+
+
+# --- what a pass must keep --------------------------------------------------------------------------------------
+
+
+def order(*loops: Loop):
+    return order_of(Schedule({}, [LoopKernel(loop) for loop in loops], []))
+
+
+def test_a_read_that_moves_past_a_write_is_noticed() -> None:
+    """b is made of x before x is overwritten, and c of b."""
+    before = order(copying("x", "b"), copying("y", "x"), copying("b", "c"))
+    before.require(order(copying("x", "b"), copying("b", "c"), copying("y", "x")), "a pass")
+    with pytest.raises(CompileError, match="a pass: x would be read after it is written"):
+        before.require(order(copying("y", "x"), copying("x", "b"), copying("b", "c")), "a pass")
+    with pytest.raises(CompileError, match="a pass: b would be read before it is written"):
+        before.require(order(copying("b", "c"), copying("x", "b"), copying("y", "x")), "a pass")
+
+
+def test_what_is_computed_again_elsewhere_reads_what_it_read() -> None:
+    """c takes over what made b: it may not where x is another by then."""
+    before = order(copying("x", "b"), copying("y", "x"), copying("b", "c"))
+    with pytest.raises(CompileError, match="x would be read after"):
+        before.require(order(copying("y", "x"), copying("x", "c")), "a pass")
+    before.require(order(copying("x", "c"), copying("y", "x")), "a pass")
+
+
+def test_who_writes_where_it_reads_keeps_its_place() -> None:
+    before = order(copying("x", "x"), copying("x", "b"))
+    before.require(order(copying("x", "x"), copying("x", "b")), "a pass")
+    with pytest.raises(CompileError, match="x would be read before it is written"):
+        before.require(order(copying("x", "b"), copying("x", "x")), "a pass")
