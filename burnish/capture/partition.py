@@ -104,6 +104,7 @@ def open_log_softmax(graph: fx.Graph) -> int:
         if node.target in opened and _is_static_and_full(node.meta["val"]):
             with graph.inserting_before(node):
                 result = opened[node.target](_Maker(graph, node), *node.args)
+            result.meta["val"] = node.meta["val"]  # in eager's strides, which its pieces may not have
             node.replace_all_uses_with(result)
             graph.erase_node(node)
             count += 1

@@ -207,3 +207,10 @@ def test_a_call_of_atens_sees_no_repeated_elements_that_eager_does_not_show_it()
     fn = burnish.compile(lambda x: x.tile(2).median(1)[0], gate=False, verify="off")
     x = torch.tensor([[0.5], [0.75]])
     assert torch.equal(fn(x), x[:, 0])
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_log_softmax_lies_in_memory_as_eagers_does(grad):
+    x = torch.randn(2, 3, 4, requires_grad=grad)
+    fn = lambda x: x.mT.log_softmax(0)  # noqa: E731
+    assert burnish.compile(fn, gate=False)(x).stride() == fn(x).stride()
