@@ -30,7 +30,12 @@ from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrate
 from torch.autograd import forward_ad
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 
-from burnish.capture.as_in_eager import keeping_writes_to_numbers, noticing_other_shapes
+from burnish.capture.as_in_eager import (
+    MakesItsWeights,
+    keeping_writes_to_numbers,
+    leaving_lazy_modules,
+    noticing_other_shapes,
+)
 from burnish.capture.awaken import awaken_products
 from burnish.capture.bypass import bypass, in_words, kind_of
 from burnish.capture.deferred import ONCE_IN_EAGER, DeferredFrames
@@ -465,6 +470,7 @@ class FrameCompiler:
                         without_meta_failures(),
                         keeping_writes_to_numbers(),
                         noticing_other_shapes(),
+                        leaving_lazy_modules(),
                         copying_blocks(frame, self._options.regions, self._log),
                     ):
                         result = self._inner(frame, cache_entry, frame_state)
@@ -473,6 +479,8 @@ class FrameCompiler:
                         with self._log.stage("store"):
                             store(result)
                     wait()
+            except MakesItsWeights:
+                return ONCE_IN_EAGER
             except GRAPH_BREAKS:
                 raise  # fullgraph=True, and the caller's to translate
             except dynamo_errors.ResumePrologueTracingError:
