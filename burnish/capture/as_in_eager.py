@@ -10,6 +10,8 @@
   their gradients would.
 - Dynamo takes a double of no dimensions for a number that may be left out, and leaves out what writes to it.
 - Dynamo remembers the shape that a tensor had before it was given another in place.
+- Dynamo makes the weights of a lazy module while it traces: before what comes first in the call, and puts the random
+  state back.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import torch.nn.functional as F
 from torch import fx
 from torch._C import DispatchKey
 from torch._dynamo.output_graph import OutputGraph
+from torch._dynamo.variables import nn_module
 from torch._dynamo.variables.tensor import TensorVariable
 
 _DROPOUTS: dict[Any, tuple[str, ...]] = {
@@ -144,6 +147,35 @@ def noticing_other_shapes() -> Iterator[None]:
         yield
     finally:
         setattr(TensorVariable, _AFTER_A_WRITE, ordinary)
+
+
+class MakesItsWeights(BaseException):
+    """Leaves the trace of a frame that calls a lazy module for the first time: this call is eager's. Not an Exception,
+    which Dynamo would take for a failure."""
+
+
+_LAZY = "initialize_lazy_module"
+
+
+@contextlib.contextmanager
+def leaving_lazy_modules() -> Iterator[None]:
+    """While open, tracing a lazy module that has no weights raises MakesItsWeights. Entered with the compile lock
+    held."""
+    ordinary = getattr(nn_module, _LAZY, None)
+    if ordinary is None:
+        yield
+        return
+
+    def refuse(tx: Any, module: torch.nn.Module, *call: Any) -> None:
+        if hasattr(module, "_initialize_hook"):
+            raise MakesItsWeights
+        ordinary(tx, module, *call)
+
+    setattr(nn_module, _LAZY, refuse)
+    try:
+        yield
+    finally:
+        setattr(nn_module, _LAZY, ordinary)
 
 
 # Where torch does not ask it, it takes gradients as contiguous.

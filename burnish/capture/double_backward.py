@@ -22,6 +22,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import fx
+from torch._C._dynamo import eval_frame as native
+from torch._dynamo.types import FrameAction, FrameExecStrategy
 
 from burnish.capture.saved_tensors import hooks_are_active
 from burnish.capture.snapshot import autocast_state
@@ -295,8 +297,15 @@ def _replace(function: Any, replay: Callable[[], Replay]) -> None:
         boxed = len(gradients) == 1 and isinstance(gradients[0], list)  # since torch 2.12
         return replay().gradients(ctx, gradients[0] if boxed else gradients)
 
-    for name, method in (("forward", saving), ("backward", recorded)):
+    for name, method in (("forward", saving), ("backward", _untraced(recorded))):
         setattr(function, name, staticmethod(method))
+
+
+def _untraced(backward: Any) -> Any:
+    """Where a function that is compiled calls `backward()`, Dynamo looks at every frame that this enters: it would
+    trace the compiler, which is at work on the backward there, and wait for locks that it holds."""
+    native.set_code_exec_strategy(backward.__code__, FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP))
+    return backward
 
 
 def inputs_read(graph: fx.GraphModule, first: int) -> frozenset[int]:

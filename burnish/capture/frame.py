@@ -19,6 +19,7 @@ import types
 import weakref
 from collections.abc import Callable, Hashable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -30,7 +31,12 @@ from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrate
 from torch.autograd import forward_ad
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 
-from burnish.capture.as_in_eager import keeping_writes_to_numbers, noticing_other_shapes
+from burnish.capture.as_in_eager import (
+    MakesItsWeights,
+    keeping_writes_to_numbers,
+    leaving_lazy_modules,
+    noticing_other_shapes,
+)
 from burnish.capture.awaken import awaken_products
 from burnish.capture.bypass import bypass, in_words, kind_of
 from burnish.capture.deferred import ONCE_IN_EAGER, DeferredFrames
@@ -432,6 +438,8 @@ class FrameCompiler:
         self._served: dict[int, str] = {}  # by what each judged variant was served when somebody asked last
 
     def __call__(self, frame: Any, cache_entry: Any, frame_state: Any) -> ConvertFrameReturn:
+        if _is_machinery(frame.f_code) and frame.f_code is not self.own_code:
+            return NEVER
         if self._is_there(frame):
             return self._missed(frame.f_code)
         if (known := self._known_to_fail(frame)) is not None:
@@ -465,6 +473,7 @@ class FrameCompiler:
                         without_meta_failures(),
                         keeping_writes_to_numbers(),
                         noticing_other_shapes(),
+                        leaving_lazy_modules(),
                         copying_blocks(frame, self._options.regions, self._log),
                     ):
                         result = self._inner(frame, cache_entry, frame_state)
@@ -473,6 +482,8 @@ class FrameCompiler:
                         with self._log.stage("store"):
                             store(result)
                     wait()
+            except MakesItsWeights:
+                return ONCE_IN_EAGER
             except GRAPH_BREAKS:
                 raise  # fullgraph=True, and the caller's to translate
             except dynamo_errors.ResumePrologueTracingError:
@@ -646,6 +657,19 @@ def _whole_guards() -> contextlib.AbstractContextManager[None]:
 def _limit_reached(function: str) -> CompileError:
     limit = dynamo_config.recompile_limit
     return CompileError("recompile limit", f"{function} was compiled {limit} times; new inputs run in eager")
+
+
+_MACHINERY = tuple(
+    str(Path(__file__).parent.parent / name) + "/" for name in ("capture", "observe", "runtime", "trust")
+)
+# Neither this nor what it calls, whenever it runs.
+NEVER = ConvertFrameReturn(FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP), apply_to_code=True)
+
+
+def _is_machinery(code: types.CodeType) -> bool:
+    """What of burnish runs in the midst of a call: a backward that the caller's function starts and that is compiled
+    there, finalizers, hooks. Traced, it would be compiled while it compiles, and wait for locks that it holds."""
+    return code.co_filename.startswith(_MACHINERY)
 
 
 # -- the code object that is called ------------------------------------------------------------------------------

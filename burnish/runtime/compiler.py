@@ -191,11 +191,19 @@ def _stand_in(cache: Cache) -> Compiler | None:
 
 def locate(requested: str | None) -> tuple[str, ...]:
     """`requested` may be a path, a name, or a command with arguments, as the variable CC may be ("ccache gcc")."""
-    candidates = ([requested], shlex.split(requested)) if requested else (["cc"], ["gcc"], ["clang"])
+    candidates = ([requested], _words(requested)) if requested else (["cc"], ["gcc"], ["clang"])
     for candidate in candidates:
         if candidate and (found := shutil.which(candidate[0])):
             return (os.path.abspath(found), *candidate[1:])
     raise CompilerMissing([requested] if requested else ["cc", "gcc", "clang"])
+
+
+def _words(command: str) -> list[str]:
+    """As a shell takes it apart; none of what a shell would refuse."""
+    try:
+        return shlex.split(command)
+    except ValueError:  # a quotation without an end
+        return []
 
 
 def compile_object(

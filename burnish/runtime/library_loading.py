@@ -12,6 +12,7 @@ import fcntl
 import itertools
 import os
 import re
+import struct
 import threading
 from collections.abc import Callable
 
@@ -19,6 +20,7 @@ from burnish.runtime.scratch import own_directory
 
 _SEALS = ("F_SEAL_WRITE", "F_SEAL_GROW", "F_SEAL_SHRINK", "F_SEAL_SEAL")
 _NAME_BYTES = 200  # the kernel takes 249
+_ELF, _ELF64, _LITTLE, _TO_LOAD = b"\x7fELF", 2, 1, 1
 
 _loads = itertools.count(1)
 _handles: set[int] = set()  # of what this process has loaded; nothing is ever unloaded
@@ -32,6 +34,7 @@ class CannotLoad(Exception):
 def load_library(data: bytes, name: str, *, exported: bool) -> ctypes.CDLL:
     """`name` is what debuggers and profilers see in the map of memory. Libraries loaded later may call an `exported`
     one."""
+    _check_whole(data)
     mode = ctypes.RTLD_GLOBAL if exported else ctypes.RTLD_LOCAL
     shown = re.sub(r"[^A-Za-z0-9_.()-]", "_", f"burnish-{name}")[:_NAME_BYTES]
     problem = ""
@@ -41,6 +44,22 @@ def load_library(data: bytes, name: str, *, exported: bool) -> ctypes.CDLL:
         except (CannotLoad, OSError) as error:
             problem = str(error)
     raise CannotLoad(problem)
+
+
+def _check_whole(data: bytes) -> None:
+    """Raises CannotLoad for a library that lacks a part, as a linker on a full disk may leave it. dlopen maps what
+    the header promises, and the process is ended by a signal where there is nothing. Formats that we do not know are
+    left to dlopen."""
+    if not data.startswith(_ELF) or len(data) < 64 or data[4] != _ELF64:
+        return
+    order = "<" if data[5] == _LITTLE else ">"
+    table, entry_bytes, count = struct.unpack_from(f"{order}32xQ14xHH", data)
+    if table + entry_bytes * count > len(data) or entry_bytes < 56 <= count * 56:
+        raise CannotLoad("file too short: its table of segments is cut off")
+    for number in range(count):
+        kind, offset, size = struct.unpack_from(f"{order}I4xQ16xQ", data, table + number * entry_bytes)
+        if kind == _TO_LOAD and offset + size > len(data):
+            raise CannotLoad(f"file too short: {len(data)} bytes of {offset + size} and more")
 
 
 def _from_memory(data: bytes, shown: str, mode: int) -> ctypes.CDLL:

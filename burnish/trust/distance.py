@@ -68,6 +68,7 @@ def unequal(ours: torch.Tensor, theirs: torch.Tensor, signs: bool) -> int:
     """How many elements of exact results differ. One NaN is as good as another; `signs`: zeros have theirs."""
     count = 0
     for a, b in _pieces(ours.detach(), theirs.detach()):
+        a, b = _readable(a), _readable(b)
         differs = a != b
         if a.is_floating_point():
             differs &= ~((a != a) & (b != b))
@@ -144,10 +145,10 @@ class _Sums:
     def add(self, candidate: torch.Tensor, truth: torch.Tensor, like: torch.Tensor, roughly: bool = False) -> None:
         """`roughly`: the worst element may be given as too far away, where it is near enough even so."""
         self.count += truth.numel()
-        wide = torch.promote_types(torch.promote_types(candidate.dtype, truth.dtype), torch.float32)
+        wide = torch.promote_types(_wide(candidate.dtype), _wide(truth.dtype))
         for ours, exact, theirs in _pieces(candidate.detach(), truth.detach(), like.detach()):
             if self._is_rounded:
-                self._add_numbers(ours.to(wide), exact.to(wide), theirs, roughly)
+                self._add_numbers(ours.to(wide), exact.to(wide), _readable(theirs), roughly)
             else:
                 self._lost += int((ours != exact).sum())
 
@@ -185,7 +186,7 @@ def _size(values: torch.Tensor) -> float:
     """The root of the mean square of its finite elements."""
     total, count = 0.0, values.numel()
     for (piece,) in _pieces(values.detach()):
-        wide = piece.to(torch.promote_types(piece.dtype, torch.float32))
+        wide = piece.to(_wide(piece.dtype))
         squares = _square_sum(wide)
         if not math.isfinite(squares):
             wide = wide[wide.isfinite()]
@@ -193,6 +194,20 @@ def _size(values: torch.Tensor) -> float:
             squares = _square_sum(wide)
         total += squares
     return math.sqrt(total / count) if count else 0.0
+
+
+def _wide(kind: torch.dtype) -> torch.dtype:
+    """What to measure in. torch promotes eight-bit floats to nothing."""
+    return torch.float32 if _is_eight_bit_float(kind) else torch.promote_types(kind, torch.float32)
+
+
+def _readable(piece: torch.Tensor) -> torch.Tensor:
+    """The same values in a type that comparisons take."""
+    return piece.float() if _is_eight_bit_float(piece.dtype) else piece
+
+
+def _is_eight_bit_float(kind: torch.dtype) -> bool:
+    return kind.is_floating_point and kind.itemsize == 1
 
 
 def _most(values: torch.Tensor) -> float:

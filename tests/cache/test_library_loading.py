@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import subprocess
@@ -68,6 +69,21 @@ def test_a_forked_child_calls_it(compiled: list[bytes]) -> None:
     if not child:
         os._exit(library.answer() + load_library(compiled[1], "the child's", exported=False).answer())
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+
+
+@linux
+def test_a_library_cut_off_anywhere_is_refused_or_whole_enough(compiled: list[bytes]) -> None:
+    """In a child: dlopen of a library that lacks pages it promises ends the process."""
+    whole, child = compiled[1], os.fork()
+    if not child:
+        try:
+            for length in (0, 3, 20, 64, 100, *range(512, len(whole), 512), len(whole) - 1):
+                with contextlib.suppress(CannotLoad):
+                    assert load_library(whole[:length], "cut off", exported=False).answer() == 1
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 @pytest.mark.parametrize("missing", ["memfd", "/proc"])

@@ -399,6 +399,19 @@ def test_a_compiler_that_writes_nonsense(options: Options, cache: Cache, log: Co
     assert not [entry for entry in cache.entries() if entry.kind == "library"]  # nobody else shall meet it
 
 
+def test_a_linker_that_leaves_half_a_library(options: Options, cache: Cache, log: CompileLog, tmp_path: Path) -> None:
+    """As on a full disk that it does not notice: loaded, it would end the process."""
+    cut = f'{REAL_CC} "$@" || exit; for last; do case "$last" in *.so) truncate -s 3000 "$last";; esac; done'
+    with pytest.raises(LibraryUnloadable, match="too short"):
+        build_shared(ANSWER, options=replace(options, cc=fake_cc(tmp_path, cut)), cache=cache, log=log)
+    assert not [entry for entry in cache.entries() if entry.kind == "library"]
+
+
+def test_a_compiler_named_with_half_a_quotation(options: Options, cache: Cache, log: CompileLog) -> None:
+    with pytest.raises(CompilerMissing, match="gcc -DX='a"):
+        build_shared(ANSWER, options=replace(options, cc="gcc -DX='a"), cache=cache, log=log)
+
+
 def test_a_missing_symbol_is_an_error_and_not_a_crash(options: Options, cache: Cache, log: CompileLog) -> None:
     caller = CSource("int bn_test_nowhere(void);\nint answer(void) { return bn_test_nowhere(); }", "caller")
     with pytest.raises(LibraryUnloadable, match="bn_test_nowhere"):

@@ -301,6 +301,18 @@ def test_lazy_modules():
     assert burnish.stats(compiled).fallbacks == () and burnish.stats(compiled).graphs
 
 
+@pytest.mark.parametrize("options", [{}, {"fullgraph": True}, {"budget": 60.0}, {"background": True}], ids=str)
+def test_lazy_weights_are_drawn_where_eager_draws_them(options):
+    """After the dropout's numbers, and nothing is put back."""
+    x, drawn = torch.ones(6, 5), []
+    for prepare in (lambda net: net, lambda net: burnish.compile(net, **options)):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Dropout(0.5), nn.LazyLinear(4), nn.LazyBatchNorm1d(), nn.Sigmoid())
+        called = prepare(net)
+        drawn.append([called(x).detach(), called(x).detach(), torch.rand(3), *net.state_dict().values()])
+    torch.testing.assert_close(drawn[1], drawn[0])
+
+
 def test_averaged_weights():
     net, x = Net(), torch.randn(3, 4)
     averaged = torch.optim.swa_utils.AveragedModel(burnish.compile(net))

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import copy
+import types
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch._dynamo import convert_frame
 from torch.nn import functional as F
 
 import burnish
@@ -265,3 +270,39 @@ def test_a_function_of_ones_own():
             return (grad * x.exp()).clamp(-1, 1)
 
     check(lambda x: Clipped.apply(x) * 2, torch.randn(5, requires_grad=True))
+
+
+def whole_step(net: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = net(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+@pytest.mark.parametrize(
+    "compile", [burnish.compile, partial(torch.compile, backend="burnish")], ids=["ours", "torch's"]
+)
+def test_a_step_that_calls_backward_itself(compile: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler at work on the backward, within the function that is compiled, is not traced: it would wait for
+    locks that it holds, for good."""
+    own, traced, ordinary = str(Path(burnish.__file__).parent), [], convert_frame._compile
+
+    def watched(code: types.CodeType, *args: Any, **kwargs: Any) -> Any:
+        if code.co_filename.startswith(own):
+            traced.append(code.co_name)
+            raise RuntimeError("not to be traced")
+        return ordinary(code, *args, **kwargs)
+
+    monkeypatch.setattr(convert_frame, "_compile", watched)
+    x, net = torch.linspace(-1, 1, 24).reshape(4, 6), nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    twin = copy.deepcopy(net)
+    step, eager = compile(whole_step(net)), whole_step(twin)
+    torch.testing.assert_close([step(x) for _ in range(4)], [eager(x) for _ in range(4)])
+    torch.testing.assert_close(list(net.parameters()), list(twin.parameters()))
+    assert traced == []

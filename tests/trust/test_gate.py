@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import burnish
 from burnish.errors import CompileError
 from burnish.trust import gate, referee
+from burnish.trust.distance import unequal
 from burnish.trust.faults import Fault, NotANumber, RaisesAtRun, RaisesInCompile, Slower, WrongBy
 from burnish.trust.gate import Gate, GraphFacts
 from burnish.trust.record import VariantStats
@@ -529,3 +530,25 @@ def test_a_wrong_backward_is_done_over(broken, monkeypatch):
     assert len(messages) == 1 and only_variant(compiled).state == "rolled back"
     reasons = {"raises": "a backward on purpose", "wrong": "in the backward", "wrong later": "off by"}
     assert reasons[broken] in only_variant(compiled).reason
+
+
+EIGHT_BITS = [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz]
+
+
+@pytest.mark.parametrize("kind", EIGHT_BITS, ids=str)
+def test_results_of_eight_bits_are_compared(kind):
+    """Of rounding operations, and of exact ones: torch promotes these types to nothing and knows few operations."""
+    compiled = burnish.compile(lambda x, y: ((x * 2).to(kind), y.t()), verify="always", sample=1.0)
+    x = torch.cat([X.flatten(), torch.tensor([0.0, -0.0, float("nan")])])
+    results, warned = fallback_warnings(lambda: compiled(x, X.to(kind)))
+    assert not warned and burnish.stats(compiled).fallbacks == ()
+    for ours, eagers in zip(results, ((x * 2).to(kind), X.to(kind).t()), strict=True):
+        assert ours.dtype is kind and not unequal(ours, eagers, signs=True)
+
+
+@pytest.mark.parametrize("wrong", [9.0, -1.0, float("nan")])
+def test_a_wrong_result_of_eight_bits_is_noticed(wrong):
+    right = torch.ones(5).to(torch.float8_e4m3fn)
+    ours = torch.tensor([1, 1, wrong, 1, 1]).to(torch.float8_e4m3fn)
+    assert judge([ours], [right], exact=None, eager_again=lambda: [right]).wrong
+    assert unequal(ours, right, signs=True) == 1
