@@ -4,8 +4,8 @@
 #   make quick   the tests that take seconds
 #   make test-gpu  the tests that need an NVIDIA GPU; how they went is written to GPU_SUMMARY
 #   make fuzz    look for programs that are compiled wrongly, for SECONDS (60); FUZZ_ARGS="--seed 7 --out found"
-#   make bench   the tables of the README, written to benchmarks/results/
-#   make promises  the README's table of promises: small workloads, the gate, budget, doctor, bench, background
+#   make bench   measure burnish, Inductor and eager; write benchmarks/results/ and docs/benchmarks.md
+#   make promises  the table of promises: small workloads, the gate, budget, doctor, bench, background
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
