@@ -3,6 +3,7 @@
 #   make test    lint, type-check and run every test
 #   make quick   the tests that take seconds
 #   make test-gpu  the tests that need an NVIDIA GPU; how they went is written to GPU_SUMMARY
+#   make docs    build the docs site into site/
 #   make fuzz    look for programs that are compiled wrongly, for SECONDS (60); FUZZ_ARGS="--seed 7 --out found"
 #   make bench   measure burnish, Inductor and eager; write benchmarks/results/ and docs/benchmarks.md
 #   make promises  the table of promises: small workloads, the gate, budget, doctor, bench, background
@@ -31,7 +32,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 
-.PHONY: help setup demo test test-gpu quick fuzz bench promises readme lint clean
+.PHONY: help setup demo test test-gpu quick fuzz bench promises readme docs lint clean
 help:
 	@sed -n 's/^#   //p' Makefile
 
@@ -78,10 +79,13 @@ promises: setup
 readme: setup
 	$(BIN)/python -m benchmarks.readme
 
+docs: setup
+	$(BIN)/mkdocs build --strict
+
 lint: setup
 	$(BIN)/ruff check burnish benchmarks tests
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find burnish benchmarks tests -name __pycache__ -type d -prune -exec rm -rf {} +
