@@ -46,7 +46,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "setup: building $(VENV) with $$($(PYTHON) --version) (torch is a large download the first time)"
 	@$(PYTHON) -m venv $(VENV) || { \
 	  echo "$(PYTHON) cannot make a virtual environment; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[hf,test,dev]'
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[hf,test,dev,examples]'
 	@touch $(STAMP)
 	@$(BIN)/python -c 'import torch, sys; print(f"setup: Python {sys.version.split()[0]}, torch {torch.__version__}")'
 
@@ -83,9 +83,9 @@ docs: setup
 	$(BIN)/mkdocs build --strict
 
 lint: setup
-	$(BIN)/ruff check burnish benchmarks tests
+	$(BIN)/ruff check burnish benchmarks tests examples
 	$(BIN)/mypy
 
 clean:
 	rm -rf $(VENV) build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	find burnish benchmarks tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find burnish benchmarks tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
