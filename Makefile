@@ -3,6 +3,7 @@
 #   make test    lint, type-check and run every test
 #   make quick   the tests that take seconds
 #   make test-gpu  the tests that need an NVIDIA GPU; how they went is written to GPU_SUMMARY
+#   make coverage  which lines of burnish the tests run, in percent; TESTS= and PYTEST_ARGS= as for test
 #   make docs    build the docs site into site/
 #   make fuzz    look for programs that are compiled wrongly, for SECONDS (60); FUZZ_ARGS="--seed 7 --out found"
 #   make bench   measure burnish, Inductor and eager; write benchmarks/results/ and docs/benchmarks.md
@@ -32,7 +33,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 
-.PHONY: help setup demo test test-gpu quick fuzz bench promises readme docs lint clean
+.PHONY: help setup demo test test-gpu quick fuzz bench promises readme docs lint coverage clean
 help:
 	@sed -n 's/^#   //p' Makefile
 
@@ -62,6 +63,10 @@ test-gpu: setup
 quick: setup
 	$(BIN)/python -m pytest tests/tiny -m "not slow" $(PYTEST_ARGS)
 
+# Code that Dynamo traces or that runs in child processes is not seen: the figure is a lower bound.
+coverage: setup
+	$(BIN)/python -m pytest -n $(WORKERS) $(TESTS) --cov=burnish --cov-report=term $(PYTEST_ARGS)
+
 fuzz: setup
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS) --workers $(WORKERS) $(FUZZ_ARGS)
 
@@ -84,6 +89,7 @@ docs: setup
 
 lint: setup
 	$(BIN)/ruff check burnish benchmarks tests examples
+	$(BIN)/ruff format --check -q burnish benchmarks tests examples
 	$(BIN)/mypy
 
 clean:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import gc
 import threading
@@ -141,8 +140,11 @@ class Handle:
         return [each.deferred for each in entrances if each is not None and each.deferred is not None]
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # not all of it is there if it was never whole, or when the process ends
+        # Not all of it is there if it was never whole, or when the process ends: then contextlib is not, either.
+        try:  # noqa: SIM105
             self.stop_compiling()
+        except Exception:
+            pass
 
     def stop_compiling(self) -> None:
         """Cancel compiles in the background; calls ask for them again."""

@@ -73,3 +73,15 @@ ours = ("burnish.runtime.cuda", "burnish.runtime.triton")
 print(*(name for name in new if name.startswith(("torch._inductor", "triton", *ours))))
 """
     assert python("-c", code).stdout.split() == []
+
+
+def test_an_object_that_outlives_its_module_says_nothing() -> None:
+    code = """
+import burnish
+from burnish import handle
+kept = burnish.compile(abs).burnish
+for name in vars(handle):
+    setattr(handle, name, None)  # as Python does at its end
+kept.__del__()
+"""
+    assert python("-c", code).stderr == ""
