@@ -3,9 +3,11 @@
 #   make test    lint, type-check and run every test
 #   make quick   the tests that take seconds
 #   make test-gpu  the tests that need an NVIDIA GPU; how they went is written to GPU_SUMMARY
+#   make coverage  which lines of burnish the tests run, in percent; TESTS= and PYTEST_ARGS= as for test
+#   make docs    build the docs site into site/
 #   make fuzz    look for programs that are compiled wrongly, for SECONDS (60); FUZZ_ARGS="--seed 7 --out found"
-#   make bench   the tables of the README, written to benchmarks/results/
-#   make promises  the README's table of promises: small workloads, the gate, budget, doctor, bench, background
+#   make bench   measure burnish, Inductor and eager; write benchmarks/results/ and docs/benchmarks.md
+#   make promises  the table of promises: small workloads, the gate, budget, doctor, bench, background
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
@@ -31,7 +33,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 
-.PHONY: help setup demo test test-gpu quick fuzz bench promises readme lint clean
+.PHONY: help setup demo test test-gpu quick fuzz bench promises readme docs lint coverage clean
 help:
 	@sed -n 's/^#   //p' Makefile
 
@@ -45,7 +47,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "setup: building $(VENV) with $$($(PYTHON) --version) (torch is a large download the first time)"
 	@$(PYTHON) -m venv $(VENV) || { \
 	  echo "$(PYTHON) cannot make a virtual environment; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[hf,test,dev]'
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[hf,test,dev,examples]'
 	@touch $(STAMP)
 	@$(BIN)/python -c 'import torch, sys; print(f"setup: Python {sys.version.split()[0]}, torch {torch.__version__}")'
 
@@ -60,6 +62,10 @@ test-gpu: setup
 
 quick: setup
 	$(BIN)/python -m pytest tests/tiny -m "not slow" $(PYTEST_ARGS)
+
+# Code that Dynamo traces or that runs in child processes is not seen: the figure is a lower bound.
+coverage: setup
+	$(BIN)/python -m pytest -n $(WORKERS) $(TESTS) --cov=burnish --cov-report=term $(PYTEST_ARGS)
 
 fuzz: setup
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS) --workers $(WORKERS) $(FUZZ_ARGS)
@@ -78,10 +84,14 @@ promises: setup
 readme: setup
 	$(BIN)/python -m benchmarks.readme
 
+docs: setup
+	$(BIN)/mkdocs build --strict
+
 lint: setup
-	$(BIN)/ruff check burnish benchmarks tests
+	$(BIN)/ruff check burnish benchmarks tests examples
+	$(BIN)/ruff format --check -q burnish benchmarks tests examples
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	find burnish benchmarks tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf $(VENV) build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find burnish benchmarks tests examples -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,1 +1,1 @@
-"""Measurements behind the README's numbers: `python -m benchmarks.core`, then `python -m benchmarks.readme`."""
+"""Measurements behind docs/benchmarks.md: `python -m benchmarks.core`, then `python -m benchmarks.readme`."""

@@ -1,4 +1,4 @@
-"""The README's table of compile times: what `compile_time` measured, each beside its goal."""
+"""The page's table of compile times: what `compile_time` measured, each beside its goal."""
 
 from __future__ import annotations
 

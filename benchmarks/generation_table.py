@@ -1,4 +1,4 @@
-"""The README's tables of decoding, from what `benchmarks.generation` wrote, with the goals beside the figures."""
+"""The page's tables of decoding, from what `benchmarks.generation` wrote, with the goals beside the figures."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""`python -m benchmarks.readme`: write the README's numbers from the committed results, so that they cannot differ.
+"""`python -m benchmarks.readme`: write docs/benchmarks.md and the README's picture from the committed results, so that
+they cannot differ.
 
-`--check` writes nothing and fails when the README is not what the results say.
+`--check` writes nothing and fails when either is not what the results say.
 """
 
 from __future__ import annotations
@@ -13,26 +14,33 @@ from typing import Any
 
 from benchmarks import compile_table, generation_table, trust_table
 from benchmarks.cuda import GOALS, OWN
+from benchmarks.picture import speedups_svg
 from burnish.measure import duration
 from burnish.workloads import WORKLOADS
 
-README = Path(__file__).parent.parent / "README.md"
+DOCS = Path(__file__).parent.parent / "docs"
+PAGE, PICTURE = DOCS / "benchmarks.md", DOCS / "speedups.svg"
 RESULTS = Path(__file__).parent / "results"
 BEGIN, END = "<!-- numbers: written by `make readme` -->", "<!-- end of numbers -->"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.readme", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="only say whether the README is up to date")
+    parser.add_argument("--check", action="store_true", help="only say whether both are up to date")
     arguments = parser.parse_args()
-    text = README.read_text()
-    fresh = with_numbers(text, committed())
-    if arguments.check:
-        if fresh != text:
-            print("README.md does not match benchmarks/results; run: make readme", file=sys.stderr)
-        return int(fresh != text)
-    README.write_text(fresh)
-    return 0
+    stale = [path for path, text in fresh().items() if not path.exists() or path.read_text() != text]
+    for path in stale:
+        if arguments.check:
+            print(f"docs/{path.name} does not match benchmarks/results; run: make readme", file=sys.stderr)
+        else:
+            path.write_text(fresh()[path])
+    return int(arguments.check and bool(stale))
+
+
+def fresh() -> dict[Path, str]:
+    """What each file must hold."""
+    results = committed()
+    return {PAGE: with_numbers(PAGE.read_text(), results), PICTURE: speedups_svg(results)}
 
 
 def committed() -> list[dict[str, Any]]:
@@ -51,7 +59,7 @@ def with_numbers(text: str, results: list[dict[str, Any]]) -> str:
     head, begin, rest = text.partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not begin or not end:
-        raise ValueError(f"the README has lost its markers {BEGIN} … {END}")
+        raise ValueError(f"docs/benchmarks.md has lost its markers {BEGIN} … {END}")
     body = "\n".join(section(result) for result in results) or "Not measured yet.\n"
     return f"{head}{begin}\n{body}{end}{tail}"
 

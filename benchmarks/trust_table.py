@@ -1,4 +1,4 @@
-"""The README's table of promises: what `never_slower`, `trust` and `background` measured, each beside its goal."""
+"""The page's table of promises: what `never_slower`, `trust` and `background` measured, each beside its goal."""
 
 from __future__ import annotations
 

@@ -1,15 +1,22 @@
 """burnish: a compiler for PyTorch models. `model = burnish.compile(model)`."""
 
-from importlib import metadata as _metadata
+from __future__ import annotations
 
-from burnish import errors
-from burnish.api import compile, disable, reset, seal, stats
-from burnish.capture.blocks import region
-from burnish.explain import explain
-from burnish.observe import metrics
-from burnish.options import Options
-from burnish.stats import Stats
-from burnish.verify import verify
+import importlib as _importlib
+import sys as _sys
+import types as _types
+from importlib import metadata as _metadata
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from burnish import errors
+    from burnish.api import compile, disable, reset, seal, stats
+    from burnish.capture.blocks import region
+    from burnish.explain import explain
+    from burnish.observe import metrics
+    from burnish.options import Options
+    from burnish.stats import Stats
+    from burnish.verify import verify
 
 __version__ = "0.1.0"
 __all__ = [
@@ -27,6 +34,49 @@ __all__ = [
     "stats",
     "verify",
 ]
+
+# Where each name is, imported when it is first asked for: torch takes seconds, and `burnish --help` needs none of it.
+_HOMES = {
+    "Options": "burnish.options",
+    "Stats": "burnish.stats",
+    "compile": "burnish.api",
+    "disable": "burnish.api",
+    "explain": "burnish.explain",
+    "metrics": "burnish.observe",
+    "region": "burnish.capture.blocks",
+    "reset": "burnish.api",
+    "seal": "burnish.api",
+    "stats": "burnish.api",
+    "verify": "burnish.verify",
+}
+
+
+class _Package(_types.ModuleType):
+    """This package. `burnish.explain`, `burnish.stats` and `burnish.verify` are functions, whatever is imported: Python
+    would put the submodules of those names in their place."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _HOMES:
+            value = getattr(_importlib.import_module(_HOMES[name]), name)
+            setattr(self, name, value)
+            return value
+        if not name.startswith("_"):
+            try:
+                return _importlib.import_module(f"burnish.{name}")
+            except ModuleNotFoundError as error:
+                if error.name != f"burnish.{name}":
+                    raise
+        raise AttributeError(f"module 'burnish' has no attribute {name!r}")
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name not in _HOMES or not isinstance(value, _types.ModuleType):
+            super().__setattr__(name, value)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *__all__})
+
+
+_sys.modules[__name__].__class__ = _Package
 
 
 def _register_backend() -> None:

@@ -229,6 +229,14 @@ def seal(compiled: object, strict: bool = False) -> None:
     handle_of(compiled).seal(strict)
 
 
+@overload
+def disable(target: Model, *, reason: str | None = None) -> Model: ...
+
+
+@overload
+def disable(target: None = None, *, reason: str | None = None) -> Callable[[Model], Model]: ...
+
+
 def disable(target: Any = None, *, reason: str | None = None) -> Any:
     """Keep a function or a module out of every graph: what is around it is compiled, it runs in eager.
 

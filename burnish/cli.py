@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from burnish.bench.command import add_bench
-from burnish.doctor.command import add_doctor
+from burnish.commands.bench import add_bench
+from burnish.commands.doctor import add_doctor
+from burnish.commands.explain import add_explain
+from burnish.commands.generate import add_generate
+from burnish.commands.verify import add_verify
 from burnish.errors import BadOptionValue, BurnishError, in_one_line
-from burnish.explain.command import add_explain
-from burnish.generation.command import add_generate
-from burnish.options import Options
-from burnish.runtime.cache import Cache
-from burnish.verify.command import add_verify
+
+if TYPE_CHECKING:
+    from burnish.runtime.cache import Cache
 
 TARGET_HELP = (
     "a built-in workload (`burnish workloads` lists them; NAME@tiny is its small variant), FILE.py:FUNCTION or "
@@ -31,37 +34,70 @@ exit status:
   1    something is wrong: verify found wrong results, a line of doctor failed, a file could not be written
   2    no answer: a mistake in the call, or a target that cannot be built or run
   130  interrupted by Ctrl-C
+  141  the reader of the output has gone (a closed pipe)
   Each ends with one line that names your file and line where there is one; --debug adds the traceback.
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    arguments = build_parser().parse_args(argv)
-    run: Callable[[argparse.Namespace], int] = arguments.run
+    arguments: argparse.Namespace | None = None
     try:
-        return run(arguments)
-    except BrokenPipeError:  # `burnish cache ls | head`
-        sys.stderr.close()
-        return 0
+        arguments = _parsed(argv)
+        run: Callable[[argparse.Namespace], int] = arguments.run
+        status = run(arguments)
+        sys.stdout.flush()  # a reader that has gone is noticed here, not when Python ends
+        return status
     except BaseException as error:
+        if arguments is None and isinstance(error, SystemExit):
+            raise  # argparse: --help, or a mistake that it has told
         if getattr(arguments, "debug", False):
             traceback.print_exc()
         message, status = _ending(error)
-        print(f"burnish: {message}", file=sys.stderr)
+        with contextlib.suppress(OSError):
+            print(f"burnish: {message}", file=sys.stderr)
         return status
+
+
+def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+    try:
+        return build_parser().parse_args(argv)
+    finally:
+        sys.stdout.flush()  # the help
 
 
 def _ending(error: BaseException) -> tuple[str, int]:
     """What to say, and the exit status."""
+    if _is_broken_pipe(error):  # `burnish cache ls | head`
+        _drop_output()
+        return "the reader of the output has gone", 141
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", 130
     if isinstance(error, BurnishError):
-        return str(error), 2
+        return _in_a_line(str(error)), 2
     if isinstance(error, SystemExit):
         return f"the target ended the process (status {error.code})", 2
     if isinstance(error, OSError) and error.filename is not None:
         return f"cannot use {error.filename}: {error.strerror}", 1
     return f"failed: {in_one_line(error)}. --debug shows the whole traceback", 1
+
+
+def _is_broken_pipe(error: BaseException) -> bool:
+    """rich makes a SystemExit of it."""
+    return isinstance(error, BrokenPipeError) or (
+        isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError)
+    )
+
+
+def _drop_output() -> None:
+    """What is still to be written goes nowhere: Python would try once more at its end, and complain."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _in_a_line(message: str) -> str:
+    """What a process of ours said before it ended is told by its last line."""
+    first, *rest = [line.strip() for line in message.splitlines() if line.strip()]
+    return f"{first} {rest[-1]}" if rest else first
 
 
 class _Parser(argparse.ArgumentParser):
@@ -173,6 +209,9 @@ def _run_workloads(arguments: argparse.Namespace) -> int:
 
 
 def _open_cache() -> Cache:
+    from burnish.options import Options
+    from burnish.runtime.cache import Cache
+
     options = Options()
     return Cache(options.cache_dir, options.cache_limit_bytes)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import gc
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -140,8 +140,11 @@ class Handle:
         return [each.deferred for each in entrances if each is not None and each.deferred is not None]
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # not all of it is there if it was never whole, or when the process ends
+        # Not all of it is there if it was never whole, or when the process ends: then contextlib is not, either.
+        try:  # noqa: SIM105
             self.stop_compiling()
+        except Exception:
+            pass
 
     def stop_compiling(self) -> None:
         """Cancel compiles in the background; calls ask for them again."""
@@ -229,8 +232,29 @@ class Handle:
         if self._forward is not None:
             self._forward.restart()
 
+    def in_words(self) -> str:
+        """The mode, and who serves: what `print(model)` shows of it."""
+        mode = self.options.mode or "default"
+        return f"mode={mode!r}, {self._served()}"
+
+    def _served(self) -> str:
+        if self.settings.disable:
+            return "disabled: served by eager"
+        if not self.settings.is_ours:
+            return f"served by backend {getattr(self.settings.backend, '__name__', self.settings.backend)!r}"
+        states = Counter(
+            "on trial" if variant.state == "on trial" else f"served by {variant.engine}"
+            for variant in self.log.variants()
+        )
+        if not states:
+            return "nothing compiled yet"
+        graphs = ", ".join(f"{n} graph{'s' * (n > 1)} {state}" for state, n in sorted(states.items()))
+        lost = sum(verdict.served == "eager" for entrance in self._entrances() for verdict in entrance.whole_calls())
+        calls = f", {lost} kind{'s' * (lost > 1)} of call served by eager" if lost else ""
+        return f"{graphs}{calls}{', sealed' * self._sealed}"
+
     def __repr__(self) -> str:
-        return f"<burnish handle of {self.name}: {self.log.compiles} compiles>"
+        return f"<burnish handle of {self.name}: {self.in_words()}, {self.log.compiles} compiles>"
 
 
 def close_all(handles: Sequence[Handle]) -> None:

@@ -13,6 +13,7 @@ import functools
 import inspect
 import io
 import pickle
+import textwrap
 import types
 import weakref
 from collections.abc import Callable
@@ -102,6 +103,11 @@ def _compiled_members(original: type, shown: tuple[str, ...]) -> dict[str, Any]:
             return original_forward(self, *args, **kwargs)
         return self._burnish_handle.forward.call(*args, **kwargs)
 
+    def __repr__(self: Any) -> str:
+        handle: Handle = self._burnish_handle
+        inner = textwrap.indent(repr(handle.eager), "  ")
+        return f"burnish.compile({handle.in_words()})(\n{inner}\n)"
+
     def __deepcopy__(self: Any, memo: dict[int, Any]) -> torch.nn.Module:
         handle: Handle = self._burnish_handle
         twin = memo[id(self)] = compiled_module(copy.deepcopy(handle.eager, memo), handle.settings)
@@ -124,6 +130,7 @@ def _compiled_members(original: type, shown: tuple[str, ...]) -> dict[str, Any]:
     return {
         "__call__": __call__,
         "forward": forward,
+        "__repr__": __repr__,
         "__deepcopy__": __deepcopy__,
         "__copy__": __copy__,
         "__reduce_ex__": __reduce_ex__,

@@ -121,7 +121,7 @@ def operations(row: CandidateResult) -> str:
     if row.profile is not None and row.profile.device_kernels is not None:
         return f"{row.profile.device_kernels:.0f}"
     if row.kernels is not None:
-        return f"{row.kernels} kinds"
+        return f"{row.kernels} kind{'s' * (row.kernels != 1)}"
     if row.candidate.compiles or row.profile is None or row.profile.aten_calls is None:
         return NONE  # an engine that generates kernels without saying how many
     return f"{row.profile.aten_calls:.0f}"

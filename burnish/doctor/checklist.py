@@ -146,10 +146,15 @@ def _no_graph_breaks(subject: _Subject) -> Found:
 def _no_fallbacks(subject: _Subject) -> Found:
     stats = subject.stats()
     calls = sum(stats.aten_calls.values())
-    figure = f"{len(stats.fallbacks)} graphs left to eager; {stats.kernels} kernels of ours, {calls} calls to ATen"
+    left, made = _counted(len(stats.fallbacks), "graph"), _counted(stats.kernels, "kernel")
+    figure = f"{left} left to eager; {made} of ours, {_counted(calls, 'call')} to ATen"
     if stats.fallbacks:
         return "fail", figure, f"{stats.fallbacks[0]}"
     return "ok", figure, ""
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def _parity(subject: _Subject) -> Found:

@@ -37,21 +37,24 @@ def _seconds(row: CandidateResult) -> float:
 
 
 def _stages(row: CandidateResult, colour: int) -> list[Markup]:
+    """A bar for each stage; as they are written, they add up to what the heading says."""
     stages = sorted((row.compile.stages if row.compile else {}).items(), key=lambda item: -item[1])
     if not stages:
         return []
-    known = sum(seconds for _, seconds in stages)
-    total = max(_seconds(row), known)
-    shown = [(name, seconds) for name, seconds in stages if seconds > 0.01 * total]
+    cold, known = _seconds(row), sum(seconds for _, seconds in stages)
+    total = max(cold, known)
+    shown = [(name, round(seconds, 2)) for name, seconds in stages if seconds > 0.01 * total and seconds >= 0.005]
+    left = round(total, 2) - sum(seconds for _, seconds in shown)
+    rest = round(total - known, 2) if total - known > 0.01 * total else 0.0  # what no stage is charged with
     items = [bar(name, f"{seconds:.2f} s", [Piece(seconds / total, colour)]) for name, seconds in shown]
-    small = known - sum(seconds for _, seconds in shown)
-    if small > 0.005:
+    if (small := left - rest) >= 0.005:
         items.append(bar("smaller stages", f"{small:.2f} s", [Piece(small / total, colour)]))
-    if total - known > 0.01 * total:  # what no stage is charged with
-        items.append(
-            bar("imports and the rest", f"{total - known:.2f} s", [Piece(1 - known / total, colour, light=True)])
-        )
-    return [tag("h3", f"Where {row.title}'s cold compile goes"), bars(items)]
+    else:
+        rest = left
+    if rest >= 0.005:
+        items.append(bar("imports and the rest", f"{rest:.2f} s", [Piece(rest / total, colour, light=True)]))
+    side_by_side = f" in {cold:.2f} s, some side by side" if known > 1.01 * cold else ""
+    return [tag("h3", f"Where {row.title}'s cold compile goes: {total:.2f} s{side_by_side}"), bars(items)]
 
 
 def memory_card(result: BenchResult) -> Markup | None:

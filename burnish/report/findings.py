@@ -54,7 +54,7 @@ def checklist_card(result: BenchResult) -> Markup | None:
                 tag("td", line.figure, advice, class_="text"),
             )
         )
-    whole = table("The production checklist", ["", "", ""], rows)
+    whole = table("The production checklist", ["result", "check", "measured"], rows)
     hint = "What to know before burnish's version serves, each line measured on this model."
     return card("Production checklist", tag("div", whole, class_="checks"), hint=hint, wide=True)
 

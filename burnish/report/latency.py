@@ -109,7 +109,11 @@ def _steady_after(row: CandidateResult) -> str:
     calls = cells.warm_up(row)
     if calls == "drifts":
         return "still drifts when its time is up"
-    return "is steady from the start" if calls in ("0", cells.NONE) else f"is steady after {calls} calls"
+    return (
+        "is steady from the start"
+        if calls in ("0", cells.NONE)
+        else f"is steady after {calls} call{'s' * (calls != '1')}"
+    )
 
 
 def warm_up_card(result: BenchResult) -> Markup | None:

@@ -26,7 +26,9 @@ def numbers_card(result: BenchResult) -> Markup:
 
 
 def _table(result: BenchResult, caption: str, columns: list[Column]) -> Markup:
+    """Without columns that say nothing of any candidate."""
     colour = colours(result)
+    columns = [column for column in columns if any(column[1](row) != cells.NONE for row in result.candidates)]
     rows = [
         tag(
             "tr",
@@ -50,9 +52,8 @@ def _time_columns(result: BenchResult) -> list[Column]:
     ]
     if cells.shows_samples(result):
         columns.append(("samples/s", lambda row: cells.samples_per_second(row, result)))
-    columns.append(("host per call", cells.host))
-    if result.device == "cuda":
-        columns.append(("GPU per call", cells.on_device))
+    if result.device == "cuda":  # on a CPU a call returns when it is done: p50
+        columns += [("host per call", cells.host), ("GPU per call", cells.on_device)]
     return columns
 
 

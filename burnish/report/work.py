@@ -61,6 +61,7 @@ def work_card(result: BenchResult) -> Markup | None:
 
 
 def _operators(row: CandidateResult, colour: int, on_gpu: bool) -> list[Markup]:
+    """A bar for each part; the parts add up to what the heading says."""
     assert row.profile and row.latency
     # Parts of the very calls that were profiled; on a GPU the profiler slows the host, not the kernels.
     whole = max(row.latency.p50.value if on_gpu else row.profile.seconds, row.profile.operator_seconds)
@@ -73,16 +74,28 @@ def _operators(row: CandidateResult, colour: int, on_gpu: bool) -> list[Markup]:
         for operator in row.profile.top[:_TOP]
     ]
     others = row.profile.operator_seconds - sum(operator.seconds for operator in row.profile.top[:_TOP])
-    if others > 0.01 * whole:
+    rest = whole - row.profile.operator_seconds
+    if rest <= 0.01 * whole:  # too little for a bar of its own
+        others, rest = others + rest, 0.0
+    if others > 0.001 * whole:
         items.append(
             bar("other kernels" if on_gpu else "other operators", duration(others), [Piece(others / whole, colour)])
         )
-    rest = whole - row.profile.operator_seconds
-    if rest > 0.01 * whole:
+    if rest > 0:
         ours = "generated kernels and Python" if row.candidate.compiles else "Python"
         name = "the GPU waits" if on_gpu else ours
         items.append(bar(name, duration(rest), [Piece(rest / whole, colour, light=True)]))
-    return [tag("h3", swatch(colour), f"{row.title}, {duration(row.latency.p50.value)} per call"), bars(items)]
+    return [tag("h3", swatch(colour), f"{row.title}: {_whole_call(row, whole, on_gpu)}"), bars(items)]
+
+
+def _whole_call(row: CandidateResult, whole: float, on_gpu: bool) -> str:
+    """What the parts add up to, and what a call takes where that is something else."""
+    assert row.latency
+    usual = duration(row.latency.p50.value)
+    if on_gpu:
+        beside = f"{duration(whole)} of kernels, some side by side, in {usual} per call"
+        return beside if whole > 1.01 * row.latency.p50.value else f"{usual} per call"
+    return f"{duration(whole)} under the profiler, {usual} without"
 
 
 def parity_card(result: BenchResult) -> Markup | None:

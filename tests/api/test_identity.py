@@ -46,7 +46,6 @@ def test_class_and_name():
     assert isinstance(compiled, Net) and isinstance(compiled, nn.Module)
     assert type(compiled).__name__ == "Net" and type(compiled).__module__ == Net.__module__
     assert type(compiled).__qualname__ == "Net" and compiled.__doc__ == "A small net."
-    assert repr(compiled) == repr(model)
     assert type(model) is Net, "the original is untouched"
 
 
@@ -216,6 +215,46 @@ def test_export_and_jit_trace_see_the_model_as_written(x):
         warnings.simplefilter("ignore")
         traced = torch.jit.trace(compiled, (x,))
     torch.testing.assert_close(traced(x), model(x))
+
+
+def test_the_repr_shows_the_mode_and_the_models_own():
+    model = nn.Linear(4, 2)
+    compiled = burnish.compile(model, mode="max-autotune")
+    assert repr(compiled) == f"burnish.compile(mode='max-autotune', nothing compiled yet)(\n  {model!r}\n)"
+
+
+def test_the_repr_says_who_serves(x):
+    compiled = burnish.compile(Net().eval())
+    with torch.no_grad():
+        compiled(x)
+    assert "1 graph served by burnish" in repr(compiled)
+
+
+def test_the_repr_says_that_a_graph_is_on_trial(x):
+    compiled = burnish.compile(Net().eval())
+    compiled(x)  # its backward is still to come
+    assert "1 graph on trial" in repr(compiled)
+
+
+def test_the_repr_says_that_eager_took_over(x):
+    compiled = burnish.compile(Net().eval())
+    compiled(x)
+    compiled.burnish.rollback()
+    assert "1 graph served by eager" in repr(compiled)
+
+
+def test_the_repr_says_that_it_is_sealed(x):
+    compiled = burnish.compile(Net().eval())
+    compiled(x)
+    burnish.seal(compiled)
+    assert repr(compiled).splitlines()[0].endswith(", sealed)(")
+
+
+@pytest.mark.parametrize(
+    ("given", "says"), [({"disable": True}, "disabled"), ({"backend": "eager"}, "served by backend 'eager'")]
+)
+def test_the_repr_says_that_another_engine_serves(given, says):
+    assert says in repr(burnish.compile(Net(), **given))
 
 
 # -- classes that are not plain ----------------------------------------------------------------------------------

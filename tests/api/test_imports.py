@@ -22,6 +22,7 @@ def test_importing_burnish_takes_little_beside_importing_torch() -> None:
     code = """
 import sys, torch
 before = set(sys.modules)
+from burnish.api import compile
 import burnish
 print(len(before), *sorted(set(sys.modules) - before))
 """
@@ -29,8 +30,27 @@ print(len(before), *sorted(set(sys.modules) - before))
     torchs, *new = done.stdout.split()
     heavy = [name for name in new if name.startswith(("torch", "triton", "numpy", "rich", "sympy"))]
     assert heavy == [] and len(new) < int(torchs) // 10
-    spent = {name: int(total) for total, name in re.findall(r"\| +(\d+) \| (torch|burnish)$", done.stderr, re.M)}
-    assert spent["burnish"] < 0.25 * spent["torch"], spent
+    spent = {name: int(total) for total, name in re.findall(r"\| +(\d+) \| (torch|burnish.api)$", done.stderr, re.M)}
+    assert spent["burnish.api"] < 0.25 * spent["torch"], spent
+
+
+@pytest.mark.parametrize("name", ["explain", "stats", "verify"])
+def test_a_submodule_does_not_hide_the_function_of_its_name(name: str) -> None:
+    done = python("-c", f"import burnish.{name}, burnish; print(type(burnish.{name}).__name__)")
+    assert done.stdout.split() == ["function"]
+
+
+def test_submodules_are_attributes() -> None:
+    assert python("-c", "import burnish; print(burnish.observe.serve.__name__)").stdout.split() == ["serve"]
+
+
+def test_what_does_not_exist_is_an_attribute_error() -> None:
+    assert python("-c", "import burnish; print(hasattr(burnish, 'complie'))").stdout.split() == ["False"]
+
+
+def test_dir_shows_what_is_public() -> None:
+    done = python("-c", "import burnish; print(*set(burnish.__all__) - set(dir(burnish)))")
+    assert done.stdout.split() == []
 
 
 def test_a_cpu_imports_nothing_of_inductor_or_triton_but_what_torchs_front_end_does() -> None:
@@ -53,3 +73,15 @@ ours = ("burnish.runtime.cuda", "burnish.runtime.triton")
 print(*(name for name in new if name.startswith(("torch._inductor", "triton", *ours))))
 """
     assert python("-c", code).stdout.split() == []
+
+
+def test_an_object_that_outlives_its_module_says_nothing() -> None:
+    code = """
+import burnish
+from burnish import handle
+kept = burnish.compile(abs).burnish
+for name in vars(handle):
+    setattr(handle, name, None)  # as Python does at its end
+kept.__del__()
+"""
+    assert python("-c", code).stderr == ""

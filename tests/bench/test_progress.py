@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from burnish.bench.candidates import Candidate
-from burnish.bench.command import time_left
 from burnish.bench.progress import Forecast, Progress, expected_alone
+from burnish.commands.bench import time_left
 
 
 def test_the_time_left_follows_the_machine() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -10,10 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from burnish.bench.operators import CallProfile, Operator
 from burnish.bench.result import BenchResult
+from burnish.report.compiling import _stages
 from burnish.report.markup import Markup, join, tag
 from burnish.report.page import page
 from burnish.report.plot import Scale
+from burnish.report.work import _operators
 from tests.bench.browser import Browser, find_browser, open_browser
 from tests.bench.results import full_result, result, row
 
@@ -143,6 +147,76 @@ def test_scales_and_their_ticks() -> None:
     assert log(1e-4) == pytest.approx(100.0)
     assert log.ticks() == pytest.approx([1e-5, 1e-4, 1e-3, 1e-2])
     assert Scale(3.0, 3.0, 0.0, 10.0)(3.0) == 5.0
+
+
+# -- sums and columns ---------------------------------------------------------------------------------------------
+
+
+def _figures(markup: str) -> list[float]:
+    """The figures of the bars."""
+    return [float(text.replace("\u00a0", " ").split()[0]) for text in re.findall(r"<b>([^<]+)</b>", markup)]
+
+
+def _heading(markup: str) -> str:
+    return re.sub(r"<[^>]+>", "", re.search(r"<h3>.*?</h3>", markup)[0]).replace("\u00a0", " ")
+
+
+@pytest.mark.parametrize(
+    "stages",
+    [
+        {"dynamo": 3.333, "aot": 1.111, "cc": 0.777, "fuse": 0.004, "codegen": 0.003},
+        {"dynamo": 7.994},
+        {"dynamo": 0.001, "aot": 0.002},
+        {f"stage {n}": 0.3333 for n in range(20)},
+    ],
+    ids=["usual", "nearly all", "next to nothing", "many"],
+)
+def test_the_stages_of_a_compile_add_up_to_it(stages: dict[str, float]) -> None:
+    burnish = row("burnish", 0.05, cold=8.0)
+    timed = dataclasses.replace(burnish, compile=dataclasses.replace(burnish.compile, stages=stages))
+    shown = "".join(_stages(timed, 2))
+    assert sum(_figures(shown)) == pytest.approx(8.0, abs=1e-6) and _heading(shown).endswith(": 8.00 s")
+
+
+def test_stages_side_by_side_add_up_to_more_than_the_compile() -> None:
+    burnish = row("burnish", 0.05, cold=2.0)
+    timed = dataclasses.replace(burnish, compile=dataclasses.replace(burnish.compile, stages={"cc": 1.5, "aot": 1.0}))
+    shown = "".join(_stages(timed, 2))
+    assert sum(_figures(shown)) == 2.5 and _heading(shown).endswith(": 2.50 s in 2.00 s, some side by side")
+
+
+def test_the_parts_of_a_call_add_up_to_the_profiled_one() -> None:
+    profile = CallProfile(0.05, tuple(Operator(f"aten::{n}", 0.005, 1.0) for n in range(8)), 0.0402, 8.0)
+    shown = "".join(_operators(row("eager", 0.03, profile=profile), 0, on_gpu=False))
+    assert sum(_figures(shown)) == pytest.approx(50.0, abs=0.02)
+    assert re.fullmatch(r"eager: 50\.00 ms under the profiler, 30\.\d+ ms without", _heading(shown))
+
+
+def _tables(found: BenchResult) -> list[list[list[str]]]:
+    """Rows of cells, the headings first."""
+    rows = [re.findall(r"<tr.*?</tr>", table, re.S) for table in re.findall(r"<table>.*?</table>", page(found), re.S)]
+    cells = r"<t[hd][^>]*>(.*?)</t[hd]>"
+    return [
+        [[re.sub(r"<[^>]+>", "", cell) for cell in re.findall(cells, one, re.S)] for one in table] for table in rows
+    ]
+
+
+@pytest.mark.parametrize(
+    "found", [full_result(), result(row("eager"), row("burnish", failure="no"))], ids=["full", "failed"]
+)
+def test_every_column_has_a_heading_and_says_something(found: BenchResult) -> None:
+    columns = [column for table in _tables(found) for column in zip(*table, strict=True)]
+    assert [column for column in columns if not column[0] or set(column[1:]) <= {"", "–"}] == []
+
+
+def test_every_table_scrolls_in_a_box_of_its_own() -> None:
+    text = page(full_result())
+    assert text.count("<table>") == len(re.findall(r'<div class="scroll"[^>]*><table>', text)) == 3
+
+
+def test_a_box_with_a_table_scrolls_sideways() -> None:
+    style = resources.files("burnish.report").joinpath("page.css").read_text()
+    assert re.search(r"^\.scroll \{[^}]*overflow-x: auto", style, re.M)
 
 
 # -- colours ------------------------------------------------------------------------------------------------------

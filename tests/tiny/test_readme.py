@@ -1,20 +1,43 @@
-"""The README's numbers are those of the committed results."""
+"""The numbers in docs/benchmarks.md and in the README's picture are those of the committed results."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
 from benchmarks.growth import growth_svg
-from benchmarks.readme import BEGIN, END, README, committed, with_numbers
+from benchmarks.picture import speedups_svg
+from benchmarks.readme import BEGIN, END, PAGE, PICTURE, fresh, with_numbers
 from benchmarks.trust_table import promises
 
 
-def test_the_readme_shows_the_committed_results() -> None:
-    assert with_numbers(README.read_text(), committed()) == README.read_text(), "run: make readme"
+@pytest.mark.parametrize("path", [PAGE, PICTURE], ids=lambda path: path.name)
+def test_what_is_shown_is_what_is_committed(path: Path) -> None:
+    assert path.read_text() == fresh()[path], "run: make readme"
+
+
+def test_the_picture_has_a_bar_for_each_compiler() -> None:
+    rows = {"mlp": {"eager": {"p50_ms": 2.0}, "inductor:reduce-overhead": {"p50_ms": 4.0}}}
+    rows["mlp"]["burnish:reduce-overhead"] = {"p50_ms": 0.5}
+    drawn = speedups_svg([{"gpu": "Some GPU", "rows": rows}])
+    assert "Some GPU" in drawn and ">0.50 ×<" in drawn and ">4.00 ×<" in drawn
+
+
+def test_a_row_without_all_three_is_left_out_of_the_picture() -> None:
+    rows = {"mlp": {"eager": {"p50_ms": 2.0}, "burnish:reduce-overhead": {"p50_ms": 0.5}}}
+    assert "MLP" not in speedups_svg([{"gpu": "Some GPU", "rows": rows}])
+
+
+def test_the_picture_is_well_formed() -> None:
+    assert ElementTree.fromstring(PICTURE.read_text()).tag.endswith("svg")
+
+
+def test_the_picture_follows_the_readers_colours() -> None:
+    assert "prefers-color-scheme: dark" in PICTURE.read_text()
 
 
 def test_lost_markers_are_noticed() -> None:
