@@ -23,9 +23,11 @@ import torch
 import torch._functorch.config as functorch_config
 import torch.nn.functional as F
 from torch import fx
-from torch._C import DispatchKey
 from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.variables.tensor import TensorVariable
+
+from burnish.torch_private.operators import DispatchKey
+from burnish.torch_private.tensors import debug_has_internal_overlap
 
 _DROPOUTS: dict[Any, tuple[str, ...]] = {
     F.dropout: ("input", "p", "training", "inplace"),
@@ -166,7 +168,7 @@ def _may_overlap(result: Any) -> bool:
         return False
     if result._has_symbolic_sizes_strides:  # whose gradients it takes as contiguous anyway
         return False
-    return torch._debug_has_internal_overlap(result) != 0
+    return debug_has_internal_overlap(result) != 0
 
 
 # Their gradients at NaN are not those of their pieces.

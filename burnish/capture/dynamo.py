@@ -24,7 +24,6 @@ from torch._functorch.aot_autograd import aot_module_simplified
 from torch._guards import TracingContext
 from torch.autograd import forward_ad
 from torch.fx._lazy_graph_module import _LazyGraphModule
-from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
 from burnish.assumptions import TensorInput
 from burnish.capture.as_in_eager import (
@@ -56,6 +55,18 @@ from burnish.observe.sinks import sinks_for
 from burnish.options import Options
 from burnish.runtime.beside import Wait, can_wait, wait_last
 from burnish.stats import Stats
+from burnish.torch_private.dispatch import (
+    DisableAutocast,
+    ForceDispatchKeyGuard,
+    disable_current_modes,
+    dispatch_tls_local_exclude_set,
+    dispatch_tls_local_include_set,
+    exit_dual_level,
+    get_dynamic_layer_stack_depth,
+    is_any_autocast_enabled,
+    is_traceable_wrapper_subclass,
+    pop_dynamic_layer_stack_and_undo_to_depth,
+)
 from burnish.trust.backward import WatchedBackward
 from burnish.trust.diary import Diary
 from burnish.trust.garbage import patience
@@ -329,7 +340,7 @@ class _Capture:
             if self.options.fault is not None and kind != "backward":
                 self.options.fault.compiling(self.log.compiles + 1)
             # So that a pass may make real tensors: a fake mode is active here.
-            with _disable_current_modes(), patience.asked():
+            with disable_current_modes(), patience.asked():
                 program = compile_graph(
                     graph,
                     inputs,
@@ -450,7 +461,7 @@ def _plain_inputs(graph: fx.GraphModule, inputs: Sequence[Any]) -> int | None:
     with inputs that require gradients) change what a program's ATen calls do. AOTAutograd changes that state while
     it traces, so this is asked before."""
     tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
-    if any(is_traceable_wrapper_subclass(tensor) for tensor in tensors) or torch._C._is_any_autocast_enabled():
+    if any(is_traceable_wrapper_subclass(tensor) for tensor in tensors) or is_any_autocast_enabled():
         return None
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return None
@@ -539,18 +550,18 @@ def leaving_contexts(graph: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _left_if_it_raises() -> Iterator[None]:
-    depth = torch._C._functorch.get_dynamic_layer_stack_depth()
+    depth = get_dynamic_layer_stack_depth()
     is_forward_mode = forward_ad._current_level >= 0
-    included = torch._C._dispatch_tls_local_include_set()
-    excluded = torch._C._dispatch_tls_local_exclude_set()
-    with torch._C._ForceDispatchKeyGuard(included, excluded):
+    included = dispatch_tls_local_include_set()
+    excluded = dispatch_tls_local_exclude_set()
+    with ForceDispatchKeyGuard(included, excluded):
         try:
             yield
         except BaseException:
-            torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+            pop_dynamic_layer_stack_and_undo_to_depth(depth)
             if not is_forward_mode:  # there is one level of it at most, in the whole process
                 with contextlib.suppress(RuntimeError):  # none is open
-                    torch._C._exit_dual_level(level=0)
+                    exit_dual_level(level=0)
             raise
 
 
@@ -568,7 +579,7 @@ def without_autocast(run: Callable[..., Any]) -> Callable[..., Any]:
     """Of graphs that AOTAutograd made: the casts of autocast are written out in them already."""
 
     def call(*args: Any) -> Any:
-        with torch._C._DisableAutocast():
+        with DisableAutocast():
             return run(*args)
 
     return call

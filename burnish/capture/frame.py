@@ -28,7 +28,6 @@ from torch._dynamo import convert_frame, eval_frame, mutation_guard, trace_rules
 from torch._dynamo import exc as dynamo_errors
 from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
 from torch.autograd import forward_ad
-from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 
 from burnish.capture.as_in_eager import keeping_writes_to_numbers, noticing_other_shapes
 from burnish.capture.awaken import awaken_products
@@ -65,6 +64,7 @@ from burnish.options import Options
 from burnish.runtime.ahead import Ahead, begin, wanted_by
 from burnish.runtime.beside import collecting
 from burnish.stats import GraphBreak
+from burnish.torch_private.dispatch import is_fx_symbolic_tracing, is_tracing, len_torch_dispatch_stack
 from burnish.trust.background import worker_for
 from burnish.trust.garbage import patience
 from burnish.trust.record import WholeCall
@@ -267,9 +267,9 @@ class Entrance:
         self, frame: types.FunctionType, callback: FrameCompiler, general: Callable[..., Any], hooks: Hooks | None
     ) -> Callable[..., Any]:
         # Every name the call reads is a local of this function: it has a few us in all.
-        set_callback, dispatch_modes = native.set_eval_frame, torch._C._len_torch_dispatch_stack
+        set_callback, dispatch_modes = native.set_eval_frame, len_torch_dispatch_stack
         stances, ordinary, target = eval_frame, _ORDINARY_STANCE, self.target
-        fx_tracing, jit_tracing, duals = is_fx_symbolic_tracing, torch._C._is_tracing, forward_ad
+        fx_tracing, jit_tracing, duals = is_fx_symbolic_tracing, is_tracing, forward_ad
         as_error = GRAPH_BREAKS if self.options.fullgraph else ()
         doubts, settle = callback.doubts.open, callback.doubts.settle
 
@@ -374,7 +374,7 @@ class Entrance:
 
 def _is_ordinary(hooks: Hooks | None) -> bool:
     """The circumstances in which a call is Dynamo's."""
-    tracing = is_fx_symbolic_tracing() or torch._C._is_tracing() or forward_ad._current_level >= 0
+    tracing = is_fx_symbolic_tracing() or is_tracing() or forward_ad._current_level >= 0
     return not tracing and eval_frame._stance is _ORDINARY_STANCE and not (hooks is not None and hooks.changed())
 
 

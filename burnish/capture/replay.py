@@ -44,6 +44,7 @@ from burnish.capture.likeness import Differs, Moved, Resolver, holds, mentions, 
 from burnish.capture.numbers import Following, Number, NumberVariable, differing_numbers, follow
 from burnish.observe.log import CompileLog
 from burnish.options import Regions
+from burnish.torch_private.dispatch import is_any_autocast_enabled, len_torch_function_stack
 
 MARK = "burnish_block"  # in a node's meta: the `Span` it belongs to
 SHARES = "burnish_shares"  # in a copied result's meta: it may share memory with what its block was given
@@ -210,14 +211,14 @@ def _after(last: fx.Node) -> list[fx.Node]:
 def _state(tx: Any) -> tuple[Any, ...]:
     """What the thread is set to, and what was changed on the way: the same operations mean something else under
     another state."""
-    autocast = torch._C._is_any_autocast_enabled()
+    autocast = is_any_autocast_enabled()
     return (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
         autocast,
         tuple((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")) if autocast else (),
         torch.get_default_dtype(),
-        torch._C._len_torch_function_stack(),
+        len_torch_function_stack(),
         _pending(tx),
     )
 

@@ -21,7 +21,8 @@ from typing import Any
 import torch
 from torch._dynamo import guards
 from torch._dynamo.symbolic_convert import InstructionTranslatorBase
-from torch._subclasses.fake_tensor import FakeTensorMode
+
+from burnish.torch_private.fake_tensors import FakeTensorMode
 
 
 @contextlib.contextmanager

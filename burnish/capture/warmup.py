@@ -16,9 +16,9 @@ import torch
 from torch import fx
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch.nn import functional as F
-from torch.utils._python_dispatch import _disable_current_modes
 
 from burnish.capture.decompositions import decomposition_table
+from burnish.torch_private.dispatch import disable_current_modes, len_torch_dispatch_stack, len_torch_function_stack
 
 _done = threading.Event()
 
@@ -34,7 +34,7 @@ class _Small(torch.nn.Module):
 
 def warm_up() -> None:
     """Compile something tiny, up to its C source. Whatever fails here fails again where it can be told."""
-    if _done.is_set() or torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
+    if _done.is_set() or len_torch_dispatch_stack() or len_torch_function_stack():
         return
     _done.set()
     with contextlib.suppress(Exception), torch.no_grad():
@@ -57,7 +57,7 @@ def _draft(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., A
     from burnish.passes.rewrite import Fuel
     from burnish.pipeline import fuse, lower_graph
 
-    with _disable_current_modes():
+    with disable_current_modes():
         captured = import_graph(gm)
         captured.graph = run_passes(captured.graph, Fuel(), lambda name, graph: None)
         generate(fuse(lower_graph(captured)))
