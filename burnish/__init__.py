@@ -9,6 +9,7 @@ from burnish.explain import explain
 from burnish.observe import metrics
 from burnish.options import Options
 from burnish.stats import Stats
+from burnish.torch_private import dynamo as _dynamo
 from burnish.verify import verify
 
 __version__ = "0.1.0"
@@ -35,11 +36,9 @@ def _register_backend() -> None:
     try:
         _metadata.distribution("burnish")
     except _metadata.PackageNotFoundError:
-        from torch._dynamo import register_backend
-
         from burnish.capture.dynamo import burnish_backend
 
-        register_backend(burnish_backend, name="burnish")
+        _dynamo.register_backend(burnish_backend, name="burnish")
 
 
 _register_backend()

@@ -20,6 +20,7 @@ from burnish.observe.sinks import sinks_for
 from burnish.options import Options
 from burnish.runtime.later import later
 from burnish.stats import Stats
+from burnish.torch_private import dynamo
 
 if TYPE_CHECKING:
     from burnish.capture.deferred import DeferredFrames
@@ -254,6 +255,6 @@ def close_all(handles: Sequence[Handle]) -> None:
 def reset_all() -> None:
     for handle in list(_live):
         handle.stop_compiling()  # Dynamo's reset waits for the compile that is under way
-    torch._dynamo.reset()
+    dynamo.reset()
     for handle in list(_live):
         handle.reset()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from burnish.capture.host import host_if_built
+from burnish.torch_private import dynamo
 from burnish.torch_private.cuda import tensors_data_ptrs_at_indices_equal
 
 Same = Callable[[list[torch.Tensor], list[int], list[int]], bool]
@@ -29,4 +30,4 @@ def still_at(addresses: list[int], positions: list[int]) -> Callable[[list[torch
 
 def stay(tensor: torch.Tensor) -> None:
     """Promise that the tensor stays where it is: a CUDA graph reads and writes it in place."""
-    torch._dynamo.mark_static_address(tensor)
+    dynamo.mark_static_address(tensor)

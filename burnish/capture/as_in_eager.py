@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch._functorch.config as functorch_config
 import torch.nn.functional as F
 from torch import fx
 from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.variables.tensor import TensorVariable
 
+from burnish.torch_private.aot import config as functorch_config
 from burnish.torch_private.operators import DispatchKey
 from burnish.torch_private.tensors import debug_has_internal_overlap
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._higher_order_ops.effects import with_effects
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
@@ -24,6 +23,7 @@ from burnish.ir.expr import Dim, Expr
 from burnish.ir.graph import Constant, Extern, Full, Graph, Input, Node, Ref, TensorType, View
 from burnish.lower import LOWERINGS
 from burnish.lower.builder import Builder, NotLowered
+from burnish.torch_private.aot import with_effects
 from burnish.torch_private.operators import OpOverload
 
 _TOKENS = frozenset(

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import _decomp
-from torch._decomp import decomposition_table as every_decomposition
 
 from burnish.capture.asked import as_eager_has_it, laid_out_as_eager_does
 from burnish.lower import lowered_names
+from burnish.torch_private.aot import core_aten_decompositions, core_aten_decompositions_post_autograd
+from burnish.torch_private.aot import decomposition_table as every_decomposition
 from burnish.torch_private.operators import OpOverload
 
 # Composites outside the core table whose pieces we compute well.
@@ -53,8 +53,8 @@ _LAID_OUT_OTHERWISE = tuple(
 def decomposition_table() -> dict[Any, Callable[..., Any]]:
     lowered = lowered_names()
     # The public table scans every custom op for composites first (150 ms); AOTAutograd takes those apart anyway.
-    core = getattr(_decomp, "_core_aten_decompositions_post_autograd", _decomp.core_aten_decompositions)
-    table = dict(core())
+    core = core_aten_decompositions_post_autograd
+    table = dict(core_aten_decompositions() if core is None else core())
     for op, fn in every_decomposition.items():
         if isinstance(op, OpOverload) and op.namespace == "aten" and op._schema.name.split("::")[1] in _ALSO:
             table[op] = _of_one_type(fn) if op._schema.name.split("::")[1] in _OF_ONE_TYPE else fn

@@ -26,6 +26,7 @@ from torch import fx
 from burnish.capture.saved_tensors import hooks_are_active
 from burnish.capture.snapshot import autocast_state
 from burnish.runtime.program import restrided
+from burnish.torch_private.aot import get_current_graph_task_keep_graph
 from burnish.trust.inputs import RandomState, devices_of
 
 _FUNCTION = "CompiledFunction"  # what AOTAutograd calls the class it makes for a training graph
@@ -98,7 +99,7 @@ class Replay:
 
     def let_go(self, ctx: Any) -> None:
         """In a backward, before it runs: after it, the inputs are wanted only if the graph is."""
-        if not torch._C._autograd._get_current_graph_task_keep_graph():
+        if not get_current_graph_task_keep_graph():
             ctx.burnish_tensors = None
 
     def _inputs(self, ctx: Any) -> list[Any]:

@@ -18,12 +18,8 @@ from functools import partial
 from typing import Any, Literal, Protocol
 
 import torch
-import torch._inductor.config as inductor_config
 from torch import fx
-from torch._functorch.aot_autograd import aot_module_simplified
-from torch._guards import TracingContext
 from torch.autograd import forward_ad
-from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from burnish.assumptions import TensorInput
 from burnish.capture.as_in_eager import (
@@ -55,6 +51,8 @@ from burnish.observe.sinks import sinks_for
 from burnish.options import Options
 from burnish.runtime.beside import Wait, can_wait, wait_last
 from burnish.stats import Stats
+from burnish.torch_private import inductor
+from burnish.torch_private.aot import aot_module_simplified
 from burnish.torch_private.dispatch import (
     DisableAutocast,
     ForceDispatchKeyGuard,
@@ -67,6 +65,9 @@ from burnish.torch_private.dispatch import (
     is_traceable_wrapper_subclass,
     pop_dynamic_layer_stack_and_undo_to_depth,
 )
+from burnish.torch_private.graphs import LazyGraphModule
+from burnish.torch_private.guards import TracingContext
+from burnish.torch_private.inductor import config as inductor_config
 from burnish.trust.backward import WatchedBackward
 from burnish.trust.diary import Diary
 from burnish.trust.garbage import patience
@@ -197,10 +198,8 @@ def guards_are_whole() -> bool:
 
 def _inductors(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> dict[Engine, Callable[..., Any]]:
     """Inductor's program for the graph, if it makes one."""
-    from torch._inductor.compile_fx import compile_fx
-
     try:
-        program: Any = compile_fx(copy.deepcopy(graph), list(example_inputs))
+        program: Any = inductor.compile_fx(copy.deepcopy(graph), list(example_inputs))
         return {"inductor": program}
     except CONTROL_FLOW:
         raise
@@ -588,14 +587,14 @@ def without_autocast(run: Callable[..., Any]) -> Callable[..., Any]:
 def _forward_of(graph: fx.GraphModule) -> Callable[..., Any]:
     """The graph's `forward`. Dynamo's graphs write their Python when first called; a method taken before that would
     ask on each call whether it has to."""
-    if not isinstance(graph, _LazyGraphModule):
+    if not isinstance(graph, LazyGraphModule):
         return graph.forward
     forward: Callable[..., Any] | None = None
 
     def run(*args: Any) -> Any:
         nonlocal forward
         if forward is None:
-            _LazyGraphModule.force_recompile(graph)
+            LazyGraphModule.force_recompile(graph)
             forward = graph.forward
         return forward(*args)
 

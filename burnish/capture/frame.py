@@ -22,11 +22,6 @@ from functools import partial
 from typing import Any, NoReturn
 
 import torch
-import torch._dynamo.config as dynamo_config
-from torch._C._dynamo import eval_frame as native
-from torch._dynamo import convert_frame, eval_frame, mutation_guard, trace_rules
-from torch._dynamo import exc as dynamo_errors
-from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
 from torch.autograd import forward_ad
 
 from burnish.capture.as_in_eager import keeping_writes_to_numbers, noticing_other_shapes
@@ -64,7 +59,28 @@ from burnish.options import Options
 from burnish.runtime.ahead import Ahead, begin, wanted_by
 from burnish.runtime.beside import collecting
 from burnish.stats import GraphBreak
+from burnish.torch_private import dynamo
 from burnish.torch_private.dispatch import is_fx_symbolic_tracing, is_tracing, len_torch_dispatch_stack
+from burnish.torch_private.dynamo import (
+    ConvertFrameReturn,
+    DynamoStance,
+    FailOnRecompileLimitHit,
+    FrameAction,
+    FrameExecStrategy,
+    ResumePrologueTracingError,
+    TorchRuntimeError,
+    compile_lock,
+    debug_get_cache_entry_list,
+    eval_frame,
+    innermost_backend,
+    install_generation_tagging_init,
+    reset_code,
+    set_code_exec_strategy,
+    set_enable_dynamic,
+    set_eval_frame,
+)
+from burnish.torch_private.dynamo import check as is_skipped
+from burnish.torch_private.dynamo import config as dynamo_config
 from burnish.trust.background import worker_for
 from burnish.trust.garbage import patience
 from burnish.trust.record import WholeCall
@@ -73,7 +89,7 @@ from burnish.trust.whole_call import WholeCallRace
 
 _serial = itertools.count(1)
 # What torch.compiler.set_stance replaces, and puts back. (None, which no stance is, if it had been replaced already.)
-_ORDINARY_STANCE = eval_frame._stance if eval_frame._stance == eval_frame.DynamoStance() else None
+_ORDINARY_STANCE = eval_frame._stance if eval_frame._stance == DynamoStance() else None
 _CHANGED_MEANWHILE = "state changed while dynamo tracing"
 _EXCUSES = 64  # calls; as many threads may wait for one compile
 _EXCUSES_SECONDS = 600.0
@@ -224,7 +240,7 @@ class Entrance:
                 return self.target
             return self._through_torch(torch.compile(frame, **self.foreign), hooks)
         backend = remember_sources(make_backend(self.options, self.log))
-        context = torch._dynamo.optimize(backend=backend, nopython=self.options.fullgraph)
+        context = dynamo.optimize(backend=backend, nopython=self.options.fullgraph)
         inner = getattr(context, "callback", None)
         if inner is None:  # Dynamo is switched off for this process
             return self.target
@@ -237,7 +253,7 @@ class Entrance:
         callback.on_verdict = _called_weakly(self._news)  # Dynamo keeps graphs, which must not keep the module
         self._compiled = frame, callback
         # Dynamo remembers the code it has read, and the code what was compiled for it: programs and their memory.
-        self._forget = forget = weakref.finalize(self, native.reset_code, frame.__code__)
+        self._forget = forget = weakref.finalize(self, reset_code, frame.__code__)
         forget.atexit = False
         call = self._direct(frame, callback, context(frame), hooks)
         if self.deferred is not None and self.options.background:
@@ -267,7 +283,7 @@ class Entrance:
         self, frame: types.FunctionType, callback: FrameCompiler, general: Callable[..., Any], hooks: Hooks | None
     ) -> Callable[..., Any]:
         # Every name the call reads is a local of this function: it has a few us in all.
-        set_callback, dispatch_modes = native.set_eval_frame, len_torch_dispatch_stack
+        set_callback, dispatch_modes = set_eval_frame, len_torch_dispatch_stack
         stances, ordinary, target = eval_frame, _ORDINARY_STANCE, self.target
         fx_tracing, jit_tracing, duals = is_fx_symbolic_tracing, is_tracing, forward_ad
         as_error = GRAPH_BREAKS if self.options.fullgraph else ()
@@ -334,7 +350,7 @@ class Entrance:
         """Nothing of the frame has run yet. Whatever another thread is doing to Dynamo's list takes it microseconds."""
         for _ in range(_LOOKS):
             time.sleep(_LOOK_SECONDS)
-            prior = native.set_eval_frame(callback)
+            prior = set_eval_frame(callback)
             try:
                 result = frame(*args, **kwargs)
             except LookAgain:
@@ -342,15 +358,15 @@ class Entrance:
             except GRAPH_BREAKS as error:  # under fullgraph=True
                 raise graph_break_error(error, self.place) from error.with_traceback(None)
             except BaseException as error:
-                native.set_eval_frame(prior)
+                set_eval_frame(prior)
                 callback.doubts.settle(error)
                 raise
             else:
-                native.set_eval_frame(prior)
+                set_eval_frame(prior)
                 callback.doubts.settle()
                 return result
             finally:
-                native.set_eval_frame(prior)
+                set_eval_frame(prior)
         callback.excuse(frame.__code__)
         return self.target(*args, **kwargs)
 
@@ -407,7 +423,7 @@ class FrameCompiler:
         self._torchdynamo_orig_backend = inner  # the chain by which Dynamo finds whose code an entry in its cache is
         self.__name__ = getattr(inner, "__name__", "burnish")
         self._inner = inner
-        self._backend = eval_frame.innermost_backend(inner)
+        self._backend = innermost_backend(inner)
         self._log = log
         self._place = place
         self._fullgraph = options.fullgraph
@@ -445,11 +461,11 @@ class FrameCompiler:
         self.compiles += 1
         self.on_verdict()  # this kind of call may be new to the race of whole calls
         self._ahead = begin(self._ahead, self._options, self._log)
-        with convert_frame.compile_lock, patience.asked(), self._settings(frame.f_code):
+        with compile_lock, patience.asked(), self._settings(frame.f_code):
             if self.deferred is None and self._is_there(frame):  # made while this thread waited for the lock
                 return self._missed(frame.f_code)
             graphs = self._log.compiles
-            mutation_guard.install_generation_tagging_init()
+            install_generation_tagging_init()
             key = self._warm_key(frame) if frame.f_code is self.root else None
             if key is not None and (restored := self._warm.restored(key, frame)) is not None:
                 self._made(frame, restored.guarded_code, graphs)
@@ -475,7 +491,7 @@ class FrameCompiler:
                     wait()
             except GRAPH_BREAKS:
                 raise  # fullgraph=True, and the caller's to translate
-            except dynamo_errors.ResumePrologueTracingError:
+            except ResumePrologueTracingError:
                 raise  # half a function has run: there is no eager to go back to
             except Exception as error:
                 if self.deferred is not None and _CHANGED_MEANWHILE in str(error):
@@ -490,7 +506,7 @@ class FrameCompiler:
         if result.frame_exec_strategy.cur_action == FrameAction.RUN_ONLY:
             serve_eager(self._log, "recompile limit", _limit_reached(frame.f_code.co_name))
         elif result.guarded_code is None and result.apply_to_code:
-            always = partial(native.set_code_exec_strategy, frame.f_code, result.frame_exec_strategy)
+            always = partial(set_code_exec_strategy, frame.f_code, result.frame_exec_strategy)
             return self._in_doubt(frame, result.frame_exec_strategy, always, failed)
         return result
 
@@ -511,7 +527,7 @@ class FrameCompiler:
         return collecting() if self.deferred is None else contextlib.nullcontext(lambda: None)
 
     def entries(self, code: types.CodeType) -> list[Any]:
-        return [entry for entry in native._debug_get_cache_entry_list(code) if entry.backend is self._backend]
+        return [entry for entry in debug_get_cache_entry_list(code) if entry.backend is self._backend]
 
     def ready(self, code: types.CodeType) -> list[Any]:
         """The entries, and what another thread has compiled and no call has come for since."""
@@ -576,16 +592,16 @@ class FrameCompiler:
     @contextlib.contextmanager
     def _settings(self, code: types.CodeType) -> Iterator[None]:
         # Other compiled objects' entries on shared code (a graph break puts a class's forward there) are not ours.
-        others = len(native._debug_get_cache_entry_list(code)) - len(self.entries(code))
+        others = len(debug_get_cache_entry_list(code)) - len(self.entries(code))
         others -= len(self.deferred.unused(code)) if self.deferred is not None else 0
-        shapes = eval_frame.set_enable_dynamic(self._dynamic) if self._dynamic is not None else contextlib.nullcontext()
+        shapes = set_enable_dynamic(self._dynamic) if self._dynamic is not None else contextlib.nullcontext()
         limit = dynamo_config.patch(recompile_limit=dynamo_config.recompile_limit + others)
         with shapes, limit, _whole_guards(), without_guard_profiling():
             yield
 
     def _give_up(self, error: Exception, frame: Any) -> ConvertFrameReturn:
         """Run this frame in eager: it gives the result, or raises what the user's mistake raises in eager."""
-        if isinstance(error, dynamo_errors.FailOnRecompileLimitHit):
+        if isinstance(error, FailOnRecompileLimitHit):
             serve_eager(self._log, "recompile limit", _limit_reached(self._place.name))
             return ConvertFrameReturn(FrameExecStrategy(FrameAction.RUN_ONLY, FrameAction.RUN_ONLY))
         strategy = FrameExecStrategy(FrameAction.SKIP, FrameAction.DEFAULT)
@@ -594,8 +610,8 @@ class FrameCompiler:
     def _failed(self, error: Exception, code: types.CodeType) -> None:
         """Eager could do it. What keeps failing stops being tried, but what is compiled already stays in use."""
         tries = self._failures[str(error)] = self._failures.get(str(error), 0) + 1
-        if not isinstance(error, dynamo_errors.TorchRuntimeError) or tries >= _BAD_INPUT_LIMIT:
-            native.set_code_exec_strategy(code, FrameExecStrategy(FrameAction.RUN_ONLY, FrameAction.DEFAULT))
+        if not isinstance(error, TorchRuntimeError) or tries >= _BAD_INPUT_LIMIT:
+            set_code_exec_strategy(code, FrameExecStrategy(FrameAction.RUN_ONLY, FrameAction.DEFAULT))
         serve_eager(self._log, "dynamo", error)
 
     def _in_doubt(
@@ -664,7 +680,7 @@ def own_frame(target: Callable[..., Any]) -> types.FunctionType:
 
 
 def _is_traceable_function(target: Callable[..., Any]) -> bool:
-    return isinstance(target, types.FunctionType) and not trace_rules.check(target)
+    return isinstance(target, types.FunctionType) and not is_skipped(target)
 
 
 def _copied(function: Any) -> types.FunctionType:

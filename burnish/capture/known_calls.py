@@ -11,8 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._C._dynamo import eval_frame as native
-from torch._dynamo import eval_frame
 from torch.autograd import forward_ad
 from torch.utils.hooks import RemovableHandle
 
@@ -21,6 +19,7 @@ from burnish.capture.hooks import Hooks
 from burnish.capture.host import Host
 from burnish.capture.signature import BY_VALUE, TENSORS, Key
 from burnish.torch_private.dispatch import is_any_autocast_enabled, is_tracing, len_torch_dispatch_stack, symbolic_trace
+from burnish.torch_private.dynamo import eval_frame, set_eval_frame
 
 _TENSOR, _VALUE, _FLOAT, _REFUSED = range(4)  # as sealed.h numbers them
 _KINDS: dict[type, int] = {
@@ -47,7 +46,7 @@ class KnownCalls:
     ) -> None:
         self._host = host
         self._hooks = hooks
-        self.call = host.Sealed(otherwise, native.set_eval_frame, AssumptionUnmet, refused)
+        self.call = host.Sealed(otherwise, set_eval_frame, AssumptionUnmet, refused)
         self._known: OrderedDict[Key, Any] = OrderedDict()
         self._refused: frozenset[Key] = frozenset()
         self._misses = 0

@@ -17,14 +17,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
-from torch._dynamo import guards as dynamo_guards
-from torch._dynamo.source import AttrSource, GetItemSource
 from torch._dynamo.variables import ConstantVariable, ListVariable, TupleVariable
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.builtin import BuiltinVariable
 from torch._dynamo.variables.lazy import LazyConstantVariable
-from torch._guards import Source
+
+from burnish.torch_private.guards import AttrSource, GetItemSource, GuardBuilder, Source, install_guard
 
 _COMPARISONS: tuple[Callable[[Any, Any], bool], ...] = (
     operator.lt,
@@ -107,7 +106,7 @@ class Following:
     def variable(self, value: Any, source: Source) -> NumberVariable | None:
         if type(value) is not int or not isinstance(source, AttrSource) or not self._is_number(source):
             return None
-        dynamo_guards.install_guard(source.make_guard(dynamo_guards.GuardBuilder.CONSTANT_MATCH))
+        install_guard(source.make_guard(GuardBuilder.CONSTANT_MATCH))
         return NumberVariable(self.numbers.setdefault(source, Number(source, value)), source=source)
 
     def item(self, held: Any, variable: NumberVariable) -> VariableTracker | None:

@@ -7,9 +7,10 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
-from torch._dynamo import output_graph, symbolic_convert
-from torch._functorch._aot_autograd import graph_compile
 from torch._logging._internal import trace_log
+
+from burnish.torch_private.aot import graph_compile
+from burnish.torch_private.dynamo import output_graph, symbolic_convert
 
 
 @contextlib.contextmanager

@@ -21,9 +21,6 @@ from typing import Any, Literal
 
 import torch
 from torch import fx
-from torch._dynamo import guards as dynamo_guards
-from torch._dynamo.exc import TorchDynamoException
-from torch._dynamo.source import GetItemSource
 from torch._dynamo.variables import (
     ConstantVariable,
     ConstDictVariable,
@@ -36,7 +33,6 @@ from torch._dynamo.variables.base import AttributeMutationExisting, AttributeMut
 from torch._dynamo.variables.builder import VariableBuilder, wrap_fx_proxy
 from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
 from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
-from torch._guards import Guard, Source
 
 from burnish.capture.blocks import repeated_blocks
 from burnish.capture.calls import blank_like
@@ -45,6 +41,8 @@ from burnish.capture.numbers import Following, Number, NumberVariable, differing
 from burnish.observe.log import CompileLog
 from burnish.options import Regions
 from burnish.torch_private.dispatch import is_any_autocast_enabled, len_torch_function_stack
+from burnish.torch_private.dynamo import TorchDynamoException
+from burnish.torch_private.guards import GetItemSource, Guard, Source, install_guard
 
 MARK = "burnish_block"  # in a node's meta: the `Span` it belongs to
 SHARES = "burnish_shares"  # in a copied result's meta: it may share memory with what its block was given
@@ -451,7 +449,7 @@ class _Copy:
         guards = [guard for guard in map(self._checked, self.record.guards) if guard is not None]
         places = {node: self._outside(node, origin) for node, origin in self.record.outside}
         self._require_same_sharing(places)
-        dynamo_guards.install_guard(*guards)
+        install_guard(*guards)
         last = self.tx.output.graph._root._prev
         try:
             return self._written(places)

@@ -16,9 +16,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._C._dynamo import eval_frame as native
-from torch._C._dynamo.guards import GlobalStateGuard
-from torch._dynamo import eval_frame
 from torch.autograd import forward_ad
 
 from burnish.assumptions import AssumptionUnmet
@@ -31,6 +28,7 @@ from burnish.errors import SealedError
 from burnish.observe.log import CompileLog
 from burnish.options import Options
 from burnish.torch_private.dispatch import is_fx_symbolic_tracing, is_tracing, len_torch_dispatch_stack
+from burnish.torch_private.dynamo import GlobalStateGuard, eval_frame, set_eval_frame
 
 _REMEMBERED = 1024  # signatures: sizes that never come back must not fill the memory
 Entries = Callable[[types.CodeType], list[Any]]
@@ -83,7 +81,7 @@ class Seal:
         # Every name a call reads is a local of this function: it has a few us in all.
         makers, routes, target, first = self._makers, self._routes, self._target, self._first
         introduce, refused = self._introduce, self._refused
-        set_callback, dispatch_modes, stances = native.set_eval_frame, len_torch_dispatch_stack, eval_frame
+        set_callback, dispatch_modes, stances = set_eval_frame, len_torch_dispatch_stack, eval_frame
         fx_tracing, jit_tracing, duals = is_fx_symbolic_tracing, is_tracing, forward_ad
         hooks_changed = hooks.changed if hooks is not None else lambda: False
 
@@ -180,8 +178,8 @@ class Seal:
         return self._target(*args, **kwargs)
 
     def _guarded(self, *args: Any, **kwargs: Any) -> Any:
-        prior = native.set_eval_frame(False)  # compiled code where its guards pass, and nothing new
+        prior = set_eval_frame(False)  # compiled code where its guards pass, and nothing new
         try:
             return self._frame(*args, **kwargs)
         finally:
-            native.set_eval_frame(prior)
+            set_eval_frame(prior)

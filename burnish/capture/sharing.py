@@ -20,13 +20,13 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._functorch.aot_autograd import aot_export_joint_simple
 from torch.nn import functional
 
 from burnish.capture.calls import blank_like
 from burnish.capture.likeness import Differs
 from burnish.capture.replay import MARK, SHARES, Span, metadata
 from burnish.observe.log import CompileLog
+from burnish.torch_private.aot import aot_export_joint_simple
 from burnish.torch_private.dispatch import disable_current_modes, enter_autocast, exit_autocast
 from burnish.torch_private.fake_tensors import FakeTensor
 

@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._functorch.aot_autograd import aot_module_simplified
 from torch.nn import functional as F
 
 from burnish.capture.decompositions import decomposition_table
+from burnish.torch_private import dynamo
+from burnish.torch_private.aot import aot_module_simplified
 from burnish.torch_private.dispatch import disable_current_modes, len_torch_dispatch_stack, len_torch_function_stack
 
 _done = threading.Event()
@@ -38,7 +39,7 @@ def warm_up() -> None:
         return
     _done.set()
     with contextlib.suppress(Exception), torch.no_grad():
-        compiled = torch._dynamo.optimize(backend=_backend)(_Small())
+        compiled = dynamo.optimize(backend=_backend)(_Small())
         compiled(torch.ones(2, 4, device="cpu", dtype=torch.float32))
     gc.collect()  # a quarter of a second, when so much is new; and otherwise at some call's expense
 

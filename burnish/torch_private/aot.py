@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from burnish.torch_private.names import AS_TORCH_DOES, NO_REGIONS, PrivateName, lookup_in
 
 if TYPE_CHECKING:
-    from torch import _decomp as decomp
     from torch._C._autograd import _get_current_graph_task_keep_graph as get_current_graph_task_keep_graph
     from torch._C._autograd import _top_saved_tensors_default_hooks as top_saved_tensors_default_hooks
     from torch._decomp import _core_aten_decompositions_post_autograd as core_aten_decompositions_post_autograd
+    from torch._decomp import core_aten_decompositions as core_aten_decompositions
     from torch._decomp import decomposition_table as decomposition_table
     from torch._functorch import config as config
     from torch._functorch._aot_autograd import graph_compile as graph_compile
@@ -35,12 +35,13 @@ NAMES = (
         "holds functions that are replaced for a while",
         fallback=AS_TORCH_DOES,
     ),
-    PrivateName("torch._decomp", "decompositions of composite operations"),
-    PrivateName("torch._decomp.decomposition_table", "all of them"),
+    PrivateName("torch._decomp.decomposition_table", "all decompositions of composite operations"),
+    PrivateName("torch._decomp.core_aten_decompositions", "the core ones"),
     PrivateName(
         "torch._decomp._core_aten_decompositions_post_autograd",
         "the core ones, without a search of custom operations",
-        fallback="the public table is used, 150 ms later",
+        fallback="the table with that search is used, 150 ms later",
+        instead=None,
     ),
     PrivateName("torch._higher_order_ops.effects.with_effects", "an operation with side effects in a graph"),
     PrivateName("torch._higher_order_ops.wrap.tag_activation_checkpoint", "a checkpointed region in a graph"),
