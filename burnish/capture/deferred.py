@@ -21,7 +21,6 @@ from typing import Any
 from burnish.capture.diagnosis import GRAPH_BREAKS, is_callers_mistake, serve_eager
 from burnish.capture.doubts import RETURNED, Doubt, Doubts, Settlement
 from burnish.capture.lobby import Lobby
-from burnish.capture.shield import beside_calls
 from burnish.capture.snapshot import (
     CannotSnapshot,
     FrameSnapshot,
@@ -38,6 +37,7 @@ from burnish.options import Options
 from burnish.torch_private.aot import config as functorch_config
 from burnish.torch_private.dynamo import ConvertFrameReturn, FrameAction, FrameExecStrategy, compile_lock
 from burnish.torch_private.dynamo import check as is_skipped
+from burnish.torch_private.shield import beside_calls
 from burnish.trust.background import Job, Pace, after_fork_in_child, submit, worker_for
 from burnish.trust.budget import Cancelled, Deadline, OverBudget
 from burnish.trust.jobs import JobStats

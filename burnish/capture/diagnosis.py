@@ -34,8 +34,12 @@ from burnish.torch_private.dynamo import (
     graph_break_reasons,
 )
 
-_CAPTURE = Path(__file__).parent
-_NOT_THE_USERS = (str(Path(torch.__file__).parent) + os.sep, str(_CAPTURE) + os.sep, str(_CAPTURE.parent / "api.py"))
+_BURNISH = Path(__file__).parents[1]
+_NOT_THE_USERS = (
+    str(Path(torch.__file__).parent) + os.sep,
+    *(str(_BURNISH / part) + os.sep for part in ("capture", "torch_private")),
+    str(_BURNISH / "api.py"),
+)
 
 _WAYS_OUT = {
     "dynamo": "keep that part out with burnish.disable, or report the model",

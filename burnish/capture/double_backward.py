@@ -27,6 +27,7 @@ from burnish.capture.saved_tensors import hooks_are_active
 from burnish.capture.snapshot import autocast_state
 from burnish.runtime.program import restrided
 from burnish.torch_private.aot import get_current_graph_task_keep_graph
+from burnish.torch_private.patches import noticing_functions
 from burnish.trust.inputs import RandomState, devices_of
 
 _FUNCTION = "CompiledFunction"  # what AOTAutograd calls the class it makes for a training graph
@@ -260,21 +261,13 @@ class _WithoutInputs:
 def differentiable_twice(replay: Callable[[], Replay]) -> Iterator[None]:
     """While open, in this thread, AOTAutograd's function for a training graph is made so. `replay` is asked for at the
     first call: by then all is known."""
-    ordinary = torch.autograd.Function.__dict__.get("__init_subclass__")
 
-    def noticed(cls: type[Any], **keywords: Any) -> None:
-        super(torch.autograd.Function, cls).__init_subclass__(**keywords)
-        if cls.__name__ == _FUNCTION and "backward" in cls.__dict__ and cls.__module__.startswith("torch._functorch"):
+    def notice(cls: type[Any]) -> None:
+        if cls.__name__ == _FUNCTION and "backward" in cls.__dict__:
             _replace(cls, replay)
 
-    torch.autograd.Function.__init_subclass__ = classmethod(noticed)  # type: ignore[assignment]
-    try:
+    with noticing_functions(notice):
         yield
-    finally:
-        if ordinary is None:
-            del torch.autograd.Function.__init_subclass__
-        else:
-            torch.autograd.Function.__init_subclass__ = ordinary  # type: ignore[method-assign]
 
 
 def _replace(function: Any, replay: Callable[[], Replay]) -> None:

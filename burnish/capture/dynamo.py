@@ -27,7 +27,6 @@ from burnish.capture.as_in_eager import (
     drop_idle_dropouts,
     leaving_out_history,
     left_to_eager,
-    own_derivatives,
     views_without_history,
 )
 from burnish.capture.assume import apart, counts_from_storage
@@ -39,7 +38,6 @@ from burnish.capture.facts import coarsest_type, draws_random_numbers, graph_fac
 from burnish.capture.host import host_if_built, host_library
 from burnish.capture.partition import partition, save_copies
 from burnish.capture.piecewise import PiecewiseGraph
-from burnish.capture.quiet import without_printed_graphs
 from burnish.capture.sharing import put_back, share_blocks
 from burnish.capture.unguarded import input_sources
 from burnish.capture.warm.capture import WarmGraph
@@ -68,6 +66,8 @@ from burnish.torch_private.dispatch import (
 from burnish.torch_private.graphs import LazyGraphModule
 from burnish.torch_private.guards import TracingContext
 from burnish.torch_private.inductor import config as inductor_config
+from burnish.torch_private.patches import own_derivatives
+from burnish.torch_private.quiet import without_printed_graphs
 from burnish.trust.backward import WatchedBackward
 from burnish.trust.diary import Diary
 from burnish.trust.garbage import patience

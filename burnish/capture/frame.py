@@ -24,7 +24,6 @@ from typing import Any, NoReturn
 import torch
 from torch.autograd import forward_ad
 
-from burnish.capture.as_in_eager import keeping_writes_to_numbers, noticing_other_shapes
 from burnish.capture.awaken import awaken_products
 from burnish.capture.bypass import bypass, in_words, kind_of
 from burnish.capture.deferred import ONCE_IN_EAGER, DeferredFrames
@@ -42,11 +41,9 @@ from burnish.capture.dynamo import make_backend
 from burnish.capture.hooks import Hooks
 from burnish.capture.host import host_if_built, prepare_host
 from burnish.capture.overhead import guards_us, module_call_us, way_in_us
-from burnish.capture.quiet import without_headlines, without_meta_failures
 from burnish.capture.replay import copying_blocks
 from burnish.capture.saved_tensors import finishing_checkpoints, regions_are_begun
 from burnish.capture.seal import Seal
-from burnish.capture.shield import without_guard_profiling
 from burnish.capture.snapshot import signature
 from burnish.capture.surroundings import EntranceSurroundings
 from burnish.capture.torch_times import guards_apart
@@ -81,6 +78,9 @@ from burnish.torch_private.dynamo import (
 )
 from burnish.torch_private.dynamo import check as is_skipped
 from burnish.torch_private.dynamo import config as dynamo_config
+from burnish.torch_private.patches import keeping_writes_to_numbers, noticing_other_shapes
+from burnish.torch_private.quiet import without_headlines, without_meta_failures
+from burnish.torch_private.shield import without_guard_profiling
 from burnish.trust.background import worker_for
 from burnish.trust.garbage import patience
 from burnish.trust.record import WholeCall

@@ -21,18 +21,6 @@ from typing import Any, Literal
 
 import torch
 from torch import fx
-from torch._dynamo.variables import (
-    ConstantVariable,
-    ConstDictVariable,
-    ListVariable,
-    SymNodeVariable,
-    TensorVariable,
-    TupleVariable,
-)
-from torch._dynamo.variables.base import AttributeMutationExisting, AttributeMutationNew, ValueMutationNew
-from torch._dynamo.variables.builder import VariableBuilder, wrap_fx_proxy
-from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
-from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
 
 from burnish.capture.blocks import repeated_blocks
 from burnish.capture.calls import blank_like
@@ -43,6 +31,22 @@ from burnish.options import Regions
 from burnish.torch_private.dispatch import is_any_autocast_enabled, len_torch_function_stack
 from burnish.torch_private.dynamo import TorchDynamoException
 from burnish.torch_private.guards import GetItemSource, Guard, Source, install_guard
+from burnish.torch_private.patches import calling_modules_with
+from burnish.torch_private.variables import (
+    AttributeMutationExisting,
+    AttributeMutationNew,
+    ConstantVariable,
+    ConstDictVariable,
+    ListVariable,
+    SymNodeVariable,
+    TensorVariable,
+    TupleVariable,
+    UnspecializedNNModuleVariable,
+    UserDefinedObjectVariable,
+    ValueMutationNew,
+    VariableBuilder,
+    wrap_fx_proxy,
+)
 
 MARK = "burnish_block"  # in a node's meta: the `Span` it belongs to
 SHARES = "burnish_shares"  # in a copied result's meta: it may share memory with what its block was given
@@ -570,12 +574,11 @@ def copying_blocks(frame: Any, regions: Regions, log: CompileLog) -> Iterator[No
         owner = getattr(value, "__self__", value)  # of a method
         if isinstance(owner, torch.nn.Module):
             replay.look_at(owner)
-    UnspecializedNNModuleVariable.call_function = _call_function  # type: ignore[method-assign]
     try:
-        yield
+        with calling_modules_with(_call_function):
+            yield
     finally:
         _active.replay = None
-        UnspecializedNNModuleVariable.call_function = _trace_call  # type: ignore[method-assign]
         for name in {*replay.traced, *replay.copied}:
             traced, copied = replay.traced.get(name, 0), replay.copied.get(name, 0)
             log.region(name, traced=traced, copied=copied, reason=replay.reasons.get(name, ""))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch._functorch.partitioners import min_cut_rematerialization_partition as min_cut_rematerialization_partition
     from torch._higher_order_ops.effects import with_effects as with_effects
     from torch._higher_order_ops.wrap import tag_activation_checkpoint as tag_activation_checkpoint
+    from torch._logging._internal import trace_log as trace_log
 
 NAMES = (
     PrivateName(
@@ -35,6 +36,7 @@ NAMES = (
         "holds functions that are replaced for a while",
         fallback=AS_TORCH_DOES,
     ),
+    PrivateName("torch._logging._internal.trace_log", "whether torch's trace is read", fallback=AS_TORCH_DOES),
     PrivateName("torch._decomp.decomposition_table", "all decompositions of composite operations"),
     PrivateName("torch._decomp.core_aten_decompositions", "the core ones"),
     PrivateName(

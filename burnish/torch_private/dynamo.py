@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from burnish.torch_private.names import AS_TORCH_DOES, PrivateName, lookup_in
+from burnish.torch_private.names import AS_TORCH_DOES, NO_BACKGROUND_PAUSES, PrivateName, lookup_in
 
 if TYPE_CHECKING:
     from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list as debug_get_cache_entry_list
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from torch._dynamo.exc import Unsupported as Unsupported
     from torch._dynamo.exc import UserError as UserError
     from torch._dynamo.mutation_guard import install_generation_tagging_init as install_generation_tagging_init
+    from torch._dynamo.output_graph import OutputGraph as OutputGraph
+    from torch._dynamo.symbolic_convert import InstructionTranslatorBase as InstructionTranslatorBase
     from torch._dynamo.trace_rules import check as check
     from torch._dynamo.types import ConvertFrameReturn as ConvertFrameReturn
     from torch._dynamo.types import FrameAction as FrameAction
@@ -71,6 +73,12 @@ NAMES = (
     PrivateName("torch._dynamo.output_graph", "holds functions that are replaced for a while", fallback=AS_TORCH_DOES),
     PrivateName(
         "torch._dynamo.symbolic_convert", "holds functions that are replaced for a while", fallback=AS_TORCH_DOES
+    ),
+    PrivateName("torch._dynamo.output_graph.OutputGraph", "has a method that is replaced for a while"),
+    PrivateName(
+        "torch._dynamo.symbolic_convert.InstructionTranslatorBase",
+        "has a method that is replaced for a while",
+        fallback=NO_BACKGROUND_PAUSES,
     ),
     PrivateName("torch._dynamo.convert_frame.compile_lock", "held while something is compiled: Dynamo's own"),
     PrivateName(

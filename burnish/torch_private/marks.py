@@ -22,6 +22,11 @@ def _boxed() -> object:
 
 NAMES = (
     PrivateName(
+        "torch._dynamo.utils.object_setattr_ignore_descriptor",
+        "what Dynamo's code sets attributes with: sealed calls know a quicker way",
+        fallback="sealed calls set them as open ones do",
+    ),
+    PrivateName(
         "torch._dynamo.disable._torchdynamo_orig_callable", "what a wrapper of Dynamo's is around", on=_disabled
     ),
     PrivateName(

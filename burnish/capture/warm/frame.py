@@ -35,7 +35,7 @@ from burnish.runtime.data import Codec, NotData
 from burnish.runtime.later import later
 from burnish.torch_private import dynamo
 from burnish.torch_private.aot import config as functorch_config
-from burnish.torch_private.dynamo import ConvertFrameReturn, GlobalStateGuard, convert_frame
+from burnish.torch_private.dynamo import ConvertFrameReturn, GlobalStateGuard
 from burnish.torch_private.dynamo import config as dynamo_config
 from burnish.torch_private.guards import (
     CheckFunctionManager,
@@ -50,6 +50,7 @@ from burnish.torch_private.guards import (
     output_codes,
     wrap_guarded_code,
 )
+from burnish.torch_private.patches import making_guards_with
 from burnish.trust.gate import GraphFacts
 
 KIND = "frame"
@@ -160,12 +161,10 @@ def _watching() -> Iterator[_Compiling]:
     """Entered with Dynamo's compile lock held."""
     current = _Compiling()
     token = _compiling.set(current)
-    ordinary = convert_frame.CheckFunctionManager
-    convert_frame.CheckFunctionManager = _Watched  # type: ignore[misc, assignment]
     try:
-        yield current
+        with making_guards_with(_Watched):
+            yield current
     finally:
-        convert_frame.CheckFunctionManager = ordinary  # type: ignore[misc]
         _compiling.reset(token)
 
 

@@ -15,7 +15,7 @@ import enum
 import functools
 import re
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,6 @@ from torch.utils.weak import TensorWeakRef
 from burnish.capture.warm import NotWarm
 from burnish.capture.warm.likeness import Likeness
 from burnish.torch_private.dynamo import GlobalStateGuard
-from burnish.torch_private.dynamo import guards as dynamo_guards
 from burnish.torch_private.guards import (
     CheckFunctionManager,
     DuplicateInputs,
@@ -43,6 +42,7 @@ from burnish.torch_private.guards import (
 )
 from burnish.torch_private.guards import device as default_device
 from burnish.torch_private.guards import source as dynamo_sources
+from burnish.torch_private.patches import writing_guards_with
 
 BUILTINS = "__builtins_dict___burnish"  # what stored frames call the builtins, in the globals of the frame
 _TYPE = re.compile(r"(___check_type_id\([^\n]*?), \d+\)")
@@ -227,16 +227,12 @@ def likenesses(
 @contextlib.contextmanager
 def marking_comments() -> Iterator[None]:
     """While Dynamo makes guards, so that their text can be read without them."""
-    ordinary = dynamo_guards.get_verbose_code_part
 
-    def marked(code_part: str, guard: Guard | None) -> str:
-        return f"{code_part}{_COMMENT}{ordinary(code_part, guard)[len(code_part) :]}{_COMMENT}"
+    def marking(ordinary: Callable[..., str]) -> Callable[..., str]:
+        return lambda part, guard: f"{part}{_COMMENT}{ordinary(part, guard)[len(part) :]}{_COMMENT}"
 
-    dynamo_guards.get_verbose_code_part = marked
-    try:
+    with writing_guards_with(marking):
         yield
-    finally:
-        dynamo_guards.get_verbose_code_part = ordinary
 
 
 def without_comments(text: str) -> str:

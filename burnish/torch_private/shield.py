@@ -19,9 +19,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 
-from burnish.torch_private.dynamo import guards
+from burnish.torch_private.dynamo import InstructionTranslatorBase, guards
 from burnish.torch_private.fake_tensors import FakeTensorMode
 
 

@@ -7,9 +7,7 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
-from torch._logging._internal import trace_log
-
-from burnish.torch_private.aot import graph_compile
+from burnish.torch_private.aot import graph_compile, trace_log
 from burnish.torch_private.dynamo import output_graph, symbolic_convert
 
 
