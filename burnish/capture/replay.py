@@ -26,6 +26,7 @@ from burnish.capture.blocks import repeated_blocks
 from burnish.capture.calls import blank_like
 from burnish.capture.likeness import Differs, Moved, Resolver, holds, mentions, sources, within, within_any
 from burnish.capture.numbers import Following, Number, NumberVariable, differing_numbers, follow
+from burnish.capture.spans import MARK, SHARES, Span, metadata
 from burnish.observe.log import CompileLog
 from burnish.options import Regions
 from burnish.torch_private.dispatch import is_any_autocast_enabled, len_torch_function_stack
@@ -48,18 +49,8 @@ from burnish.torch_private.variables import (
     wrap_fx_proxy,
 )
 
-MARK = "burnish_block"  # in a node's meta: the `Span` it belongs to
-SHARES = "burnish_shares"  # in a copied result's meta: it may share memory with what its block was given
 _OF_NUMBERS = {"CONSTANT_MATCH", "EQUALS_MATCH", "TYPE_MATCH"}
 _active = threading.local()
-
-
-@dataclass(frozen=True, eq=False)
-class Span:
-    """One call of a block: its nodes in Dynamo's graph carry this."""
-
-    name: str  # of the block's class
-    serial: int
 
 
 @dataclass
@@ -285,13 +276,6 @@ def _skeleton(shown: Any) -> Any:
     if not isinstance(shown, tuple) or not shown:
         return shown
     return shown[:2] if shown[0] == "tensor" else tuple(map(_skeleton, shown))
-
-
-def metadata(value: Any) -> tuple[Any, ...]:
-    if type(value).__name__ not in ("FakeTensor", "Parameter") or value.layout is not torch.strided:
-        raise Differs("a tensor of an unusual kind")
-    sizes = tuple(map(str, (*value.shape, *value.stride(), value.storage_offset())))
-    return (value.dtype, value.device, value.dim(), sizes, value.requires_grad, value.is_conj(), value.is_neg())
 
 
 # --- recording --------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from burnish.capture.calls import blank_like
 from burnish.capture.likeness import Differs
-from burnish.capture.replay import MARK, SHARES, Span, metadata
+from burnish.capture.spans import MARK, SHARES, Span, metadata
 from burnish.observe.log import CompileLog
 from burnish.torch_private.aot import aot_export_joint_simple
 from burnish.torch_private.dispatch import disable_current_modes, enter_autocast, exit_autocast

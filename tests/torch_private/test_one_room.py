@@ -117,11 +117,7 @@ def _spelled(tree: ast.AST) -> Iterator[str]:
         path = f"{imports.get(first, '')}.{rest}"
         if not DOTTED.fullmatch(written) or not path.startswith("torch.") or path.startswith("torch.ops."):
             continue
-        if (
-            PRIVATE.search(path)
-            and not PRIVATE.search(imports[first])
-            and path not in {each.path for each in READ_IN_PLACE}
-        ):
+        if PRIVATE.search(path) and not PRIVATE.search(imports[first]) and path not in known:
             yield path
 
 
