@@ -34,6 +34,7 @@ from burnish.capture.awaken import awaken
 from burnish.capture.checkpoints import drawing_alike_in_checkpoints
 from burnish.capture.diagnosis import CONTROL_FLOW, serve_eager
 from burnish.capture.double_backward import Replay, Returns, differentiable_twice, inputs_read, returns_of
+from burnish.capture.eager_only import tell
 from burnish.capture.facts import coarsest_type, draws_random_numbers, graph_facts
 from burnish.capture.host import host_if_built, host_library
 from burnish.capture.partition import partition, save_copies
@@ -66,8 +67,11 @@ from burnish.torch_private.dispatch import (
 from burnish.torch_private.graphs import LazyGraphModule
 from burnish.torch_private.guards import TracingContext
 from burnish.torch_private.inductor import config as inductor_config
+from burnish.torch_private.names import EAGER
 from burnish.torch_private.patches import own_derivatives
+from burnish.torch_private.probe import why
 from burnish.torch_private.quiet import without_printed_graphs
+from burnish.torch_private.versions import is_at_least, warn_of_newer_torch
 from burnish.trust.backward import WatchedBackward
 from burnish.trust.diary import Diary
 from burnish.trust.garbage import patience
@@ -193,7 +197,7 @@ def _is_on_cuda(facts: GraphFacts) -> bool:
 def guards_are_whole() -> bool:
     """Whether Dynamo's guards look at each tensor in every call. Before 2.13 those of parameters are left out while the
     dict that holds them is as it was."""
-    return torch.__version__ >= "2.13"
+    return is_at_least(2, 13)
 
 
 def _inductors(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> dict[Engine, Callable[..., Any]]:
@@ -622,6 +626,10 @@ def burnish_backend(
     settings = Options.from_arguments(mode=mode, options=options)
     _torch_compile_log.dump_dir = settings.dump_dir
     _torch_compile_log.sinks = sinks_for(settings)
+    warn_of_newer_torch()
+    if reason := why(EAGER):
+        tell(_torch_compile_log, reason)
+        return graph.forward
     return make_backend(settings, _torch_compile_log)(graph, example_inputs)
 
 

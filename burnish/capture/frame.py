@@ -41,7 +41,6 @@ from burnish.capture.dynamo import make_backend
 from burnish.capture.hooks import Hooks
 from burnish.capture.host import host_if_built, prepare_host
 from burnish.capture.overhead import guards_us, module_call_us, way_in_us
-from burnish.capture.replay import copying_blocks
 from burnish.capture.saved_tensors import finishing_checkpoints, regions_are_begun
 from burnish.capture.seal import Seal
 from burnish.capture.snapshot import signature
@@ -52,7 +51,7 @@ from burnish.capture.warm.frame import WarmFrames
 from burnish.capture.warm.serve import server
 from burnish.errors import CompileError
 from burnish.observe.log import CompileLog, failure_reason
-from burnish.options import Options
+from burnish.options import Options, Regions
 from burnish.runtime.ahead import Ahead, begin, wanted_by
 from burnish.runtime.beside import collecting
 from burnish.stats import GraphBreak
@@ -78,9 +77,12 @@ from burnish.torch_private.dynamo import (
 )
 from burnish.torch_private.dynamo import check as is_skipped
 from burnish.torch_private.dynamo import config as dynamo_config
+from burnish.torch_private.names import NO_REGIONS
 from burnish.torch_private.patches import keeping_writes_to_numbers, noticing_other_shapes
+from burnish.torch_private.probe import why
 from burnish.torch_private.quiet import without_headlines, without_meta_failures
 from burnish.torch_private.shield import without_guard_profiling
+from burnish.torch_private.versions import is_at_least
 from burnish.trust.background import worker_for
 from burnish.trust.garbage import patience
 from burnish.trust.record import WholeCall
@@ -481,7 +483,7 @@ class FrameCompiler:
                         without_meta_failures(),
                         keeping_writes_to_numbers(),
                         noticing_other_shapes(),
-                        copying_blocks(frame, self._options.regions, self._log),
+                        _copying_blocks(frame, self._options.regions, self._log),
                     ):
                         result = self._inner(frame, cache_entry, frame_state)
                     raises = watch.says_it_raises() and frame.f_code not in self._goes_on
@@ -648,10 +650,19 @@ class FrameCompiler:
         return ONCE_IN_EAGER
 
 
+def _copying_blocks(frame: Any, regions: Regions, log: CompileLog) -> contextlib.AbstractContextManager[None]:
+    if regions is not None and (reason := why(NO_REGIONS)):
+        log.noticed(f"{NO_REGIONS}: {reason}")
+        return contextlib.nullcontext()
+    from burnish.capture.replay import copying_blocks  # which needs what may be missing
+
+    return copying_blocks(frame, regions, log)
+
+
 def _whole_guards() -> contextlib.AbstractContextManager[None]:
     """Where gradients are recorded, every guard on every call. Before 2.13 those of parameters are left out while the
     dict that holds them is as it was, and one that is frozen or thawed is not noticed: it would get no gradient."""
-    if torch.__version__ >= "2.13" or not torch.is_grad_enabled():
+    if is_at_least(2, 13) or not torch.is_grad_enabled():
         return contextlib.nullcontext()
     whole: contextlib.AbstractContextManager[None] = dynamo_config.patch(
         skip_tensor_guards_with_matching_dict_tags=False

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from burnish.torch_private.names import AS_TORCH_DOES, NO_BACKGROUND_PAUSES, PrivateName, lookup_in
+from burnish.torch_private.names import AS_TORCH_DOES, NO_BACKGROUND_PAUSES, NO_REGIONS, PrivateName, lookup_in
 
 if TYPE_CHECKING:
     from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list as debug_get_cache_entry_list
@@ -51,15 +52,34 @@ if TYPE_CHECKING:
     from torch._dynamo.utils import get_compilation_metrics as get_compilation_metrics
     from torch._dynamo.utils import graph_break_reasons as graph_break_reasons
 
+
+def _as_it_is(function: Any, **settings: Any) -> Any:
+    return function
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    pass
+
+
+def _no_backends(exclude_tags: Sequence[str]) -> list[str]:
+    return []
+
+
 NAMES = (
     PrivateName("torch._dynamo.optimize", "the context in which Dynamo traces with our backend"),
-    PrivateName("torch._dynamo.disable", "keeps Dynamo out of a function"),
-    PrivateName("torch._dynamo.reset", "forgets everything compiled in the process"),
-    PrivateName("torch._dynamo.list_backends", "the backends that an error message names"),
+    PrivateName("torch._dynamo.disable", "keeps Dynamo out of a function", instead=_as_it_is),
+    PrivateName("torch._dynamo.reset", "forgets everything compiled in the process", instead=_nothing),
+    PrivateName(
+        "torch._dynamo.list_backends",
+        "the backends that an error message names",
+        fallback="only names of backends that every torch has are known",
+        instead=_no_backends,
+    ),
     PrivateName(
         "torch._dynamo.register_backend",
         "lets torch.compile find us where the package is not installed",
         fallback='torch.compile(backend="burnish") works where the package is installed',
+        instead=_nothing,
     ),
     PrivateName("torch._dynamo.mark_static_address", "promises that a cache stays where it is in memory"),
     PrivateName("torch._dynamo.config", "Dynamo's settings: the recompile limit, which guards are checked"),
@@ -104,7 +124,7 @@ NAMES = (
     PrivateName("torch._dynamo.exc.ResumePrologueTracingError", "a failure to tell from others"),
     PrivateName("torch._dynamo.exc.RestartAnalysis", "a failure to tell from others"),
     PrivateName("torch._dynamo.exc.SkipFrame", "a failure to tell from others"),
-    PrivateName("torch._dynamo.exc.TorchDynamoException", "a failure to tell from others"),
+    PrivateName("torch._dynamo.exc.TorchDynamoException", "a failure to tell from others", fallback=NO_REGIONS),
     PrivateName("torch._dynamo.exc.TorchRuntimeError", "a failure to tell from others"),
     PrivateName("torch._dynamo.exc.UncapturedHigherOrderOpError", "a failure to tell from others"),
     PrivateName("torch._dynamo.exc.Unsupported", "a graph break under fullgraph=True"),

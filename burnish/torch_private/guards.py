@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from burnish.torch_private.names import NO_REGIONS, NO_WARM_START, PrivateName, lookup_in
+from burnish.torch_private.names import NO_REGIONS, NO_REGIONS_NOR_WARM_START, NO_WARM_START, PrivateName, lookup_in
 
 if TYPE_CHECKING:
     from torch._dynamo import source as source
@@ -50,7 +50,9 @@ NAMES = (
     PrivateName("torch._dynamo.source.AttrSource", "an attribute of what a block holds", fallback=NO_REGIONS),
     PrivateName("torch._dynamo.source.GetItemSource", "an element of a list that blocks share", fallback=NO_REGIONS),
     PrivateName("torch._dynamo.guards.CheckFunctionManager", "makes a manager of guards", fallback=NO_WARM_START),
-    PrivateName("torch._dynamo.guards.GuardBuilder", "the kinds of guards there are", fallback=NO_WARM_START),
+    PrivateName(
+        "torch._dynamo.guards.GuardBuilder", "the kinds of guards there are", fallback=NO_REGIONS_NOR_WARM_START
+    ),
     PrivateName("torch._dynamo.guards.ShapeCodeParts", "guards between sizes", fallback=NO_WARM_START),
     PrivateName(
         "torch._dynamo.guards._get_closure_vars", "the names that a source's text is read with", fallback=NO_WARM_START

@@ -27,7 +27,10 @@ NAMES = (
         fallback="sealed calls set them as open ones do",
     ),
     PrivateName(
-        "torch._dynamo.disable._torchdynamo_orig_callable", "what a wrapper of Dynamo's is around", on=_disabled
+        "torch._dynamo.disable._torchdynamo_orig_callable",
+        "what a wrapper of Dynamo's is around",
+        on=_disabled,
+        fallback=_AS_IT_IS,
     ),
     PrivateName(
         "torch._dynamo.optimize._torchdynamo_inline",

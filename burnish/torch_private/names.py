@@ -15,6 +15,7 @@ NEWEST = SEEN[-1:]
 EAGER = "calls run in eager"
 NO_REGIONS = "each block of a model is traced by itself"
 NO_WARM_START = "a second process compiles again"
+NO_REGIONS_NOR_WARM_START = f"{NO_REGIONS}, and {NO_WARM_START}"
 NO_BACKGROUND_PAUSES = "a compile in the background pauses between its stages only"
 AS_TORCH_DOES = "torch does as it always does, which takes longer"
 

@@ -60,9 +60,17 @@ def probe() -> Probe:
     return Probe(tuple(found), tuple(name for name in expected if name not in found))
 
 
+@functools.cache
 def missing_for(fallback: str) -> tuple[PrivateName, ...]:
-    """The names that this fallback is for, and that are not there. Loads what they are in."""
-    return tuple(name for name in NAMES if name.fallback == fallback and _is_expected(name) and not _can_be_had(name))
+    """The names that this fallback is for, and that are not there. Loads what they are in; asked once a process."""
+    return tuple(name for name in NAMES if fallback in name.fallback and _is_expected(name) and not _can_be_had(name))
+
+
+def why(fallback: str) -> str:
+    """What is missing, where this fallback is taken; "" where it is not."""
+    paths = [name.path for name in missing_for(fallback)]
+    more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
+    return f"torch {torch.__version__} has no {', '.join(paths[:3])}{more}" if paths else ""
 
 
 def _is_expected(name: PrivateName) -> bool:

@@ -50,7 +50,9 @@ from burnish.torch_private.guards import (
     output_codes,
     wrap_guarded_code,
 )
+from burnish.torch_private.names import NO_WARM_START
 from burnish.torch_private.patches import making_guards_with
+from burnish.torch_private.probe import why
 from burnish.trust.gate import GraphFacts
 
 KIND = "frame"
@@ -246,6 +248,9 @@ class WarmFrames:
     def key(self, frame: Any) -> CacheKey | None:
         """None where frames are neither looked up nor stored."""
         if not stored_program.is_wanted(self._options, self._log) or self._options.inductor:
+            return None
+        if reason := why(NO_WARM_START):
+            self._log.noticed(f"{NO_WARM_START}: {reason}")
             return None
         return frame_key(frame, self._options, self._log.name)
 
