@@ -3,6 +3,7 @@
 #   make test    lint, type-check and run every test
 #   make quick   the tests that take seconds
 #   make test-gpu  the tests that need an NVIDIA GPU; how they went is written to GPU_SUMMARY
+#   make matrix  the tests that a new torch breaks first, with each TORCH="2.11 2.12 …"; MATRIX_ARGS=--here for this one
 #   make fuzz    look for programs that are compiled wrongly, for SECONDS (60); FUZZ_ARGS="--seed 7 --out found"
 #   make bench   the tables of the README, written to benchmarks/results/
 #   make promises  the README's table of promises: small workloads, the gate, budget, doctor, bench, background
@@ -24,6 +25,10 @@ WORKERS ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 SECONDS ?= 60
 FUZZ_ARGS ?=
 
+# Versions of torch for `make matrix` (all that burnish knows), and its further arguments (`python -m tests.matrix --help`).
+TORCH ?=
+MATRIX_ARGS ?=
+
 # Where `make test-gpu` writes its summary.
 GPU_SUMMARY ?= benchmarks/results/test-gpu.json
 
@@ -31,7 +36,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 
-.PHONY: help setup demo test test-gpu quick fuzz bench promises readme lint clean
+.PHONY: help setup demo test test-gpu quick matrix fuzz bench promises readme lint clean
 help:
 	@sed -n 's/^#   //p' Makefile
 
@@ -60,6 +65,9 @@ test-gpu: setup
 
 quick: setup
 	$(BIN)/python -m pytest tests/tiny -m "not slow" $(PYTEST_ARGS)
+
+matrix: setup
+	$(BIN)/python -m tests.matrix $(TORCH) --pip "$(PIP_ARGS)" $(MATRIX_ARGS)
 
 fuzz: setup
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS) --workers $(WORKERS) $(FUZZ_ARGS)

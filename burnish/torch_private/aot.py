@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from burnish.torch_private.names import AS_TORCH_DOES, NO_REGIONS, PrivateName, lookup_in
+from burnish.torch_private.names import AS_TORCH_DOES, NEWEST, NO_REGIONS, PrivateName, lookup_in
 
 if TYPE_CHECKING:
     from torch._C._autograd import _get_current_graph_task_keep_graph as get_current_graph_task_keep_graph
@@ -43,6 +43,7 @@ NAMES = (
         "torch._decomp._core_aten_decompositions_post_autograd",
         "the core ones, without a search of custom operations",
         fallback="the table with that search is used, 150 ms later",
+        seen_in=NEWEST,
         instead=None,
     ),
     PrivateName("torch._higher_order_ops.effects.with_effects", "an operation with side effects in a graph"),
