@@ -5,6 +5,7 @@
 #   make test-gpu  the tests that need an NVIDIA GPU; how they went is written to GPU_SUMMARY
 #   make coverage  which lines of burnish the tests run, in percent; TESTS= and PYTEST_ARGS= as for test
 #   make docs    build the docs site into site/
+#   make matrix  the tests that a new torch breaks first, with each TORCH="2.11 2.12 …"; MATRIX_ARGS=--here for this one
 #   make fuzz    look for programs that are compiled wrongly, for SECONDS (60); FUZZ_ARGS="--seed 7 --out found"
 #   make bench   measure burnish, Inductor and eager; write benchmarks/results/ and docs/benchmarks.md
 #   make promises  the table of promises: small workloads, the gate, budget, doctor, bench, background
@@ -26,6 +27,10 @@ WORKERS ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 SECONDS ?= 60
 FUZZ_ARGS ?=
 
+# Versions of torch for `make matrix` (all that burnish knows), and its further arguments (`python -m tests.matrix --help`).
+TORCH ?=
+MATRIX_ARGS ?=
+
 # Where `make test-gpu` writes its summary.
 GPU_SUMMARY ?= benchmarks/results/test-gpu.json
 
@@ -33,7 +38,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 
-.PHONY: help setup demo test test-gpu quick fuzz bench promises readme docs lint coverage clean
+.PHONY: help setup demo test test-gpu quick matrix fuzz bench promises readme docs lint coverage clean
 help:
 	@sed -n 's/^#   //p' Makefile
 
@@ -66,6 +71,9 @@ quick: setup
 # Code that Dynamo traces or that runs in child processes is not seen: the figure is a lower bound.
 coverage: setup
 	$(BIN)/python -m pytest -n $(WORKERS) $(TESTS) --cov=burnish --cov-report=term $(PYTEST_ARGS)
+
+matrix: setup
+	$(BIN)/python -m tests.matrix $(TORCH) --pip "$(PIP_ARGS)" $(MATRIX_ARGS)
 
 fuzz: setup
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS) --workers $(WORKERS) $(FUZZ_ARGS)

@@ -85,9 +85,8 @@ def _register_backend() -> None:
     try:
         _metadata.distribution("burnish")
     except _metadata.PackageNotFoundError:
-        from torch._dynamo import register_backend
-
         from burnish.capture.dynamo import burnish_backend
+        from burnish.torch_private.dynamo import register_backend
 
         register_backend(burnish_backend, name="burnish")
 

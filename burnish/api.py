@@ -17,6 +17,7 @@ from burnish.handle import Handle, Settings, reset_all
 from burnish.identity import compiled_module, disabled_module, handle_of_module
 from burnish.options import Options, nearest
 from burnish.stats import Stats
+from burnish.torch_private import dynamo
 
 Model = TypeVar("Model", bound=Callable[..., Any])
 
@@ -155,7 +156,7 @@ def _original(model: Any) -> Any:
 def _check_backend(backend: object) -> None:
     if backend in (None, "burnish", "auto", "inductor", "eager") or callable(backend):
         return
-    known = sorted({"burnish", "auto", *torch._dynamo.list_backends(exclude_tags=())})
+    known = sorted({"burnish", "auto", *dynamo.list_backends(exclude_tags=())})
     if backend not in known:
         raise UnknownBackend(str(backend), nearest(str(backend), known), known)
 
@@ -248,7 +249,7 @@ def disable(target: Any = None, *, reason: str | None = None) -> Any:
         return disabled_module(target)
     if not callable(target):
         raise NotCompilable(target)
-    return torch._dynamo.disable(target, reason=reason)
+    return dynamo.disable(target, reason=reason)
 
 
 def reset() -> None:

@@ -17,6 +17,10 @@ class FallbackWarning(UserWarning):
     """Something could not be compiled and eager serves it: right results, no speed-up."""
 
 
+class UnknownTorchWarning(UserWarning):
+    """torch is newer than those that this burnish was tested with."""
+
+
 # -- mistakes in a call to burnish: raised at once ---------------------------------------------------------------
 
 

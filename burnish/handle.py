@@ -20,9 +20,11 @@ from burnish.observe.sinks import sinks_for
 from burnish.options import Options
 from burnish.runtime.later import later
 from burnish.stats import Stats
+from burnish.torch_private import dynamo
 
 if TYPE_CHECKING:
     from burnish.capture.deferred import DeferredFrames
+    from burnish.capture.eager_only import EagerEntrance
     from burnish.capture.frame import Entrance
 
 _live: weakref.WeakSet[Handle] = weakref.WeakSet()
@@ -95,20 +97,24 @@ class Handle:
         self.name = settings.name or getattr(eager, "__qualname__", None) or type(eager).__name__
         self.log = CompileLog(self.options.dump_dir, self.name, sinks_for(self.options))
         self.entrance = self._entrance(eager)
-        self._forward: Entrance | None = None
+        self._forward: Entrance | EagerEntrance | None = None
         self._sealed = False
         self._lock = threading.Lock()
         _live.add(self)
         register(self.log, self)  # last: from now on metrics ask it
 
-    def _entrance(self, target: Callable[..., Any]) -> Entrance:
+    def _entrance(self, target: Callable[..., Any]) -> Entrance | EagerEntrance:
+        foreign = {"disable": True} if self.settings.disable else self.settings.for_torch_compile()
+        if reason := _why_eager():
+            from burnish.capture.eager_only import EagerEntrance
+
+            return EagerEntrance(target, self.log, reason, foreign)
         from burnish.capture.frame import Entrance  # TorchDynamo takes a second to import: not before it is needed
 
-        foreign = {"disable": True} if self.settings.disable else self.settings.for_torch_compile()
         return Entrance(target, self.options, self.log, foreign)
 
     @property
-    def forward(self) -> Entrance:
+    def forward(self) -> Entrance | EagerEntrance:
         """The way in of a module's `forward`, called without its hooks."""
         with self._lock:
             if self._forward is None:
@@ -169,7 +175,7 @@ class Handle:
         for each in self._entrances():
             each.come_back()
 
-    def _entrances(self) -> list[Entrance]:
+    def _entrances(self) -> list[Entrance | EagerEntrance]:
         return [each for each in (self.entrance, self._forward) if each is not None]
 
     def seal(self, strict: bool = False) -> None:
@@ -257,6 +263,14 @@ class Handle:
         return f"<burnish handle of {self.name}: {self.in_words()}, {self.log.compiles} compiles>"
 
 
+def _why_eager() -> str:
+    """What of torch is missing without which nothing compiles; "" where all of it is there."""
+    from burnish.torch_private import names, probe, versions
+
+    versions.warn_of_newer_torch()
+    return probe.why(names.EAGER)
+
+
 def close_all(handles: Sequence[Handle]) -> None:
     """`Handle.close` for several objects, which share the search for what nobody refers to any more."""
     for handle in handles:
@@ -278,6 +292,6 @@ def close_all(handles: Sequence[Handle]) -> None:
 def reset_all() -> None:
     for handle in list(_live):
         handle.stop_compiling()  # Dynamo's reset waits for the compile that is under way
-    torch._dynamo.reset()
+    dynamo.reset()
     for handle in list(_live):
         handle.reset()

@@ -23,6 +23,7 @@ import torch
 
 from burnish.errors import CannotPickle
 from burnish.handle import Handle, Settings
+from burnish.torch_private import dynamo
 
 _HANDLE = "_burnish_handle"
 _classes: weakref.WeakValueDictionary[tuple[object, ...], type] = weakref.WeakValueDictionary()
@@ -158,7 +159,7 @@ def _disabled_members(original: type, shown: tuple[str, ...]) -> dict[str, Any]:
         return disabled_module, (self._burnish_handle,)
 
     return {
-        "__call__": torch._dynamo.disable(original.__call__),
+        "__call__": dynamo.disable(original.__call__),
         "__deepcopy__": __deepcopy__,
         "__reduce_ex__": __reduce_ex__,
         **_shared_members(original, lambda self: self._burnish_handle),

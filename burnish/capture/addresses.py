@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 
 from burnish.capture.host import host_if_built
+from burnish.torch_private import dynamo
+from burnish.torch_private.cuda import tensors_data_ptrs_at_indices_equal
 
 Same = Callable[[list[torch.Tensor], list[int], list[int]], bool]
 
 
-def _one_by_one(tensors: list[torch.Tensor], addresses: list[int], positions: Sequence[int]) -> bool:
-    return all(tensors[k].data_ptr() == addresses[k] for k in positions)
-
-
 # (tensors, addresses, positions): whether each tensor k of `positions` begins at addresses[k]. Torch has it for its
 # own CUDA graphs, where it was built for CUDA.
-same_addresses: Same = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", _one_by_one)
+same_addresses: Same = tensors_data_ptrs_at_indices_equal  # type: ignore[assignment]
 
 
 def still_at(addresses: list[int], positions: list[int]) -> Callable[[list[torch.Tensor]], bool]:
@@ -32,4 +30,4 @@ def still_at(addresses: list[int], positions: list[int]) -> Callable[[list[torch
 
 def stay(tensor: torch.Tensor) -> None:
     """Promise that the tensor stays where it is: a CUDA graph reads and writes it in place."""
-    torch._dynamo.mark_static_address(tensor)
+    dynamo.mark_static_address(tensor)

@@ -17,18 +17,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch._functorch.config as functorch_config
 import torch.nn.functional as F
 from torch import fx
-from torch._C import DispatchKey
-from torch._dynamo.output_graph import OutputGraph
-from torch._dynamo.variables import nn_module
-from torch._dynamo.variables.tensor import TensorVariable
+
+from burnish.torch_private.aot import config as functorch_config
+from burnish.torch_private.tensors import debug_has_internal_overlap
 
 _DROPOUTS: dict[Any, tuple[str, ...]] = {
     F.dropout: ("input", "p", "training", "inplace"),
@@ -99,85 +97,6 @@ def leaving_out_history(run: Callable[..., Any], views: Sequence[View]) -> Calla
     return call
 
 
-_NUMBERS_OUT = "remove_tensorify_specialized_graphargs"
-
-
-@contextlib.contextmanager
-def keeping_writes_to_numbers() -> Iterator[None]:
-    """Dynamo takes out of a graph the inputs that are numbers to it and that nobody reads, and by mistake also every
-    call that returns such an input: those that write to it. Entered with its compile lock held."""
-    ordinary = getattr(OutputGraph, _NUMBERS_OUT, None)
-    if ordinary is None:
-        yield
-        return
-
-    def of_inputs_only(output: OutputGraph) -> None:
-        made = [node for node in output.graph.nodes if node.op != "placeholder" and "example_value" in node.meta]
-        values = [node.meta.pop("example_value") for node in made]
-        try:
-            ordinary(output)
-        finally:
-            for node, value in zip(made, values, strict=True):
-                node.meta["example_value"] = value
-
-    setattr(OutputGraph, _NUMBERS_OUT, of_inputs_only)
-    try:
-        yield
-    finally:
-        setattr(OutputGraph, _NUMBERS_OUT, ordinary)
-
-
-_AFTER_A_WRITE = "_sync_if_inplace_mutation"
-
-
-@contextlib.contextmanager
-def noticing_other_shapes() -> Iterator[None]:
-    """Dynamo asks what a tensor has become only after operations in place that take another: `unsqueeze_` is none.
-    Entered with its compile lock held."""
-    ordinary = getattr(TensorVariable, _AFTER_A_WRITE, None)
-    if ordinary is None:
-        yield
-        return
-
-    def after_any(variable: TensorVariable, tx: Any, before: int | None, has_tensor_argument: bool) -> None:
-        ordinary(variable, tx, before, True)
-
-    setattr(TensorVariable, _AFTER_A_WRITE, after_any)
-    try:
-        yield
-    finally:
-        setattr(TensorVariable, _AFTER_A_WRITE, ordinary)
-
-
-class MakesItsWeights(BaseException):
-    """Leaves the trace of a frame that calls a lazy module for the first time: this call is eager's. Not an Exception,
-    which Dynamo would take for a failure."""
-
-
-_LAZY = "initialize_lazy_module"
-
-
-@contextlib.contextmanager
-def leaving_lazy_modules() -> Iterator[None]:
-    """While open, tracing a lazy module that has no weights raises MakesItsWeights. Entered with the compile lock
-    held."""
-    ordinary = getattr(nn_module, _LAZY, None)
-    if ordinary is None:
-        yield
-        return
-
-    def refuse(tx: Any, module: torch.nn.Module, *call: Any) -> None:
-        if hasattr(module, "_initialize_hook"):
-            raise MakesItsWeights
-        ordinary(tx, module, *call)
-
-    setattr(nn_module, _LAZY, refuse)
-    try:
-        yield
-    finally:
-        setattr(nn_module, _LAZY, ordinary)
-
-
 # Where torch does not ask it, it takes gradients as contiguous.
 _STRIDES_OF_RESULTS = "guess_tangent_strides_as_outputs"
 
@@ -198,26 +117,7 @@ def _may_overlap(result: Any) -> bool:
         return False
     if result._has_symbolic_sizes_strides:  # whose gradients it takes as contiguous anyway
         return False
-    return torch._debug_has_internal_overlap(result) != 0
-
-
-# Their gradients at NaN are not those of their pieces.
-_OF_PIECES = (torch.ops.aten.hardshrink.default, torch.ops.aten.softshrink.default)
-
-
-@contextlib.contextmanager
-def own_derivatives() -> Iterator[None]:
-    """While open, autograd differentiates such operations as in eager. Entered with Dynamo's compile lock held."""
-    pieces = {op: op.py_kernels.pop(DispatchKey.Autograd, None) for op in _OF_PIECES}
-    for op in pieces:
-        op._dispatch_cache.clear()
-    try:
-        yield
-    finally:
-        for op, kernel in pieces.items():
-            if kernel is not None:
-                op.py_kernels[DispatchKey.Autograd] = kernel
-            op._dispatch_cache.clear()
+    return debug_has_internal_overlap(result) != 0
 
 
 def left_to_eager(graph: fx.GraphModule, inputs: Sequence[Any]) -> str:

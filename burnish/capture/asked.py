@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes
 
 from burnish.errors import CompileError
+from burnish.torch_private.dispatch import DisableAutocast, DisablePythonDispatcher, disable_current_modes
+from burnish.torch_private.operators import OpOverload, pytree
 
 Decomposition = Callable[..., Any]
 _MOST = 1 << 16  # elements of an operand that is made as large as it is
@@ -25,7 +25,7 @@ _asking = threading.local()
 _answers: dict[Any, list[torch.Tensor] | None] = {}
 
 
-def as_eager_has_it(op: torch._ops.OpOverload, decomposed: Decomposition) -> Decomposition:
+def as_eager_has_it(op: OpOverload, decomposed: Decomposition) -> Decomposition:
     def run(*args: Any, **kwargs: Any) -> Any:
         result = decomposed(*args, **kwargs)
         if result is NotImplemented or not _is_odd(args):
@@ -35,7 +35,7 @@ def as_eager_has_it(op: torch._ops.OpOverload, decomposed: Decomposition) -> Dec
     return run
 
 
-def laid_out_as_eager_does(op: torch._ops.OpOverload) -> Decomposition:
+def laid_out_as_eager_does(op: OpOverload) -> Decomposition:
     """Of an operation that stays whole."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -105,7 +105,7 @@ def _hint(d: Any) -> int | None:
     return hint if isinstance(hint, int) else None
 
 
-def _asked(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor] | None:
+def _asked(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor] | None:
     """Eager's results, without their values; None where it cannot be asked. What it refuses is left to it."""
     flat, spec = pytree.tree_flatten((tuple(args), kwargs))
     kinds = [_kind(a) for a in flat]
@@ -127,11 +127,11 @@ def _kind(a: Any) -> Any:
     return None if None in facts else (a.dtype, a.device, a.dim(), *facts)
 
 
-def _answer(op: torch._ops.OpOverload, flat: Sequence[Any], spec: Any, key: Any) -> list[torch.Tensor] | None:
+def _answer(op: OpOverload, flat: Sequence[Any], spec: Any, key: Any) -> list[torch.Tensor] | None:
     tensors = [a for a in flat if isinstance(a, torch.Tensor)]
     whole = all(a.numel() <= _MOST for a in tensors)
     sizes = {1: 1} | {n: n if whole else 2 + k for k, n in enumerate(_sizes(tensors))}
-    with _disable_current_modes(), torch._C._DisablePythonDispatcher(), torch._C._DisableAutocast(), torch.no_grad():
+    with disable_current_modes(), DisablePythonDispatcher(), DisableAutocast(), torch.no_grad():
         try:
             given = [_zeros(a, sizes) if isinstance(a, torch.Tensor) else a for a in flat]
             args, kwargs = pytree.tree_unflatten(given, spec)

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor
 
 from burnish.assumptions import PLAIN, Assumptions, Input, NumberInput, OtherInput, TensorInput, class_of
 from burnish.capture.calls import blank_like, memory_of, memory_of_node
 from burnish.capture.symbols import Symbols
 from burnish.errors import CompileError
+from burnish.torch_private.fake_tensors import FakeTensor
 
 _COUNTING_FROM_STORAGE = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_copy.default)
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._higher_order_ops.effects import with_effects
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
@@ -24,6 +23,8 @@ from burnish.ir.expr import Dim, Expr
 from burnish.ir.graph import Constant, Extern, Full, Graph, Input, Node, Ref, TensorType, View
 from burnish.lower import LOWERINGS
 from burnish.lower.builder import Builder, NotLowered
+from burnish.torch_private.aot import with_effects
+from burnish.torch_private.operators import OpOverload
 
 _TOKENS = frozenset(
     getattr(torch.ops.prims, name).default for name in ("_make_token", "_sink_tokens") if hasattr(torch.ops.prims, name)
@@ -66,7 +67,7 @@ def _op_name(target: Any) -> str:
 def _called(fx_node: FxNode) -> str:
     """An operation that writes its arguments stands inside another, as that one's first argument."""
     inner = fx_node.args[0] if fx_node.args else None
-    if isinstance(inner, torch._ops.OpOverload):
+    if isinstance(inner, OpOverload):
         return f"{inner.name()}, which writes its arguments,"
     return _op_name(fx_node.target)
 
@@ -135,7 +136,7 @@ class _Importer:
             self.values[fx_node] = None
         elif fx_node.target is with_effects:
             self.values[fx_node] = self._ordered_effect(fx_node, val)
-        elif isinstance(fx_node.target, torch._ops.OpOverload):
+        elif isinstance(fx_node.target, OpOverload):
             self.values[fx_node] = self._call_op(fx_node, fx_node.target, val)
         elif val is None and not fx_node.users:
             self.values[fx_node] = None  # an assertion about sizes: the guards already hold
@@ -195,7 +196,7 @@ class _Importer:
 
     # --- calls --------------------------------------------------------------------------------------------------
 
-    def _call_op(self, fx_node: FxNode, target: torch._ops.OpOverload, val: Any) -> Any:
+    def _call_op(self, fx_node: FxNode, target: OpOverload, val: Any) -> Any:
         name = f"{target.namespace}::{target._schema.name.split('::')[1]}.{target._overloadname}"
         if (
             name == "aten::copy_.default"

@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 from torch import fx
 
+from burnish.torch_private.fake_tensors import FakeTensor
 from burnish.trust.distance import distance
 from burnish.trust.referee import NARROW
 
@@ -193,7 +194,7 @@ class _Unknown(Exception):
 
 def _form(node: fx.Node) -> Zeros:
     value: Any = node.meta.get("example_value")
-    if type(value) not in (torch.Tensor, torch.nn.Parameter, torch._subclasses.FakeTensor):
+    if type(value) not in (torch.Tensor, torch.nn.Parameter, FakeTensor):
         raise _Unknown
     sizes = (*value.shape, *value.stride()) if value.layout == torch.strided else (None,)
     if not all(type(size) is int for size in sizes) or 0 in value.shape:

@@ -7,10 +7,13 @@ from typing import Any
 import torch
 from torch import fx
 
+from burnish.torch_private.operators import OpOverload
+from burnish.torch_private.tensors import neg_view
+
 
 def is_aten_call(target: Any) -> bool:
     """A call of an operator, not of Python's own getitem or arithmetic on sizes."""
-    return isinstance(target, torch._ops.OpOverload)
+    return isinstance(target, OpOverload)
 
 
 def spelling(target: Any) -> str:
@@ -26,7 +29,7 @@ def blank_like(x: torch.Tensor) -> torch.Tensor:
 def with_bits_of(x: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
     """A view whose memory means what x's does: its values, or their negatives or conjugates."""
     made = torch.conj(made) if x.is_conj() else made
-    return torch._neg_view(made) if x.is_neg() else made
+    return neg_view(made) if x.is_neg() else made
 
 
 def memory_of(tensor: torch.Tensor) -> int:

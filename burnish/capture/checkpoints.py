@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from torch import fx
-from torch._higher_order_ops.wrap import tag_activation_checkpoint
 from torch.utils.checkpoint import checkpoint
+
+from burnish.torch_private.aot import tag_activation_checkpoint
 
 
 def drawing_alike_in_checkpoints(graph: fx.GraphModule) -> fx.GraphModule:

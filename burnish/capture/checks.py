@@ -11,6 +11,7 @@ from burnish.assumptions import Assumptions, AssumptionUnmet, Input, NumberInput
 from burnish.capture.host import Host
 from burnish.capture.signature import TENSORS, ignored_keys
 from burnish.ir.expr import Dim, Expr, Sym, symbols
+from burnish.torch_private.tensors import neg_view
 
 Boxed = Callable[[list[Any]], Any]
 _MOST_FACTORS = 4  # as assumed.h has it
@@ -59,7 +60,7 @@ def _spec(expected: Input, records_gradients: bool, slots: dict[str, int]) -> An
     if expected.conjugate:
         like = like.conj()
     if expected.negative:
-        like = torch._neg_view(like)
+        like = neg_view(like)
     shape, strides = (tuple(_size(d, slots) for d in dims) for dims in (expected.shape, expected.strides))
     offset = -1 if expected.offset is None else expected.offset
     requires_grad = int(expected.requires_grad) if records_gradients else -1

@@ -12,11 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import _decomp
-from torch._decomp import decomposition_table as every_decomposition
 
 from burnish.capture.asked import as_eager_has_it, laid_out_as_eager_does
 from burnish.lower import lowered_names
+from burnish.torch_private.aot import core_aten_decompositions, core_aten_decompositions_post_autograd
+from burnish.torch_private.aot import decomposition_table as every_decomposition
+from burnish.torch_private.operators import OpOverload
 
 # Composites outside the core table whose pieces we compute well.
 _ALSO = frozenset(
@@ -52,10 +53,10 @@ _LAID_OUT_OTHERWISE = tuple(
 def decomposition_table() -> dict[Any, Callable[..., Any]]:
     lowered = lowered_names()
     # The public table scans every custom op for composites first (150 ms); AOTAutograd takes those apart anyway.
-    core = getattr(_decomp, "_core_aten_decompositions_post_autograd", _decomp.core_aten_decompositions)
-    table = dict(core())
+    core = core_aten_decompositions_post_autograd
+    table = dict(core_aten_decompositions() if core is None else core())
     for op, fn in every_decomposition.items():
-        if isinstance(op, torch._ops.OpOverload) and op.namespace == "aten" and op._schema.name.split("::")[1] in _ALSO:
+        if isinstance(op, OpOverload) and op.namespace == "aten" and op._schema.name.split("::")[1] in _ALSO:
             table[op] = _of_one_type(fn) if op._schema.name.split("::")[1] in _OF_ONE_TYPE else fn
     kept = {op: _as_eager_has_it(op, fn) for op, fn in table.items() if not _keep_whole(op, lowered)}
     for name in _LAID_OUT_OTHERWISE:
@@ -75,7 +76,7 @@ def _of_one_type(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 def _as_eager_has_it(op: Any, fn: Callable[..., Any]) -> Callable[..., Any]:
     """What is a view, writes or draws has no layout of its own, or must not be asked."""
-    if not isinstance(op, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in op.tags:
+    if not isinstance(op, OpOverload) or torch.Tag.nondeterministic_seeded in op.tags:
         return fn
     returns = op._schema.returns
     if any(r.alias_info is not None for r in returns) or not all(str(r.type) == "Tensor" for r in returns):
@@ -84,7 +85,7 @@ def _as_eager_has_it(op: Any, fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _keep_whole(op: Any, lowered: frozenset[str]) -> bool:
-    if not isinstance(op, torch._ops.OpOverload):
+    if not isinstance(op, OpOverload):
         return False
     name = op._schema.name.split("::")[1]
     return name in _NEVER or f"{op.namespace}::{name}.{op._overloadname}" in lowered

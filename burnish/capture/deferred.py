@@ -18,14 +18,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch._functorch.config as functorch_config
-from torch._dynamo import convert_frame, trace_rules
-from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
-
 from burnish.capture.diagnosis import GRAPH_BREAKS, is_callers_mistake, serve_eager
 from burnish.capture.doubts import RETURNED, Doubt, Doubts, Settlement
 from burnish.capture.lobby import Lobby
-from burnish.capture.shield import beside_calls
 from burnish.capture.snapshot import (
     CannotSnapshot,
     FrameSnapshot,
@@ -39,6 +34,10 @@ from burnish.errors import CompileError
 from burnish.observe.events import EventKind
 from burnish.observe.log import CompileLog
 from burnish.options import Options
+from burnish.torch_private.aot import config as functorch_config
+from burnish.torch_private.dynamo import ConvertFrameReturn, FrameAction, FrameExecStrategy, compile_lock
+from burnish.torch_private.dynamo import check as is_skipped
+from burnish.torch_private.shield import beside_calls
 from burnish.trust.background import Job, Pace, after_fork_in_child, submit, worker_for
 from burnish.trust.budget import Cancelled, Deadline, OverBudget
 from burnish.trust.jobs import JobStats
@@ -95,7 +94,7 @@ class DeferredFrames:
     # -- in the calling thread ---------------------------------------------------------------------------------
 
     def __call__(self, frame: Any, cache_entry: Any, frame_state: Any) -> ConvertFrameReturn:
-        if trace_rules.check(frame.f_code):
+        if is_skipped(frame.f_code):
             return LEFT_ALONE
         if (made := self._fitting(frame)) is not None:
             return made
@@ -268,7 +267,7 @@ class DeferredFrames:
         """In the state of the thread that asked, alone with Dynamo, and out of the way of others."""
         # A backward compiled when it is first wanted would be compiled by the call that wants it.
         backward_too = functorch_config.patch(_BACKWARD_TOO)
-        with state.entered(), convert_frame.compile_lock, backward_too, beside_calls(job.deadline.check):
+        with state.entered(), compile_lock, backward_too, beside_calls(job.deadline.check):
             job.deadline.check("dynamo")
             yield
 
@@ -341,7 +340,7 @@ def _plain_name(code: types.CodeType) -> str:
 
 def _free_the_compile_lock() -> None:
     """In a forked child: the thread that held it is not there."""
-    reinitialise = getattr(convert_frame.compile_lock, "_at_fork_reinit", None)
+    reinitialise = getattr(compile_lock, "_at_fork_reinit", None)
     if reinitialise is not None:
         reinitialise()
 

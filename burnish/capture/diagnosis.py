@@ -18,17 +18,28 @@ from traceback import FrameSummary
 from typing import Any
 
 import torch
-from torch._dynamo import exc as dynamo_errors
-from torch._dynamo.utils import get_compilation_metrics, graph_break_reasons
 
 from burnish.capture.doubts import Doubt, Doubts, Ending, Line
 from burnish.capture.warm.guards import without_marks
 from burnish.errors import CompileError, FallbackWarning, GraphBreakError
 from burnish.observe.log import CompileLog, failure_reason
 from burnish.stats import GraphBreak, Recompile
+from burnish.torch_private.dynamo import (
+    RestartAnalysis,
+    SkipFrame,
+    UncapturedHigherOrderOpError,
+    Unsupported,
+    UserError,
+    get_compilation_metrics,
+    graph_break_reasons,
+)
 
-_CAPTURE = Path(__file__).parent
-_NOT_THE_USERS = (str(Path(torch.__file__).parent) + os.sep, str(_CAPTURE) + os.sep, str(_CAPTURE.parent / "api.py"))
+_BURNISH = Path(__file__).parents[1]
+_NOT_THE_USERS = (
+    str(Path(torch.__file__).parent) + os.sep,
+    *(str(_BURNISH / part) + os.sep for part in ("capture", "torch_private")),
+    str(_BURNISH / "api.py"),
+)
 
 _WAYS_OUT = {
     "dynamo": "keep that part out with burnish.disable, or report the model",
@@ -184,10 +195,10 @@ def is_callers_mistake(error: BaseException) -> bool:
 
 
 GRAPH_BREAKS = (
-    dynamo_errors.Unsupported,
-    dynamo_errors.UserError,
-    dynamo_errors.UncapturedHigherOrderOpError,
+    Unsupported,
+    UserError,
+    UncapturedHigherOrderOpError,
 )
 
 # Exceptions by which Dynamo talks to itself: not failures, and never to be caught on their way.
-CONTROL_FLOW = (dynamo_errors.RestartAnalysis, dynamo_errors.SkipFrame)
+CONTROL_FLOW = (RestartAnalysis, SkipFrame)

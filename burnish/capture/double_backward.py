@@ -22,12 +22,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import fx
-from torch._C._dynamo import eval_frame as native
-from torch._dynamo.types import FrameAction, FrameExecStrategy
 
 from burnish.capture.saved_tensors import hooks_are_active
 from burnish.capture.snapshot import autocast_state
 from burnish.runtime.program import restrided
+from burnish.torch_private.aot import get_current_graph_task_keep_graph
+from burnish.torch_private.dynamo import FrameAction, FrameExecStrategy, set_code_exec_strategy
+from burnish.torch_private.patches import noticing_functions
 from burnish.trust.inputs import RandomState, devices_of
 
 _FUNCTION = "CompiledFunction"  # what AOTAutograd calls the class it makes for a training graph
@@ -100,7 +101,7 @@ class Replay:
 
     def let_go(self, ctx: Any) -> None:
         """In a backward, before it runs: after it, the inputs are wanted only if the graph is."""
-        if not torch._C._autograd._get_current_graph_task_keep_graph():
+        if not get_current_graph_task_keep_graph():
             ctx.burnish_tensors = None
 
     def _inputs(self, ctx: Any) -> list[Any]:
@@ -261,21 +262,13 @@ class _WithoutInputs:
 def differentiable_twice(replay: Callable[[], Replay]) -> Iterator[None]:
     """While open, in this thread, AOTAutograd's function for a training graph is made so. `replay` is asked for at the
     first call: by then all is known."""
-    ordinary = torch.autograd.Function.__dict__.get("__init_subclass__")
 
-    def noticed(cls: type[Any], **keywords: Any) -> None:
-        super(torch.autograd.Function, cls).__init_subclass__(**keywords)
-        if cls.__name__ == _FUNCTION and "backward" in cls.__dict__ and cls.__module__.startswith("torch._functorch"):
+    def notice(cls: type[Any]) -> None:
+        if cls.__name__ == _FUNCTION and "backward" in cls.__dict__:
             _replace(cls, replay)
 
-    torch.autograd.Function.__init_subclass__ = classmethod(noticed)  # type: ignore[assignment]
-    try:
+    with noticing_functions(notice):
         yield
-    finally:
-        if ordinary is None:
-            del torch.autograd.Function.__init_subclass__
-        else:
-            torch.autograd.Function.__init_subclass__ = ordinary  # type: ignore[method-assign]
 
 
 def _replace(function: Any, replay: Callable[[], Replay]) -> None:
@@ -304,7 +297,7 @@ def _replace(function: Any, replay: Callable[[], Replay]) -> None:
 def _untraced(backward: Any) -> Any:
     """Where a function that is compiled calls `backward()`, Dynamo looks at every frame that this enters: it would
     trace the compiler, which is at work on the backward there, and wait for locks that it holds."""
-    native.set_code_exec_strategy(backward.__code__, FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP))
+    set_code_exec_strategy(backward.__code__, FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP))
     return backward
 
 

@@ -18,13 +18,8 @@ from functools import partial
 from typing import Any, Literal, Protocol
 
 import torch
-import torch._inductor.config as inductor_config
 from torch import fx
-from torch._functorch.aot_autograd import aot_module_simplified
-from torch._guards import TracingContext
 from torch.autograd import forward_ad
-from torch.fx._lazy_graph_module import _LazyGraphModule
-from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
 from burnish.assumptions import TensorInput
 from burnish.capture.as_in_eager import (
@@ -32,7 +27,6 @@ from burnish.capture.as_in_eager import (
     drop_idle_dropouts,
     leaving_out_history,
     left_to_eager,
-    own_derivatives,
     views_without_history,
 )
 from burnish.capture.assume import apart, counts_from_storage
@@ -40,11 +34,11 @@ from burnish.capture.awaken import awaken
 from burnish.capture.checkpoints import drawing_alike_in_checkpoints
 from burnish.capture.diagnosis import CONTROL_FLOW, serve_eager
 from burnish.capture.double_backward import Replay, Returns, differentiable_twice, inputs_read, returns_of
+from burnish.capture.eager_only import tell
 from burnish.capture.facts import coarsest_type, draws_random_numbers, graph_facts
 from burnish.capture.host import host_if_built, host_library
 from burnish.capture.partition import partition, save_copies
 from burnish.capture.piecewise import PiecewiseGraph
-from burnish.capture.quiet import without_printed_graphs
 from burnish.capture.sharing import put_back, share_blocks
 from burnish.capture.unguarded import input_sources
 from burnish.capture.warm.capture import WarmGraph
@@ -56,6 +50,28 @@ from burnish.observe.sinks import sinks_for
 from burnish.options import Options
 from burnish.runtime.beside import Wait, can_wait, wait_last
 from burnish.stats import Stats
+from burnish.torch_private import inductor
+from burnish.torch_private.aot import aot_module_simplified
+from burnish.torch_private.dispatch import (
+    DisableAutocast,
+    ForceDispatchKeyGuard,
+    disable_current_modes,
+    dispatch_tls_local_exclude_set,
+    dispatch_tls_local_include_set,
+    exit_dual_level,
+    get_dynamic_layer_stack_depth,
+    is_any_autocast_enabled,
+    is_traceable_wrapper_subclass,
+    pop_dynamic_layer_stack_and_undo_to_depth,
+)
+from burnish.torch_private.graphs import LazyGraphModule
+from burnish.torch_private.guards import TracingContext
+from burnish.torch_private.inductor import config as inductor_config
+from burnish.torch_private.names import EAGER
+from burnish.torch_private.patches import own_derivatives
+from burnish.torch_private.probe import why
+from burnish.torch_private.quiet import without_printed_graphs
+from burnish.torch_private.versions import is_at_least, warn_of_newer_torch
 from burnish.trust.backward import WatchedBackward
 from burnish.trust.diary import Diary
 from burnish.trust.garbage import patience
@@ -181,15 +197,13 @@ def _is_on_cuda(facts: GraphFacts) -> bool:
 def guards_are_whole() -> bool:
     """Whether Dynamo's guards look at each tensor in every call. Before 2.13 those of parameters are left out while the
     dict that holds them is as it was."""
-    return torch.__version__ >= "2.13"
+    return is_at_least(2, 13)
 
 
 def _inductors(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> dict[Engine, Callable[..., Any]]:
     """Inductor's program for the graph, if it makes one."""
-    from torch._inductor.compile_fx import compile_fx
-
     try:
-        program: Any = compile_fx(copy.deepcopy(graph), list(example_inputs))
+        program: Any = inductor.compile_fx(copy.deepcopy(graph), list(example_inputs))
         return {"inductor": program}
     except CONTROL_FLOW:
         raise
@@ -329,7 +343,7 @@ class _Capture:
             if self.options.fault is not None and kind != "backward":
                 self.options.fault.compiling(self.log.compiles + 1)
             # So that a pass may make real tensors: a fake mode is active here.
-            with _disable_current_modes(), patience.asked():
+            with disable_current_modes(), patience.asked():
                 program = compile_graph(
                     graph,
                     inputs,
@@ -450,7 +464,7 @@ def _plain_inputs(graph: fx.GraphModule, inputs: Sequence[Any]) -> int | None:
     with inputs that require gradients) change what a program's ATen calls do. AOTAutograd changes that state while
     it traces, so this is asked before."""
     tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
-    if any(is_traceable_wrapper_subclass(tensor) for tensor in tensors) or torch._C._is_any_autocast_enabled():
+    if any(is_traceable_wrapper_subclass(tensor) for tensor in tensors) or is_any_autocast_enabled():
         return None
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return None
@@ -539,18 +553,18 @@ def leaving_contexts(graph: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _left_if_it_raises() -> Iterator[None]:
-    depth = torch._C._functorch.get_dynamic_layer_stack_depth()
+    depth = get_dynamic_layer_stack_depth()
     is_forward_mode = forward_ad._current_level >= 0
-    included = torch._C._dispatch_tls_local_include_set()
-    excluded = torch._C._dispatch_tls_local_exclude_set()
-    with torch._C._ForceDispatchKeyGuard(included, excluded):
+    included = dispatch_tls_local_include_set()
+    excluded = dispatch_tls_local_exclude_set()
+    with ForceDispatchKeyGuard(included, excluded):
         try:
             yield
         except BaseException:
-            torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+            pop_dynamic_layer_stack_and_undo_to_depth(depth)
             if not is_forward_mode:  # there is one level of it at most, in the whole process
                 with contextlib.suppress(RuntimeError):  # none is open
-                    torch._C._exit_dual_level(level=0)
+                    exit_dual_level(level=0)
             raise
 
 
@@ -568,7 +582,7 @@ def without_autocast(run: Callable[..., Any]) -> Callable[..., Any]:
     """Of graphs that AOTAutograd made: the casts of autocast are written out in them already."""
 
     def call(*args: Any) -> Any:
-        with torch._C._DisableAutocast():
+        with DisableAutocast():
             return run(*args)
 
     return call
@@ -577,14 +591,14 @@ def without_autocast(run: Callable[..., Any]) -> Callable[..., Any]:
 def _forward_of(graph: fx.GraphModule) -> Callable[..., Any]:
     """The graph's `forward`. Dynamo's graphs write their Python when first called; a method taken before that would
     ask on each call whether it has to."""
-    if not isinstance(graph, _LazyGraphModule):
+    if not isinstance(graph, LazyGraphModule):
         return graph.forward
     forward: Callable[..., Any] | None = None
 
     def run(*args: Any) -> Any:
         nonlocal forward
         if forward is None:
-            _LazyGraphModule.force_recompile(graph)
+            LazyGraphModule.force_recompile(graph)
             forward = graph.forward
         return forward(*args)
 
@@ -612,6 +626,10 @@ def burnish_backend(
     settings = Options.from_arguments(mode=mode, options=options)
     _torch_compile_log.dump_dir = settings.dump_dir
     _torch_compile_log.sinks = sinks_for(settings)
+    warn_of_newer_torch()
+    if reason := why(EAGER):
+        tell(_torch_compile_log, reason)
+        return graph.forward
     return make_backend(settings, _torch_compile_log)(graph, example_inputs)
 
 

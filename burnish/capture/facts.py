@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from burnish.capture.assume import as_captured, assumptions_of
+from burnish.torch_private.dispatch import is_traceable_wrapper_subclass
 from burnish.trust.exactness import BITWISE, DEPENDS_ON_TYPE, EXACT, EXACT_IN_INTEGERS, ROUNDED
 from burnish.trust.gate import GraphFacts
 from burnish.trust.record import GraphKind

@@ -23,20 +23,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-import torch._dynamo.config as dynamo_config
-from torch._C._dynamo import eval_frame as native
-from torch._dynamo import convert_frame, eval_frame, mutation_guard, trace_rules
-from torch._dynamo import exc as dynamo_errors
-from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
 from torch.autograd import forward_ad
-from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 
-from burnish.capture.as_in_eager import (
-    MakesItsWeights,
-    keeping_writes_to_numbers,
-    leaving_lazy_modules,
-    noticing_other_shapes,
-)
 from burnish.capture.awaken import awaken_products
 from burnish.capture.bypass import bypass, in_words, kind_of
 from burnish.capture.deferred import ONCE_IN_EAGER, DeferredFrames
@@ -54,11 +42,8 @@ from burnish.capture.dynamo import make_backend
 from burnish.capture.hooks import Hooks
 from burnish.capture.host import host_if_built, prepare_host
 from burnish.capture.overhead import guards_us, module_call_us, way_in_us
-from burnish.capture.quiet import without_headlines, without_meta_failures
-from burnish.capture.replay import copying_blocks
 from burnish.capture.saved_tensors import finishing_checkpoints, regions_are_begun
 from burnish.capture.seal import Seal
-from burnish.capture.shield import without_guard_profiling
 from burnish.capture.snapshot import signature
 from burnish.capture.surroundings import EntranceSurroundings
 from burnish.capture.torch_times import guards_apart
@@ -67,10 +52,43 @@ from burnish.capture.warm.frame import WarmFrames
 from burnish.capture.warm.serve import server
 from burnish.errors import CompileError
 from burnish.observe.log import CompileLog, failure_reason
-from burnish.options import Options
+from burnish.options import Options, Regions
 from burnish.runtime.ahead import Ahead, begin, wanted_by
 from burnish.runtime.beside import collecting
 from burnish.stats import GraphBreak
+from burnish.torch_private import dynamo
+from burnish.torch_private.dispatch import is_fx_symbolic_tracing, is_tracing, len_torch_dispatch_stack
+from burnish.torch_private.dynamo import (
+    ConvertFrameReturn,
+    DynamoStance,
+    FailOnRecompileLimitHit,
+    FrameAction,
+    FrameExecStrategy,
+    ResumePrologueTracingError,
+    TorchRuntimeError,
+    compile_lock,
+    debug_get_cache_entry_list,
+    eval_frame,
+    innermost_backend,
+    install_generation_tagging_init,
+    reset_code,
+    set_code_exec_strategy,
+    set_enable_dynamic,
+    set_eval_frame,
+)
+from burnish.torch_private.dynamo import check as is_skipped
+from burnish.torch_private.dynamo import config as dynamo_config
+from burnish.torch_private.names import NO_REGIONS
+from burnish.torch_private.patches import (
+    MakesItsWeights,
+    keeping_writes_to_numbers,
+    leaving_lazy_modules,
+    noticing_other_shapes,
+)
+from burnish.torch_private.probe import why
+from burnish.torch_private.quiet import without_headlines, without_meta_failures
+from burnish.torch_private.shield import without_guard_profiling
+from burnish.torch_private.versions import is_at_least
 from burnish.trust.background import worker_for
 from burnish.trust.garbage import patience
 from burnish.trust.record import WholeCall
@@ -79,7 +97,7 @@ from burnish.trust.whole_call import WholeCallRace
 
 _serial = itertools.count(1)
 # What torch.compiler.set_stance replaces, and puts back. (None, which no stance is, if it had been replaced already.)
-_ORDINARY_STANCE = eval_frame._stance if eval_frame._stance == eval_frame.DynamoStance() else None
+_ORDINARY_STANCE = eval_frame._stance if eval_frame._stance == DynamoStance() else None
 _CHANGED_MEANWHILE = "state changed while dynamo tracing"
 _EXCUSES = 64  # calls; as many threads may wait for one compile
 _EXCUSES_SECONDS = 600.0
@@ -230,7 +248,7 @@ class Entrance:
                 return self.target
             return self._through_torch(torch.compile(frame, **self.foreign), hooks)
         backend = remember_sources(make_backend(self.options, self.log))
-        context = torch._dynamo.optimize(backend=backend, nopython=self.options.fullgraph)
+        context = dynamo.optimize(backend=backend, nopython=self.options.fullgraph)
         inner = getattr(context, "callback", None)
         if inner is None:  # Dynamo is switched off for this process
             return self.target
@@ -243,7 +261,7 @@ class Entrance:
         callback.on_verdict = _called_weakly(self._news)  # Dynamo keeps graphs, which must not keep the module
         self._compiled = frame, callback
         # Dynamo remembers the code it has read, and the code what was compiled for it: programs and their memory.
-        self._forget = forget = weakref.finalize(self, native.reset_code, frame.__code__)
+        self._forget = forget = weakref.finalize(self, reset_code, frame.__code__)
         forget.atexit = False
         call = self._direct(frame, callback, context(frame), hooks)
         if self.deferred is not None and self.options.background:
@@ -273,9 +291,9 @@ class Entrance:
         self, frame: types.FunctionType, callback: FrameCompiler, general: Callable[..., Any], hooks: Hooks | None
     ) -> Callable[..., Any]:
         # Every name the call reads is a local of this function: it has a few us in all.
-        set_callback, dispatch_modes = native.set_eval_frame, torch._C._len_torch_dispatch_stack
+        set_callback, dispatch_modes = set_eval_frame, len_torch_dispatch_stack
         stances, ordinary, target = eval_frame, _ORDINARY_STANCE, self.target
-        fx_tracing, jit_tracing, duals = is_fx_symbolic_tracing, torch._C._is_tracing, forward_ad
+        fx_tracing, jit_tracing, duals = is_fx_symbolic_tracing, is_tracing, forward_ad
         as_error = GRAPH_BREAKS if self.options.fullgraph else ()
         doubts, settle = callback.doubts.open, callback.doubts.settle
 
@@ -340,7 +358,7 @@ class Entrance:
         """Nothing of the frame has run yet. Whatever another thread is doing to Dynamo's list takes it microseconds."""
         for _ in range(_LOOKS):
             time.sleep(_LOOK_SECONDS)
-            prior = native.set_eval_frame(callback)
+            prior = set_eval_frame(callback)
             try:
                 result = frame(*args, **kwargs)
             except LookAgain:
@@ -348,15 +366,15 @@ class Entrance:
             except GRAPH_BREAKS as error:  # under fullgraph=True
                 raise graph_break_error(error, self.place) from error.with_traceback(None)
             except BaseException as error:
-                native.set_eval_frame(prior)
+                set_eval_frame(prior)
                 callback.doubts.settle(error)
                 raise
             else:
-                native.set_eval_frame(prior)
+                set_eval_frame(prior)
                 callback.doubts.settle()
                 return result
             finally:
-                native.set_eval_frame(prior)
+                set_eval_frame(prior)
         callback.excuse(frame.__code__)
         return self.target(*args, **kwargs)
 
@@ -380,7 +398,7 @@ class Entrance:
 
 def _is_ordinary(hooks: Hooks | None) -> bool:
     """The circumstances in which a call is Dynamo's."""
-    tracing = is_fx_symbolic_tracing() or torch._C._is_tracing() or forward_ad._current_level >= 0
+    tracing = is_fx_symbolic_tracing() or is_tracing() or forward_ad._current_level >= 0
     return not tracing and eval_frame._stance is _ORDINARY_STANCE and not (hooks is not None and hooks.changed())
 
 
@@ -413,7 +431,7 @@ class FrameCompiler:
         self._torchdynamo_orig_backend = inner  # the chain by which Dynamo finds whose code an entry in its cache is
         self.__name__ = getattr(inner, "__name__", "burnish")
         self._inner = inner
-        self._backend = eval_frame.innermost_backend(inner)
+        self._backend = innermost_backend(inner)
         self._log = log
         self._place = place
         self._fullgraph = options.fullgraph
@@ -453,11 +471,11 @@ class FrameCompiler:
         self.compiles += 1
         self.on_verdict()  # this kind of call may be new to the race of whole calls
         self._ahead = begin(self._ahead, self._options, self._log)
-        with convert_frame.compile_lock, patience.asked(), self._settings(frame.f_code):
+        with compile_lock, patience.asked(), self._settings(frame.f_code):
             if self.deferred is None and self._is_there(frame):  # made while this thread waited for the lock
                 return self._missed(frame.f_code)
             graphs = self._log.compiles
-            mutation_guard.install_generation_tagging_init()
+            install_generation_tagging_init()
             key = self._warm_key(frame) if frame.f_code is self.root else None
             if key is not None and (restored := self._warm.restored(key, frame)) is not None:
                 self._made(frame, restored.guarded_code, graphs)
@@ -474,7 +492,7 @@ class FrameCompiler:
                         keeping_writes_to_numbers(),
                         noticing_other_shapes(),
                         leaving_lazy_modules(),
-                        copying_blocks(frame, self._options.regions, self._log),
+                        _copying_blocks(frame, self._options.regions, self._log),
                     ):
                         result = self._inner(frame, cache_entry, frame_state)
                     raises = watch.says_it_raises() and frame.f_code not in self._goes_on
@@ -486,7 +504,7 @@ class FrameCompiler:
                 return ONCE_IN_EAGER
             except GRAPH_BREAKS:
                 raise  # fullgraph=True, and the caller's to translate
-            except dynamo_errors.ResumePrologueTracingError:
+            except ResumePrologueTracingError:
                 raise  # half a function has run: there is no eager to go back to
             except Exception as error:
                 if self.deferred is not None and _CHANGED_MEANWHILE in str(error):
@@ -501,7 +519,7 @@ class FrameCompiler:
         if result.frame_exec_strategy.cur_action == FrameAction.RUN_ONLY:
             serve_eager(self._log, "recompile limit", _limit_reached(frame.f_code.co_name))
         elif result.guarded_code is None and result.apply_to_code:
-            always = partial(native.set_code_exec_strategy, frame.f_code, result.frame_exec_strategy)
+            always = partial(set_code_exec_strategy, frame.f_code, result.frame_exec_strategy)
             return self._in_doubt(frame, result.frame_exec_strategy, always, failed)
         return result
 
@@ -522,7 +540,7 @@ class FrameCompiler:
         return collecting() if self.deferred is None else contextlib.nullcontext(lambda: None)
 
     def entries(self, code: types.CodeType) -> list[Any]:
-        return [entry for entry in native._debug_get_cache_entry_list(code) if entry.backend is self._backend]
+        return [entry for entry in debug_get_cache_entry_list(code) if entry.backend is self._backend]
 
     def ready(self, code: types.CodeType) -> list[Any]:
         """The entries, and what another thread has compiled and no call has come for since."""
@@ -587,16 +605,16 @@ class FrameCompiler:
     @contextlib.contextmanager
     def _settings(self, code: types.CodeType) -> Iterator[None]:
         # Other compiled objects' entries on shared code (a graph break puts a class's forward there) are not ours.
-        others = len(native._debug_get_cache_entry_list(code)) - len(self.entries(code))
+        others = len(debug_get_cache_entry_list(code)) - len(self.entries(code))
         others -= len(self.deferred.unused(code)) if self.deferred is not None else 0
-        shapes = eval_frame.set_enable_dynamic(self._dynamic) if self._dynamic is not None else contextlib.nullcontext()
+        shapes = set_enable_dynamic(self._dynamic) if self._dynamic is not None else contextlib.nullcontext()
         limit = dynamo_config.patch(recompile_limit=dynamo_config.recompile_limit + others)
         with shapes, limit, _whole_guards(), without_guard_profiling():
             yield
 
     def _give_up(self, error: Exception, frame: Any) -> ConvertFrameReturn:
         """Run this frame in eager: it gives the result, or raises what the user's mistake raises in eager."""
-        if isinstance(error, dynamo_errors.FailOnRecompileLimitHit):
+        if isinstance(error, FailOnRecompileLimitHit):
             serve_eager(self._log, "recompile limit", _limit_reached(self._place.name))
             return ConvertFrameReturn(FrameExecStrategy(FrameAction.RUN_ONLY, FrameAction.RUN_ONLY))
         strategy = FrameExecStrategy(FrameAction.SKIP, FrameAction.DEFAULT)
@@ -605,8 +623,8 @@ class FrameCompiler:
     def _failed(self, error: Exception, code: types.CodeType) -> None:
         """Eager could do it. What keeps failing stops being tried, but what is compiled already stays in use."""
         tries = self._failures[str(error)] = self._failures.get(str(error), 0) + 1
-        if not isinstance(error, dynamo_errors.TorchRuntimeError) or tries >= _BAD_INPUT_LIMIT:
-            native.set_code_exec_strategy(code, FrameExecStrategy(FrameAction.RUN_ONLY, FrameAction.DEFAULT))
+        if not isinstance(error, TorchRuntimeError) or tries >= _BAD_INPUT_LIMIT:
+            set_code_exec_strategy(code, FrameExecStrategy(FrameAction.RUN_ONLY, FrameAction.DEFAULT))
         serve_eager(self._log, "dynamo", error)
 
     def _in_doubt(
@@ -643,10 +661,19 @@ class FrameCompiler:
         return ONCE_IN_EAGER
 
 
+def _copying_blocks(frame: Any, regions: Regions, log: CompileLog) -> contextlib.AbstractContextManager[None]:
+    if regions is not None and (reason := why(NO_REGIONS)):
+        log.noticed(f"{NO_REGIONS}: {reason}")
+        return contextlib.nullcontext()
+    from burnish.capture.replay import copying_blocks  # which needs what may be missing
+
+    return copying_blocks(frame, regions, log)
+
+
 def _whole_guards() -> contextlib.AbstractContextManager[None]:
     """Where gradients are recorded, every guard on every call. Before 2.13 those of parameters are left out while the
     dict that holds them is as it was, and one that is frozen or thawed is not noticed: it would get no gradient."""
-    if torch.__version__ >= "2.13" or not torch.is_grad_enabled():
+    if is_at_least(2, 13) or not torch.is_grad_enabled():
         return contextlib.nullcontext()
     whole: contextlib.AbstractContextManager[None] = dynamo_config.patch(
         skip_tensor_guards_with_matching_dict_tags=False
@@ -688,7 +715,7 @@ def own_frame(target: Callable[..., Any]) -> types.FunctionType:
 
 
 def _is_traceable_function(target: Callable[..., Any]) -> bool:
-    return isinstance(target, types.FunctionType) and not trace_rules.check(target)
+    return isinstance(target, types.FunctionType) and not is_skipped(target)
 
 
 def _copied(function: Any) -> types.FunctionType:

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from burnish.torch_private.operators import HigherOrderOperator, OpOverload
+
 _ADDRESS = re.compile(r"\bat 0x[0-9a-f]+")
 
 
@@ -82,6 +84,6 @@ class _Printer:
 
 def _target(node: fx.Node) -> str:
     target = node.target
-    if isinstance(target, str | torch._ops.OpOverload | torch._ops.HigherOrderOperator):
+    if isinstance(target, str | OpOverload | HigherOrderOperator):
         return str(target)
     return f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', target)}"

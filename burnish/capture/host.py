@@ -21,6 +21,7 @@ from burnish.observe.log import CompileLog
 from burnish.options import Options
 from burnish.runtime.build import NATIVE_DIR, CSource, build_shared
 from burnish.runtime.cache import open_cache
+from burnish.torch_private.tensors import TensorBase, dispatch_keys
 
 _WORD = 8
 _IN_PYTHON_OBJECT = range(16, 64, _WORD)  # behind the count of references and the type
@@ -58,7 +59,7 @@ def prepare_host(options: Options) -> None:
 def _opened(options: Options) -> tuple[Host | None, str]:
     try:
         host = _built(options, CompileLog())  # of no object's: whoever comes first would seem to have built it
-        host.open(_torch_library("cpu"), torch._C.TensorBase, *_places(), *_places_of_memory(), _place_of_sizes())
+        host.open(_torch_library("cpu"), TensorBase, *_places(), *_places_of_memory(), _place_of_sizes())
         _check(host)
         _let_make_tensors(host)
     except Exception as error:  # whatever it is, Python does the same
@@ -88,7 +89,7 @@ def _places() -> tuple[int, int]:
     """Where the C++ tensor is in a Python one, and where its dispatch keys are in that."""
     known = _examples()
     tensor_at = [k for k in _IN_PYTHON_OBJECT if all(_word(id(x) + k) == x._cdata for x in known)]
-    keys = [torch._C._dispatch_keys(x).raw_repr() for x in known]
+    keys = [dispatch_keys(x).raw_repr() for x in known]
     keys_at = [k for k in _IN_TENSOR if all(_word(x._cdata + k) == each for x, each in zip(known, keys, strict=True))]
     if len(tensor_at) != 1 or len(keys_at) != 1:
         raise LookupError("tensors of this torch are laid out in an unknown way")

@@ -11,16 +11,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._C._dynamo import eval_frame as native
-from torch._dynamo import eval_frame
 from torch.autograd import forward_ad
-from torch.fx import _symbolic_trace as symbolic_trace
 from torch.utils.hooks import RemovableHandle
 
 from burnish.assumptions import AssumptionUnmet
 from burnish.capture.hooks import Hooks
 from burnish.capture.host import Host
 from burnish.capture.signature import BY_VALUE, TENSORS, Key
+from burnish.torch_private.dispatch import is_any_autocast_enabled, is_tracing, len_torch_dispatch_stack, symbolic_trace
+from burnish.torch_private.dynamo import eval_frame, set_eval_frame
 
 _TENSOR, _VALUE, _FLOAT, _REFUSED = range(4)  # as sealed.h numbers them
 _KINDS: dict[type, int] = {
@@ -47,7 +46,7 @@ class KnownCalls:
     ) -> None:
         self._host = host
         self._hooks = hooks
-        self.call = host.Sealed(otherwise, native.set_eval_frame, AssumptionUnmet, refused)
+        self.call = host.Sealed(otherwise, set_eval_frame, AssumptionUnmet, refused)
         self._known: OrderedDict[Key, Any] = OrderedDict()
         self._refused: frozenset[Key] = frozenset()
         self._misses = 0
@@ -67,7 +66,7 @@ class KnownCalls:
     ) -> None:
         """Calls with this key go along `route`. Asked for by a call that no known one was like, so one that is known
         under this key was made in another state of the process, and is replaced."""
-        if key in self._refused or torch._C._is_any_autocast_enabled():  # with its types: more than one question
+        if key in self._refused or is_any_autocast_enabled():  # with its types: more than one question
             return
         if self._hooks is not None and self._hooks.any_present:
             return  # each call counts them
@@ -99,9 +98,9 @@ class KnownCalls:
         self, route: tuple[Callable[[], bool], Callable[[], bool], Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         state = (
-            (torch._C._len_torch_dispatch_stack, 0),
-            (torch._C._is_tracing, False),
-            (torch._C._is_any_autocast_enabled, False),
+            (len_torch_dispatch_stack, 0),
+            (is_tracing, False),
+            (is_any_autocast_enabled, False),
             (torch.is_grad_enabled, torch.is_grad_enabled()),
             (torch.is_inference_mode_enabled, torch.is_inference_mode_enabled()),
             (route[0], True),

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from torch._guards import ChainedSource, Guard, Source
+from burnish.torch_private.guards import ChainedSource, Guard, Source
 
 
 class Differs(Exception):

@@ -17,14 +17,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
-from torch._dynamo import guards as dynamo_guards
-from torch._dynamo.source import AttrSource, GetItemSource
-from torch._dynamo.variables import ConstantVariable, ListVariable, TupleVariable
-from torch._dynamo.variables.base import VariableTracker
-from torch._dynamo.variables.builder import VariableBuilder
-from torch._dynamo.variables.builtin import BuiltinVariable
-from torch._dynamo.variables.lazy import LazyConstantVariable
-from torch._guards import Source
+
+from burnish.torch_private.guards import AttrSource, GetItemSource, GuardBuilder, Source, install_guard
+from burnish.torch_private.patches import building_constants_with
+from burnish.torch_private.variables import (
+    BuiltinVariable,
+    ConstantVariable,
+    LazyConstantVariable,
+    ListVariable,
+    TupleVariable,
+    VariableBuilder,
+    VariableTracker,
+)
 
 _COMPARISONS: tuple[Callable[[Any, Any], bool], ...] = (
     operator.lt,
@@ -107,7 +111,7 @@ class Following:
     def variable(self, value: Any, source: Source) -> NumberVariable | None:
         if type(value) is not int or not isinstance(source, AttrSource) or not self._is_number(source):
             return None
-        dynamo_guards.install_guard(source.make_guard(dynamo_guards.GuardBuilder.CONSTANT_MATCH))
+        install_guard(source.make_guard(GuardBuilder.CONSTANT_MATCH))
         return NumberVariable(self.numbers.setdefault(source, Number(source, value)), source=source)
 
     def item(self, held: Any, variable: NumberVariable) -> VariableTracker | None:
@@ -219,15 +223,8 @@ def _set_items(self: Any, items: Any) -> None:
 def follow(following: Following) -> Iterator[None]:
     """While a block is traced, in the one thread that traces."""
     _now.append(following)
-    LazyConstantVariable.create = staticmethod(_create)  # type: ignore[method-assign]
-    VariableBuilder.__call__ = _built  # type: ignore[method-assign]
-    for held in (ListVariable, TupleVariable):
-        setattr(held, "items", property(_items, _set_items))  # noqa: B010
     try:
-        yield
+        with building_constants_with(_create, _built, property(_items, _set_items)):
+            yield
     finally:
-        for held in (ListVariable, TupleVariable):
-            delattr(held, "items")
-        VariableBuilder.__call__ = _build  # type: ignore[method-assign]
-        LazyConstantVariable.create = staticmethod(_lazy_constant)  # type: ignore[method-assign]
         _now.pop()

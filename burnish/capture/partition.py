@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch._functorch.config as functorch_config
 from torch import fx
-from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch._ops import OpOverload
 from torch.utils.checkpoint import CheckpointPolicy
 
 from burnish.capture.calls import memory_of_node
+from burnish.torch_private.aot import config as functorch_config
+from burnish.torch_private.aot import min_cut_rematerialization_partition
+from burnish.torch_private.operators import OpOverload
 
 _PADDED_ON = ("cuda",)
 _LONG_ROW = 1024  # shorter ones are not worth a padded copy of the operand

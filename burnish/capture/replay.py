@@ -21,42 +21,36 @@ from typing import Any, Literal
 
 import torch
 from torch import fx
-from torch._dynamo import guards as dynamo_guards
-from torch._dynamo.exc import TorchDynamoException
-from torch._dynamo.source import GetItemSource
-from torch._dynamo.variables import (
+
+from burnish.capture.blocks import repeated_blocks
+from burnish.capture.calls import blank_like
+from burnish.capture.likeness import Differs, Moved, Resolver, holds, mentions, sources, within, within_any
+from burnish.capture.numbers import Following, Number, NumberVariable, differing_numbers, follow
+from burnish.capture.spans import MARK, SHARES, Span, metadata
+from burnish.observe.log import CompileLog
+from burnish.options import Regions
+from burnish.torch_private.dispatch import is_any_autocast_enabled, len_torch_function_stack
+from burnish.torch_private.dynamo import TorchDynamoException
+from burnish.torch_private.guards import GetItemSource, Guard, Source, install_guard
+from burnish.torch_private.patches import calling_modules_with
+from burnish.torch_private.variables import (
+    AttributeMutationExisting,
+    AttributeMutationNew,
     ConstantVariable,
     ConstDictVariable,
     ListVariable,
     SymNodeVariable,
     TensorVariable,
     TupleVariable,
+    UnspecializedNNModuleVariable,
+    UserDefinedObjectVariable,
+    ValueMutationNew,
+    VariableBuilder,
+    wrap_fx_proxy,
 )
-from torch._dynamo.variables.base import AttributeMutationExisting, AttributeMutationNew, ValueMutationNew
-from torch._dynamo.variables.builder import VariableBuilder, wrap_fx_proxy
-from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
-from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
-from torch._guards import Guard, Source
 
-from burnish.capture.blocks import repeated_blocks
-from burnish.capture.calls import blank_like
-from burnish.capture.likeness import Differs, Moved, Resolver, holds, mentions, sources, within, within_any
-from burnish.capture.numbers import Following, Number, NumberVariable, differing_numbers, follow
-from burnish.observe.log import CompileLog
-from burnish.options import Regions
-
-MARK = "burnish_block"  # in a node's meta: the `Span` it belongs to
-SHARES = "burnish_shares"  # in a copied result's meta: it may share memory with what its block was given
 _OF_NUMBERS = {"CONSTANT_MATCH", "EQUALS_MATCH", "TYPE_MATCH"}
 _active = threading.local()
-
-
-@dataclass(frozen=True, eq=False)
-class Span:
-    """One call of a block: its nodes in Dynamo's graph carry this."""
-
-    name: str  # of the block's class
-    serial: int
 
 
 @dataclass
@@ -210,14 +204,14 @@ def _after(last: fx.Node) -> list[fx.Node]:
 def _state(tx: Any) -> tuple[Any, ...]:
     """What the thread is set to, and what was changed on the way: the same operations mean something else under
     another state."""
-    autocast = torch._C._is_any_autocast_enabled()
+    autocast = is_any_autocast_enabled()
     return (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
         autocast,
         tuple((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")) if autocast else (),
         torch.get_default_dtype(),
-        torch._C._len_torch_function_stack(),
+        len_torch_function_stack(),
         _pending(tx),
     )
 
@@ -282,13 +276,6 @@ def _skeleton(shown: Any) -> Any:
     if not isinstance(shown, tuple) or not shown:
         return shown
     return shown[:2] if shown[0] == "tensor" else tuple(map(_skeleton, shown))
-
-
-def metadata(value: Any) -> tuple[Any, ...]:
-    if type(value).__name__ not in ("FakeTensor", "Parameter") or value.layout is not torch.strided:
-        raise Differs("a tensor of an unusual kind")
-    sizes = tuple(map(str, (*value.shape, *value.stride(), value.storage_offset())))
-    return (value.dtype, value.device, value.dim(), sizes, value.requires_grad, value.is_conj(), value.is_neg())
 
 
 # --- recording --------------------------------------------------------------------------------------------------
@@ -450,7 +437,7 @@ class _Copy:
         guards = [guard for guard in map(self._checked, self.record.guards) if guard is not None]
         places = {node: self._outside(node, origin) for node, origin in self.record.outside}
         self._require_same_sharing(places)
-        dynamo_guards.install_guard(*guards)
+        install_guard(*guards)
         last = self.tx.output.graph._root._prev
         try:
             return self._written(places)
@@ -571,12 +558,11 @@ def copying_blocks(frame: Any, regions: Regions, log: CompileLog) -> Iterator[No
         owner = getattr(value, "__self__", value)  # of a method
         if isinstance(owner, torch.nn.Module):
             replay.look_at(owner)
-    UnspecializedNNModuleVariable.call_function = _call_function  # type: ignore[method-assign]
     try:
-        yield
+        with calling_modules_with(_call_function):
+            yield
     finally:
         _active.replay = None
-        UnspecializedNNModuleVariable.call_function = _trace_call  # type: ignore[method-assign]
         for name in {*replay.traced, *replay.copied}:
             traced, copied = replay.traced.get(name, 0), replay.copied.get(name, 0)
             log.region(name, traced=traced, copied=copied, reason=replay.reasons.get(name, ""))

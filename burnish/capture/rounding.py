@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from burnish.torch_private.dispatch import TorchDispatchMode
 
 
 class RandomRounding(TorchDispatchMode):

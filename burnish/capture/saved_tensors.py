@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 
+from burnish.torch_private.aot import top_saved_tensors_default_hooks
+
 
 def hooks_are_active() -> bool:
-    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-    return top is None or top(True) is not None
+    return top_saved_tensors_default_hooks is None or top_saved_tensors_default_hooks(True) is not None
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,8 @@ def checkpoint_here() -> Checkpoint | None:
     count what is saved, and it must be the same both times."""
     if not hooks_are_active():
         return None
-    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-    pack = top(True)[0] if top is not None else None
+    hooks = top_saved_tensors_default_hooks(True) if top_saved_tensors_default_hooks is not None else None
+    pack = hooks[0] if hooks is not None else None
     pack = getattr(pack, "_torchdynamo_orig_callable", pack)
     if not isinstance(pack, types.FunctionType):
         return None

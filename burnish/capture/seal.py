@@ -16,11 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._C._dynamo import eval_frame as native
-from torch._C._dynamo.guards import GlobalStateGuard
-from torch._dynamo import eval_frame
 from torch.autograd import forward_ad
-from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 
 from burnish.assumptions import AssumptionUnmet
 from burnish.capture.hooks import Hooks
@@ -31,6 +27,8 @@ from burnish.capture.unguarded import Unguarded
 from burnish.errors import SealedError
 from burnish.observe.log import CompileLog
 from burnish.options import Options
+from burnish.torch_private.dispatch import is_fx_symbolic_tracing, is_tracing, len_torch_dispatch_stack
+from burnish.torch_private.dynamo import GlobalStateGuard, eval_frame, set_eval_frame
 
 _REMEMBERED = 1024  # signatures: sizes that never come back must not fill the memory
 Entries = Callable[[types.CodeType], list[Any]]
@@ -83,8 +81,8 @@ class Seal:
         # Every name a call reads is a local of this function: it has a few us in all.
         makers, routes, target, first = self._makers, self._routes, self._target, self._first
         introduce, refused = self._introduce, self._refused
-        set_callback, dispatch_modes, stances = native.set_eval_frame, torch._C._len_torch_dispatch_stack, eval_frame
-        fx_tracing, jit_tracing, duals = is_fx_symbolic_tracing, torch._C._is_tracing, forward_ad
+        set_callback, dispatch_modes, stances = set_eval_frame, len_torch_dispatch_stack, eval_frame
+        fx_tracing, jit_tracing, duals = is_fx_symbolic_tracing, is_tracing, forward_ad
         hooks_changed = hooks.changed if hooks is not None else lambda: False
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -180,8 +178,8 @@ class Seal:
         return self._target(*args, **kwargs)
 
     def _guarded(self, *args: Any, **kwargs: Any) -> Any:
-        prior = native.set_eval_frame(False)  # compiled code where its guards pass, and nothing new
+        prior = set_eval_frame(False)  # compiled code where its guards pass, and nothing new
         try:
             return self._frame(*args, **kwargs)
         finally:
-            native.set_eval_frame(prior)
+            set_eval_frame(prior)

@@ -20,16 +20,15 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._functorch.aot_autograd import aot_export_joint_simple
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.nn import functional
-from torch.utils._python_dispatch import _disable_current_modes
 
 from burnish.capture.calls import blank_like
 from burnish.capture.likeness import Differs
-from burnish.capture.replay import MARK, SHARES, Span, metadata
+from burnish.capture.spans import MARK, SHARES, Span, metadata
 from burnish.observe.log import CompileLog
+from burnish.torch_private.aot import aot_export_joint_simple
+from burnish.torch_private.dispatch import disable_current_modes, enter_autocast, exit_autocast
+from burnish.torch_private.fake_tensors import FakeTensor
 
 _library = torch.library.Library("burnish", "FRAGMENT")
 _library.define("block(Tensor[] operands, SymInt[] sizes, int call) -> Tensor[]")
@@ -136,9 +135,9 @@ def _autocasts(flat: fx.GraphModule) -> dict[fx.Node, _Autocasts] | None:
     for node in flat.graph.nodes:
         if MARK not in node.meta:
             name = getattr(node.target, "__name__", str(node.target))
-            if node.target is _enter_autocast:
+            if node.target is enter_autocast:
                 entered[node] = node.args
-            elif node.target is _exit_autocast:
+            elif node.target is exit_autocast:
                 del entered[node.args[0]]
             elif "_enter_" in name or "_nesting" in name:
                 return None
@@ -230,11 +229,11 @@ def _traced(flat: fx.GraphModule, nodes: list[fx.Node], autocasts: _Autocasts, d
     body, env = fx.Graph(), dict[fx.Node, fx.Node]()
     for x in inputs:
         env[x] = body.placeholder(x.name)
-    entered = [body.call_function(_enter_autocast, each) for each in autocasts]
+    entered = [body.call_function(enter_autocast, each) for each in autocasts]
     for node in nodes:
         env[node] = body.node_copy(node, env.__getitem__)
     for each in reversed(entered):  # gradients are computed outside, as they are in eager
-        body.call_function(_exit_autocast, (each,))
+        body.call_function(exit_autocast, (each,))
     body.output(tuple(env[r] for r in results))
     given = [_fresh(x.meta["example_value"]) for x in inputs]
     if not all(isinstance(x, torch.Tensor | torch.SymInt | int) for x in given):
@@ -415,7 +414,7 @@ def put_back(module: fx.GraphModule) -> None:
         assert isinstance(number, int)
         if number not in made:
             made[number] = _Placed(_calls[number])
-        with _disable_current_modes(), graph.inserting_before(node):
+        with disable_current_modes(), graph.inserting_before(node):
             results = made[number].forward(graph, node) if is_forward else made[number].backward(graph, node)
         for user in list(node.users):
             assert user.target is operator.getitem

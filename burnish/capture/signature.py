@@ -13,6 +13,9 @@ from typing import Any
 
 import torch
 
+from burnish.torch_private.dispatch import is_any_autocast_enabled
+from burnish.torch_private.tensors import dispatch_keys
+
 Key = tuple[Hashable, ...]
 KeyMaker = Callable[[tuple[Any, ...], dict[str, Any]], Key]
 
@@ -25,7 +28,7 @@ def ignored_keys() -> int:
     """Dispatch keys, as a word of bits, in which tensors of one kind of memory may differ: those of autograd."""
     with torch.inference_mode():
         inference = torch.empty(0)
-    return int(torch._C._dispatch_keys(torch.empty(0)).raw_repr() ^ torch._C._dispatch_keys(inference).raw_repr())
+    return int(dispatch_keys(torch.empty(0)).raw_repr() ^ dispatch_keys(inference).raw_repr())
 
 
 class Same:
@@ -66,12 +69,12 @@ def key_maker(target: object, positional: int, keywords: Sequence[str]) -> KeyMa
     namespace: dict[str, Any] = {
         "target": target,
         "Tensor": torch.Tensor,
-        "keys": torch._C._dispatch_keys,
+        "keys": dispatch_keys,
         "describe": describe,
         "repeated": _repeated,
         "grad": torch.is_grad_enabled,
         "inference": torch.is_inference_mode_enabled,
-        "autocast": torch._C._is_any_autocast_enabled,
+        "autocast": is_any_autocast_enabled,
         "autocast_state": _autocast_state,
     }
     exec(compile("\n".join(lines), "<burnish signature>", "exec"), namespace)
@@ -80,7 +83,7 @@ def key_maker(target: object, positional: int, keywords: Sequence[str]) -> KeyMa
 
 
 _TENSOR_KEY = "(x.shape, x.stride(), x.dtype, x.device, x.requires_grad, keys(x).raw_repr())"
-_tensor_key: Callable[[torch.Tensor], Key] = eval(f"lambda x: {_TENSOR_KEY}", {"keys": torch._C._dispatch_keys})
+_tensor_key: Callable[[torch.Tensor], Key] = eval(f"lambda x: {_TENSOR_KEY}", {"keys": dispatch_keys})
 
 
 def describe(x: Any, tensors: list[torch.Tensor]) -> Hashable:

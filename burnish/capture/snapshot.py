@@ -25,10 +25,17 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import get_num_threads, is_grad_enabled, is_inference_mode_enabled
-from torch._C import _is_any_autocast_enabled, _len_torch_dispatch_stack, _len_torch_function_stack
-from torch._C._functorch import get_dynamic_layer_stack_depth
 from torch.cuda import is_initialized as cuda_is_initialized
-from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
+
+from burnish.torch_private.dispatch import (
+    get_current_function_mode_stack,
+    get_dynamic_layer_stack_depth,
+    is_any_autocast_enabled,
+    len_torch_dispatch_stack,
+    len_torch_function_stack,
+    pop_mode,
+    push_mode,
+)
 
 _LARGEST = 100_000  # elements of containers and attributes looked at
 _NOT_BEGUN = -1  # f_lasti of a frame before its first instruction
@@ -267,15 +274,15 @@ class ThreadState(NamedTuple):
     @classmethod
     def here(cls) -> ThreadState:
         # The first call of an object that compiles in the background waits for this: hence names without dots.
-        if _len_torch_dispatch_stack() or get_dynamic_layer_stack_depth():
+        if len_torch_dispatch_stack() or get_dynamic_layer_stack_depth():
             raise CannotSnapshot("a dispatch mode or a function transform is active")
-        autocast = _is_any_autocast_enabled()
+        autocast = is_any_autocast_enabled()
         return cls(
             is_grad_enabled(),
             is_inference_mode_enabled(),
             _autocast() if autocast else (),
             torch.is_autocast_cache_enabled() if autocast else True,
-            tuple(_get_current_function_mode_stack()) if _len_torch_function_stack() else (),
+            tuple(get_current_function_mode_stack()) if len_torch_function_stack() else (),
             get_num_threads(),
             torch.cuda.current_device() if cuda_is_initialized() else None,
         )
@@ -293,14 +300,14 @@ class ThreadState(NamedTuple):
             for device, dtype in self.autocast:
                 stack.enter_context(torch.autocast(device, dtype, cache_enabled=self.autocast_cache))
             for mode in self.function_modes:
-                _push_mode(mode)
-                stack.callback(_pop_mode)
+                push_mode(mode)
+                stack.callback(pop_mode)
             yield
 
 
 def autocast_state() -> Callable[[], contextlib.AbstractContextManager[Any]]:
     """Makes contexts with the autocast of this moment."""
-    if not _is_any_autocast_enabled():
+    if not is_any_autocast_enabled():
         return contextlib.nullcontext
     devices, cached = _autocast(), torch.is_autocast_cache_enabled()
 

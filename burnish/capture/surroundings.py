@@ -10,6 +10,7 @@ import torch
 from burnish.capture.deferred import DeferredFrames
 from burnish.capture.saved_tensors import hooks_are_active
 from burnish.observe.log import CompileLog
+from burnish.torch_private.dispatch import len_torch_dispatch_stack, peek_interpreter_stack
 from burnish.trust.variant import Variant
 from burnish.trust.whole_call import Graphs, Surroundings
 
@@ -35,7 +36,7 @@ class EntranceSurroundings(Surroundings):
         deferred = self._compiler.deferred
         if deferred is not None and deferred.is_busy():
             return False
-        if torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
+        if len_torch_dispatch_stack() or peek_interpreter_stack() is not None:
             return False
         if hooks_are_active():  # checkpointing counts what is saved: forward and what is run again are served alike
             return False

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from torch._dynamo.utils import compilation_time_metrics
-
 from burnish.observe.log import CompileLog
+from burnish.torch_private.dynamo import compilation_time_metrics
 
 
 @contextlib.contextmanager

@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import fx
-from torch._dynamo import bytecode_transformation as bytecode
 
 from burnish.assumptions import AssumptionUnmet
 from burnish.capture.boxed import boxed_form
 from burnish.capture.host import host_if_built
+from burnish.torch_private.dynamo import create_call_function, create_instruction, transform_code_object
 
 Sources = tuple[str, ...]
 SOURCES = "_burnish_sources"
@@ -256,15 +256,15 @@ def _with_loader(code: types.CodeType, load: Callable[..., Any], parameters: lis
         after = [i for i in after if not (i.opname == "DELETE_FAST" and i.argval in gone)]
         if any(i.argval in gone for i in after if "FAST" in i.opname) or _is_target([*before, *after], removed):
             return
-        call = [bytecode.create_instruction("LOAD_CONST", argval=load)]
-        call += [bytecode.create_instruction("LOAD_FAST", argval=name) for name in parameters]
-        call += bytecode.create_call_function(len(parameters), True)
+        call = [create_instruction("LOAD_CONST", argval=load)]
+        call += [create_instruction("LOAD_FAST", argval=name) for name in parameters]
+        call += create_call_function(len(parameters), True)
         instructions[:] = [*before, *call, *_quicker(after)]
         done = True
 
     try:
         # Of a copy, for Dynamo remembers what it took apart, and with it would keep the whole compiled program.
-        made: Any = bytecode.transform_code_object(code.replace(co_name=f"sealed {code.co_name}"), replace)
+        made: Any = transform_code_object(code.replace(co_name=f"sealed {code.co_name}"), replace)
     except Exception:  # instructions of a Python newer than this code: the frame as it is serves as well
         return None
     made = made[0] if isinstance(made, tuple) else made
@@ -280,8 +280,8 @@ def _quicker(instructions: list[Any]) -> list[Any]:
     for i in instructions:
         if i.opname == "LOAD_ATTR" and i.argval == _SET_ATTRIBUTE and i.target is None:
             out += [
-                bytecode.create_instruction("POP_TOP"),
-                bytecode.create_instruction("LOAD_CONST", argval=host.set_in_dict),
+                create_instruction("POP_TOP"),
+                create_instruction("LOAD_CONST", argval=host.set_in_dict),
             ]
         else:
             out.append(i)

@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._functorch.aot_autograd import aot_module_simplified
 from torch.nn import functional as F
-from torch.utils._python_dispatch import _disable_current_modes
 
 from burnish.capture.decompositions import decomposition_table
+from burnish.torch_private import dynamo
+from burnish.torch_private.aot import aot_module_simplified
+from burnish.torch_private.dispatch import disable_current_modes, len_torch_dispatch_stack, len_torch_function_stack
 
 _done = threading.Event()
 
@@ -34,11 +35,11 @@ class _Small(torch.nn.Module):
 
 def warm_up() -> None:
     """Compile something tiny, up to its C source. Whatever fails here fails again where it can be told."""
-    if _done.is_set() or torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
+    if _done.is_set() or len_torch_dispatch_stack() or len_torch_function_stack():
         return
     _done.set()
     with contextlib.suppress(Exception), torch.no_grad():
-        compiled = torch._dynamo.optimize(backend=_backend)(_Small())
+        compiled = dynamo.optimize(backend=_backend)(_Small())
         compiled(torch.ones(2, 4, device="cpu", dtype=torch.float32))
     gc.collect()  # a quarter of a second, when so much is new; and otherwise at some call's expense
 
@@ -58,7 +59,7 @@ def _draft(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., A
     from burnish.schedule.lower import lower_graph
     from burnish.schedule.passes import Context, run_schedule_passes
 
-    with _disable_current_modes():
+    with disable_current_modes():
         captured = import_graph(gm)
         captured.graph = run_passes(captured.graph, Fuel(), lambda name, graph: None)
         generate(run_schedule_passes(lower_graph(captured), captured.target, Context()))

@@ -15,7 +15,14 @@ from typing import Any, TypeVar
 from burnish.doctor.environment import check_environment
 from burnish.doctor.line import Line, Status
 from burnish.doctor.machine import GpuFound, check_cpu, check_gpu, check_openmp
-from burnish.doctor.software import CompilerFound, check_compiler, check_python, check_torch, check_triton
+from burnish.doctor.software import (
+    CompilerFound,
+    check_compiler,
+    check_private_names,
+    check_python,
+    check_torch,
+    check_triton,
+)
 from burnish.doctor.storage import check_cache
 from burnish.errors import BadOptionValue
 from burnish.options import Options
@@ -102,16 +109,16 @@ def examine(limit_seconds: float | None = None) -> Examination:
         "gpu": _Check("gpu", check_gpu),
         "cache": _Check("cache", lambda: check_cache(options)),
     }
-    quick = [timed(check_python), timed(check_torch), timed(check_cpu)]
+    quick = [timed(check_python), timed(check_torch), timed(check_private_names), timed(check_cpu)]
     gpu = checks["gpu"].result(begin + max(limit_seconds, GPU_LIMIT_SECONDS), GpuFound)
     triton = timed(lambda: check_triton(gpu.usable))
     compiler = checks["compiler"].result(until, CompilerFound)
     cache = checks["cache"].result(until, lambda line: line)
     lines = [
-        *quick[:2],
+        *quick[:3],
         triton,
         dataclasses.replace(compiler.line, seconds=checks["compiler"].seconds),
-        quick[2],
+        quick[3],
         timed(check_openmp),
         dataclasses.replace(gpu.line, seconds=checks["gpu"].seconds),
         dataclasses.replace(cache, seconds=checks["cache"].seconds),
@@ -124,7 +131,7 @@ def examine(limit_seconds: float | None = None) -> Examination:
 def tier(lines: Sequence[Line], compiler: CompilerFound, gpu: GpuFound) -> str:
     """How models will run here, in words."""
     failed = {line.name: line for line in lines if line.status == "fail"}
-    for name in ("python", "torch", "environment"):
+    for name in ("python", "torch", "private", "environment"):
         if name in failed:
             return f"eager only: {failed[name].says}"
     on_gpu = ""

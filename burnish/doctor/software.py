@@ -19,9 +19,12 @@ from burnish.doctor.line import Line, Status
 from burnish.errors import CompilerMissing
 from burnish.runtime.build import GENERATED_FLAGS
 from burnish.runtime.compiler import CommandFailed, locate, run
+from burnish.torch_private.names import EAGER
+from burnish.torch_private.probe import probe
+from burnish.torch_private.versions import KNOWN, version_pair
 
 SUPPORTED_PYTHON = ((3, 11), (3, 14))
-SUPPORTED_TORCH = ((2, 11), (2, 14))
+SUPPORTED_TORCH = KNOWN
 SUPPORTED_TRITON = (3, 6)
 
 _INSTALL_CC = "apt-get install gcc  # or: dnf install gcc, conda install gcc, xcode-select --install"
@@ -55,12 +58,6 @@ const char *bn_doctor_vectors(void) {
 #endif
 }
 """
-
-
-def version_pair(text: str) -> tuple[int, int] | None:
-    """(2, 13) of "2.13.0+cpu"; None where that is not how it begins."""
-    found = re.match(r"(\d+)\.(\d+)", text)
-    return (int(found[1]), int(found[2])) if found else None
 
 
 def _span(versions: tuple[tuple[int, int], tuple[int, int]]) -> str:
@@ -101,6 +98,16 @@ def check_torch(version: str | None = None) -> Line:
     if re.search(r"dev|git|a0|rc", version):
         return Line("torch", "warn", f"{version} is not a release: not tested with it", "use a release", install)
     return Line("torch", "ok", f"{version}, supported ({_span(SUPPORTED_TORCH)})")
+
+
+def check_private_names() -> Line:
+    """Which of torch's private names are missing, and what is lost without them."""
+    found = probe()
+    if not found.missing:
+        return Line("private", "ok", str(found))
+    status: Status = "fail" if any(name.fallback == EAGER for name in found.missing) else "warn"
+    lost = "; ".join(f"no {name.path}: {name.fallback}" for name in found.missing)
+    return Line("private", status, f"{found}. {lost}", "install a torch that burnish knows, or a newer burnish")
 
 
 def check_triton(has_gpu: bool) -> Line:

@@ -31,6 +31,7 @@ from burnish.runtime.triton_build import builder_for
 from burnish.runtime.triton_compile import KernelSource
 from burnish.schedule.evaluate import ScheduleEvaluation
 from burnish.schedule.kernels import ExternKernel, Kernel, Operand, ResultBuffer, Schedule
+from burnish.torch_private.cuda import cuda_getCurrentRawStream, cuda_isCurrentStreamCapturing
 
 KERNEL_ALIGNMENT = 16  # of every address that a kernel is given: it is compiled for that (triton_compile.py)
 _INT32 = 2**31 - 1
@@ -39,7 +40,7 @@ _FEW = 4  # up to here, asking each parameter for its address is as quick as com
 
 
 _has_device = torch.cuda.is_available()
-is_capturing: Callable[[], bool] = torch._C._cuda_isCurrentStreamCapturing if _has_device else lambda: False
+is_capturing: Callable[[], bool] = cuda_isCurrentStreamCapturing if _has_device else lambda: False
 
 
 @dataclass
@@ -229,7 +230,7 @@ def load_cuda_program(
     # nothing when none is, and reading it waits for nobody.
     flag = torch.zeros(1, dtype=torch.int64).pin_memory() if program.unit.checks else None
     wide = functools.cache(lambda n: load(index="int64", only=n)()[n])
-    run = assemble(LoadedUnit(program, launcher, kernels, flag, wide), torch._C._cuda_getCurrentRawStream, log, static)
+    run = assemble(LoadedUnit(program, launcher, kernels, flag, wide), cuda_getCurrentRawStream, log, static)
     run.host = functools.partial(host_library, options, log)
     return run
 

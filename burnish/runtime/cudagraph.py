@@ -37,8 +37,10 @@ from burnish.observe.log import CompileLog, failure_reason
 from burnish.runtime.cuda_program import CudaRun, is_capturing
 from burnish.runtime.graph_launch import DriverLaunch, driver_launch, extent
 from burnish.runtime.graph_plan import GraphPlan
+from burnish.torch_private.cuda import cuda_getCurrentRawStream
+from burnish.torch_private.tensors import foreach_copy_, storage_Use_Count
 
-current_raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0)
+current_raw_stream: Callable[[int], int] = cuda_getCurrentRawStream
 _FEW_COPIES = 3
 _LITTLE = 1 << 20  # bytes whose copy takes no time: what lies where another lay before it is not counted on to stay
 _PATIENCE = 4  # times that one set of sizes is captured again, before it is left alone
@@ -218,7 +220,7 @@ class Captured:
         self.lent = [self.results[n] for n in lent] if first is not None else []
         self._storages = [x.untyped_storage() for x in self.lent]
         self._counted = [storage._cdata for storage in self._storages]
-        self._uses = [torch._C._storage_Use_Count(c) for c in self._counted]
+        self._uses = [storage_Use_Count(c) for c in self._counted]
         self.views = [
             (n, k, x.shape, x.stride(), x.storage_offset() - inputs[k].storage_offset())
             for n, k in aliases.items()
@@ -229,7 +231,7 @@ class Captured:
         return same_addresses(args, self.addresses, self.by_address)
 
     def is_lending(self) -> bool:
-        count = torch._C._storage_Use_Count
+        count = storage_Use_Count
         return any(count(c) > before for c, before in zip(self._counted, self._uses, strict=True))
 
     def launch_by_driver(self, host: Host, device: torch.device) -> None:
@@ -330,7 +332,7 @@ def _copy(into: list[torch.Tensor], out_of: list[torch.Tensor]) -> None:
         for target, source in zip(into, out_of, strict=True):
             target.copy_(source, non_blocking=True)
     else:
-        torch._foreach_copy_(into, out_of, non_blocking=True)
+        foreach_copy_(into, out_of, non_blocking=True)
 
 
 def _by_type(tensors: Mapping[int, torch.Tensor]) -> list[tuple[list[torch.Tensor], list[int]]]:

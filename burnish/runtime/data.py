@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from burnish.ir.expr import Expr
+from burnish.torch_private.operators import OpOverload
 
 _NAME = 64  # characters
 _TENSOR_BYTES = 1 << 16  # constants are tables and masks; nobody keeps weights in a graph
@@ -121,7 +122,7 @@ class Codec:
             return ["size", *value]
         if kind is torch.device:
             return ["device", str(value)]
-        if kind is torch._ops.OpOverload:
+        if kind is OpOverload:
             return ["op", str(value)]
         if kind is types.CodeType:
             return ["code", *(self._write(getattr(value, name)) for name in _CODE)]
@@ -204,4 +205,4 @@ def _named(module: Any, name: str, kind: type) -> Any:
 def _operator(name: str) -> Any:
     """torch.ops' own, by its printed name: aten.mm.default."""
     namespace, packet, overload = name.split(".")
-    return _named(getattr(getattr(torch.ops, namespace), packet), overload, torch._ops.OpOverload)
+    return _named(getattr(getattr(torch.ops, namespace), packet), overload, OpOverload)

@@ -21,6 +21,33 @@ def test_by_name():
     assert burnish.stats().compiles == before + 1
 
 
+@pytest.mark.skipif(not hasattr(torch.compiler, "set_default_backend"), reason="this torch has one default backend")
+def test_as_the_default_of_torch_compile():
+    """In a process of its own: the name is found without burnish having been imported, where it is installed."""
+    program = """
+import torch
+torch.compiler.set_default_backend("burnish")
+model, x = torch.nn.Linear(4, 4), torch.randn(2, 4)
+try:
+    compiled = torch.compile(model)
+    result = compiled(x)
+except Exception as error:  # not installed: it has to be imported first
+    assert "burnish" in str(error), error
+    import burnish
+    compiled = torch.compile(model)
+    result = compiled(x)
+import burnish
+torch.testing.assert_close(result, model(x))
+compiled(x).sum().backward()
+torch.compile(lambda x: x * 3, mode="max-autotune", fullgraph=True)(x)
+assert burnish.stats().compiles == 2, burnish.stats()
+torch.compiler.set_default_backend(None)
+torch.compile(lambda x: x * 3, backend="eager")(x)
+assert burnish.stats().compiles == 2 and not burnish.stats().fallbacks
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, timeout=120)
+
+
 def test_mode_and_options_arrive(plain_pipeline):
     torch.compile(lambda x: x + 1, backend="burnish", mode="max-autotune")(torch.ones(2))
     torch.compile(lambda x: x + 2, backend="burnish", options={"threads": 2})(torch.ones(2))

@@ -46,7 +46,7 @@ def line_of(found: Examination, name: str) -> Line:
 def test_a_healthy_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
-    for name in ("python", "torch", "triton", "compiler", "cpu", "openmp", "gpu", "cache", "environment"):
+    for name in ("python", "torch", "private", "triton", "compiler", "cpu", "openmp", "gpu", "cache", "environment"):
         assert re.search(rf"^(ok|warn) +{name} ", out, re.M), name
     assert re.search(r"^tier: .*C kernels, (AVX512|AVX2|NEON|generic), \d+ thread", out, re.M)
 

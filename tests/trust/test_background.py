@@ -23,9 +23,9 @@ from torch.nn import functional as F
 
 import burnish
 from burnish.capture.deferred import DeferredFrames
-from burnish.capture.shield import beside_calls
 from burnish.capture.snapshot import CannotSnapshot, FrameSnapshot, signature
 from burnish.errors import BadOptionValue, GraphBreakError
+from burnish.torch_private.shield import beside_calls
 from burnish.trust import background
 from burnish.trust.background import (
     LONGEST_REST_SECONDS,

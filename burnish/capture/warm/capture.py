@@ -22,6 +22,7 @@ from burnish.runtime import stored_program
 from burnish.runtime.build import maker_of, source_hash
 from burnish.runtime.cache import open_cache
 from burnish.runtime.data import Codec, NotData
+from burnish.torch_private.dispatch import is_any_autocast_enabled
 from burnish.trust.gate import GraphFacts
 from burnish.trust.remembered import Verdicts
 
@@ -103,7 +104,7 @@ class WarmGraph:
         if kind == "forward":
             self._metadata = metadata
             self._decisive = inputs_read(graph, metadata.num_forward_returns)
-            if torch._C._is_any_autocast_enabled():
+            if is_any_autocast_enabled():
                 self._parts.problem = "it was captured under autocast"
 
     def _keep_backward(self, graph: fx.GraphModule) -> None:

@@ -19,15 +19,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch._dynamo.config as dynamo_config
-import torch._functorch.config as functorch_config
-from torch._C._dynamo.guards import GlobalStateGuard
-from torch._dynamo import convert_frame
-from torch._dynamo.guards import CheckFunctionManager
-from torch._dynamo.output_graph import get_builtins_dict
-from torch._dynamo.types import ConvertFrameReturn, GuardedCode
-from torch._dynamo.utils import CleanupHook, CleanupManager
-from torch._guards import CompileId, Guard, Source
 
 from burnish.assumptions import Assumptions, NumberInput, OtherInput, TensorInput
 from burnish.capture.hooks import Hooks
@@ -42,6 +33,26 @@ from burnish.runtime.build import source_hash
 from burnish.runtime.cache import CacheKey, open_cache
 from burnish.runtime.data import Codec, NotData
 from burnish.runtime.later import later
+from burnish.torch_private import dynamo
+from burnish.torch_private.aot import config as functorch_config
+from burnish.torch_private.dynamo import ConvertFrameReturn, GlobalStateGuard
+from burnish.torch_private.dynamo import config as dynamo_config
+from burnish.torch_private.guards import (
+    CheckFunctionManager,
+    CleanupHook,
+    CleanupManager,
+    CompileId,
+    Guard,
+    GuardedCode,
+    Source,
+    get_builtins_dict,
+    orig_code_map,
+    output_codes,
+    wrap_guarded_code,
+)
+from burnish.torch_private.names import NO_WARM_START
+from burnish.torch_private.patches import making_guards_with
+from burnish.torch_private.probe import why
 from burnish.trust.gate import GraphFacts
 
 KIND = "frame"
@@ -152,12 +163,10 @@ def _watching() -> Iterator[_Compiling]:
     """Entered with Dynamo's compile lock held."""
     current = _Compiling()
     token = _compiling.set(current)
-    ordinary = convert_frame.CheckFunctionManager
-    convert_frame.CheckFunctionManager = _Watched  # type: ignore[misc, assignment]
     try:
-        yield current
+        with making_guards_with(_Watched):
+            yield current
     finally:
-        convert_frame.CheckFunctionManager = ordinary  # type: ignore[misc]
         _compiling.reset(token)
 
 
@@ -240,6 +249,9 @@ class WarmFrames:
         """None where frames are neither looked up nor stored."""
         if not stored_program.is_wanted(self._options, self._log) or self._options.inductor:
             return None
+        if reason := why(NO_WARM_START):
+            self._log.noticed(f"{NO_WARM_START}: {reason}")
+            return None
         return frame_key(frame, self._options, self._log.name)
 
     def restored(self, key: CacheKey, frame: Any) -> ConvertFrameReturn | None:
@@ -277,12 +289,12 @@ class WarmFrames:
         if why := guards.difference(expected, live):
             raise NotWarm(why)
         code = stored.code.replace(co_filename=frame.f_code.co_filename, co_name=frame.f_code.co_name)
-        run = torch._dynamo.disable(self._serve(stored.graph), reason="compiled by burnish")
+        run = dynamo.disable(self._serve(stored.graph), reason="compiled by burnish")
         CleanupManager.instance[code] = [CleanupHook.create(names, name, run)]
-        convert_frame.output_codes.add(code)
-        convert_frame.orig_code_map[code] = frame.f_code
+        output_codes.add(code)
+        orig_code_map[code] = frame.f_code
         entry = GuardedCode(code, manager, CompileId(frame_id=0, frame_compile_id=0), "burnish: restored")
-        return convert_frame.wrap_guarded_code(entry)
+        return wrap_guarded_code(entry)
 
     @contextlib.contextmanager
     def storing(self, key: CacheKey | None, frame: Any) -> Iterator[Callable[[Any], None]]:

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from burnish.capture.warm import NotWarm
+from burnish.torch_private.operators import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 _NAMESPACES = ("aten", "prims", "prim", "higher_order")
 _MODULES = ("torch", "_operator", "operator", "builtins", "math")
@@ -55,17 +56,17 @@ def _names_in(code: types.CodeType) -> set[str]:
 
 def _require_plain(node: fx.Node) -> None:
     target = node.target
-    if isinstance(target, torch._ops.HigherOrderOperator) and target.name() != "invoke_subgraph":
+    if isinstance(target, HigherOrderOperator) and target.name() != "invoke_subgraph":
         raise NotWarm(f"{target} has a graph of its own")
     namespace = getattr(target, "namespace", "aten")
-    if isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket) and namespace not in _NAMESPACES:
+    if isinstance(target, OpOverload | OpOverloadPacket) and namespace not in _NAMESPACES:
         raise NotWarm(f"{target} is not torch's own")
     if node.op == "call_function" and not _is_torchs(target):
         raise NotWarm(f"{_shown(target)} is traced without being looked at")
 
 
 def _is_torchs(value: Any) -> bool:
-    if isinstance(value, torch._ops.OpOverload | torch._ops.OpOverloadPacket | torch._ops.HigherOrderOperator):
+    if isinstance(value, OpOverload | OpOverloadPacket | HigherOrderOperator):
         return True
     module = getattr(value, "__module__", None)
     return module is None or module.split(".")[0] in _MODULES

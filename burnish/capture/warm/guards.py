@@ -15,23 +15,34 @@ import enum
 import functools
 import re
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch._C._dynamo.guards import GlobalStateGuard
-from torch._dynamo import guards as dynamo_guards
-from torch._dynamo import source as dynamo_sources
-from torch._dynamo.guards import CheckFunctionManager, GuardBuilder, ShapeCodeParts
-from torch._dynamo.output_graph import OutputGraphCommon, OutputGraphGuardsState
-from torch._guards import DuplicateInputs, Guard, GuardSource, GuardsSet, Source, StorageOverlap
-from torch.fx.experimental.symbolic_shapes import _ShapeGuardsHelper
 from torch.multiprocessing.reductions import StorageWeakRef  # noqa: F401  (loaded before guards look at tensors)
 from torch.utils.weak import TensorWeakRef
 
 from burnish.capture.warm import NotWarm
 from burnish.capture.warm.likeness import Likeness
+from burnish.torch_private.dynamo import GlobalStateGuard
+from burnish.torch_private.guards import (
+    CheckFunctionManager,
+    DuplicateInputs,
+    Guard,
+    GuardBuilder,
+    GuardSource,
+    GuardsSet,
+    OutputGraphCommon,
+    OutputGraphGuardsState,
+    ShapeCodeParts,
+    ShapeGuardsHelper,
+    Source,
+    StorageOverlap,
+    get_closure_vars,
+)
+from burnish.torch_private.guards import device as default_device
+from burnish.torch_private.guards import source as dynamo_sources
+from burnish.torch_private.patches import writing_guards_with
 
 BUILTINS = "__builtins_dict___burnish"  # what stored frames call the builtins, in the globals of the frame
 _TYPE = re.compile(r"(___check_type_id\([^\n]*?), \d+\)")
@@ -144,14 +155,14 @@ def made(guards: GuardList, code: types.CodeType, scope: Mapping[str, Any], name
         input_source_to_sizes_strides={source: {"size": size, "stride": step} for source, size, step in guards.sizes},
         dual_level=0,
         functorch_layers=[],
-        current_device=torch.utils._device.CURRENT_DEVICE,
+        current_device=default_device.CURRENT_DEVICE,
         global_state_guard=GlobalStateGuard(),
         _guards=live,
         _aotautograd_guards=list(guards.memory),
         name_of_builtins_dict_key_in_fglobals=BUILTINS,
         skip_guards_check=True,  # with torch's own check goes a measurement
     )
-    helper = _ShapeGuardsHelper(list(guards.shapes))
+    helper = ShapeGuardsHelper(list(guards.shapes))
     shapes = ShapeCodeParts(helper, helper, None, True, [])
     with marking_comments():
         manager = CheckFunctionManager(code, OutputGraphCommon(state), shape_code_parts=shapes).guard_manager
@@ -177,7 +188,7 @@ def _name(source: Source) -> str:
 
 
 def _value(source: Source, scope: Mapping[str, Any], names: Mapping[str, Any]) -> Any:
-    places = {**dynamo_guards._get_closure_vars(), "L": scope, "G": names}
+    places = {**get_closure_vars(), "L": scope, "G": names}
     return eval(_name(source), places)  # Dynamo's own way to read it: the text is made of the source's parts
 
 
@@ -199,7 +210,7 @@ def likenesses(
         line = next(line for line in text.splitlines() if found[0] in line)
         raise NotWarm(f"a guard is on an address: {line.strip(' |+-')[:200]}")
     marks: dict[str, str] = {}
-    places = {**dynamo_guards._get_closure_vars(), "L": scope, "G": names}
+    places = {**get_closure_vars(), "L": scope, "G": names}
     known: Any = {}  # places looked at: those of one module have most of the way in common
     for guard in guards:
         kinds = {guard.create_fn_name(), *(guard.guard_types or ())}
@@ -216,16 +227,12 @@ def likenesses(
 @contextlib.contextmanager
 def marking_comments() -> Iterator[None]:
     """While Dynamo makes guards, so that their text can be read without them."""
-    ordinary = dynamo_guards.get_verbose_code_part
 
-    def marked(code_part: str, guard: Guard | None) -> str:
-        return f"{code_part}{_COMMENT}{ordinary(code_part, guard)[len(code_part) :]}{_COMMENT}"
+    def marking(ordinary: Callable[..., str]) -> Callable[..., str]:
+        return lambda part, guard: f"{part}{_COMMENT}{ordinary(part, guard)[len(part) :]}{_COMMENT}"
 
-    dynamo_guards.get_verbose_code_part = marked
-    try:
+    with writing_guards_with(marking):
         yield
-    finally:
-        dynamo_guards.get_verbose_code_part = ordinary
 
 
 def without_comments(text: str) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from burnish.capture.warm import NotWarm
+from burnish.torch_private.operators import OpOverload, OpOverloadPacket
 
 _NATIVE = (
     types.BuiltinFunctionType,
@@ -33,8 +34,8 @@ _TORCH = (
     torch.device,
     torch.layout,
     torch.memory_format,
-    torch._ops.OpOverload,
-    torch._ops.OpOverloadPacket,
+    OpOverload,
+    OpOverloadPacket,
 )
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), type(NotImplemented))
 

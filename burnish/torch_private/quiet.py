@@ -7,9 +7,8 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
-from torch._dynamo import output_graph, symbolic_convert
-from torch._functorch._aot_autograd import graph_compile
-from torch._logging._internal import trace_log
+from burnish.torch_private.aot import graph_compile, trace_log
+from burnish.torch_private.dynamo import output_graph, symbolic_convert
 
 
 @contextlib.contextmanager
@@ -35,7 +34,8 @@ def without_printed_graphs() -> Iterator[None]:
     Entered with Dynamo's compile lock held."""
     logs = [getattr(graph_compile, name, None) for name in ("aot_joint_log", "aot_graphs_log")]
     printers = {name: getattr(graph_compile, name, None) for name in ("_log_joint_graph", "_log_fw_bw_graphs")}
-    is_read = any(log is None or log.isEnabledFor(logging.INFO) for log in logs) or bool(trace_log.handlers)
+    traced = bool(getattr(trace_log, "handlers", True))
+    is_read = traced or any(log is None or log.isEnabledFor(logging.INFO) for log in logs)
     if is_read or None in printers.values():
         yield
         return

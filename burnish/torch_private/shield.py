@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch._dynamo import guards
-from torch._dynamo.symbolic_convert import InstructionTranslatorBase
-from torch._subclasses.fake_tensor import FakeTensorMode
+
+from burnish.torch_private.dynamo import InstructionTranslatorBase, guards
+from burnish.torch_private.fake_tensors import FakeTensorMode
 
 
 @contextlib.contextmanager

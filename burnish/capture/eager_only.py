@@ -1,0 +1,62 @@
+"""The way of a call where nothing can be compiled at all, because torch lacks a private name that all of it needs.
+
+It stands in for `frame.Entrance`, which cannot even be imported then: the same methods, and eager serves.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from burnish.errors import CompileError, FallbackWarning
+from burnish.observe.log import CompileLog
+from burnish.trust.record import WholeCall
+
+_WAY_OUT = "install a torch that burnish knows, or a newer burnish: `burnish doctor` says which"
+
+
+def tell(log: CompileLog, reason: str) -> None:
+    """Count it, and warn of an object's first."""
+    if log.fallback("torch", CompileError("torch", reason, _WAY_OUT)):
+        warnings.warn(
+            f"burnish: {log.name or 'this graph'} runs in eager: {reason}. Way out: {_WAY_OUT}.",
+            FallbackWarning,
+            stacklevel=2,
+        )
+
+
+class EagerEntrance:
+    """`foreign`, as for an Entrance: arguments for torch.compile, which then does the work."""
+
+    deferred = None
+    is_racing = False
+
+    def __init__(
+        self, target: Callable[..., Any], log: CompileLog, reason: str, foreign: dict[str, Any] | None = None
+    ) -> None:
+        self.target = target
+        self.call = target
+        self._log = log
+        self._reason = reason
+        if foreign is None:
+            tell(log, reason)
+        elif not foreign.get("disable"):
+            self.call = torch.compile(target, **foreign)
+
+    def restart(self) -> None:
+        tell(self._log, self._reason)
+
+    def whole_calls(self) -> tuple[WholeCall, ...]:
+        return ()
+
+    def seal(self, strict: bool = False) -> int:
+        """Nothing is compiled that calls could go to."""
+        return 0
+
+    def _nothing(self) -> None:
+        pass
+
+    stand_aside = come_back = reconsider = stop_compiling = seal_off = unseal = _nothing

@@ -1,0 +1,115 @@
+"""A private name of torch as data, and how it is looked up."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+# The versions with which burnish's tests ran, which they cannot do without most names. A name that burnish can do
+# without may have been missing in the older one: it says NEWEST until somebody has looked (`make matrix`).
+SEEN = ("2.11", "2.13")
+NEWEST = SEEN[-1:]
+
+# What is done without a name. These are shared by many; others are said where the name is listed.
+EAGER = "calls run in eager"
+NO_REGIONS = "each block of a model is traced by itself"
+NO_WARM_START = "a second process compiles again"
+NO_REGIONS_NOR_WARM_START = f"{NO_REGIONS}, and {NO_WARM_START}"
+NO_BACKGROUND_PAUSES = "a compile in the background pauses between its stages only"
+LAZY_WEIGHTS = "a lazy module may draw its weights in another order"
+AS_TORCH_DOES = "torch does as it always does, which takes longer"
+
+
+class PrivateNameMissing(AttributeError):
+    """A name was used that the running torch does not have."""
+
+
+class _NoOther:
+    """Says that a missing name has nothing in its place."""
+
+
+_NO_OTHER = _NoOther()
+
+
+@dataclass(frozen=True)
+class PrivateName:
+    """`path` is where torch has it. An attribute of an object has the path of its class, and `on` makes an object to
+    look at where the class itself has no such attribute. `instead` is used where torch has it not."""
+
+    path: str
+    used_for: str
+    fallback: str = EAGER
+    seen_in: tuple[str, ...] = SEEN
+    on: Callable[[], object] | None = None
+    instead: object = _NO_OTHER
+    with_cuda_only: bool = False
+    probed: bool = True  # False for what torch sets only on objects that take long to make
+
+    @property
+    def torch_name(self) -> str:
+        return self.path.rpartition(".")[2]
+
+    @property
+    def name(self) -> str:
+        """What the rest of burnish imports it as."""
+        return self.torch_name.lstrip("_")
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.used_for} (torch {', '.join(self.seen_in)}; without it, {self.fallback})"
+
+    def found(self) -> Any:
+        """Raises PrivateNameMissing."""
+        try:
+            return look_up(self.path) if self.on is None else getattr(self.on(), self.torch_name)
+        except Exception as error:  # importing a part of torch may raise anything
+            raise PrivateNameMissing(f"torch has no {self.path} (without it, {self.fallback})") from error
+
+    def found_or_stand_in(self) -> Any:
+        try:
+            return self.found()
+        except PrivateNameMissing as error:
+            return _stand_in(self.name, str(error)) if self.instead is _NO_OTHER else self.instead
+
+
+def look_up(path: str) -> Any:
+    """What a dotted path leads to: modules are imported on the way, unless something of that name is there already."""
+    first, *rest = path.split(".")
+    found: Any = importlib.import_module(first)
+    walked = first
+    for part in rest:
+        walked = f"{walked}.{part}"
+        found = getattr(found, part) if hasattr(found, part) else importlib.import_module(walked)
+    return found
+
+
+def lookup_in(module: dict[str, Any], names: Iterable[PrivateName]) -> Callable[[str], Any]:
+    """A module's `__getattr__`, by which its names are looked up when they are first asked for."""
+    listed: Mapping[str, PrivateName] = {each.name: each for each in names}
+
+    def __getattr__(name: str) -> Any:
+        if name not in listed:
+            raise AttributeError(f"module {module['__name__']!r} has no attribute {name!r}")
+        found = module[name] = listed[name].found_or_stand_in()
+        return found
+
+    return __getattr__
+
+
+class _Raising(type):
+    """The class of stand-ins: whatever is done with one says what is missing."""
+
+    message: str
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        raise PrivateNameMissing(cls.message)
+
+    def __getattr__(cls, name: str) -> Any:
+        raise PrivateNameMissing(cls.message)
+
+
+def _stand_in(name: str, message: str) -> Any:
+    """For a name that torch does not have. Nothing is an instance of it; it can be caught as an exception, and derived
+    from, so that modules which do so can be imported. Used in any other way, it raises PrivateNameMissing."""
+    return _Raising(name, (Exception,), {"message": message})

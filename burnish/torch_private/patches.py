@@ -1,0 +1,178 @@
+"""Functions of torch that are replaced for a while, with Dynamo's compile lock held where it is not said otherwise.
+
+Where a replacement corrects what Dynamo or AOTAutograd make of a call, `capture/as_in_eager.py` has the whole list.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from burnish.torch_private.dynamo import OutputGraph, convert_frame
+from burnish.torch_private.dynamo import guards as dynamo_guards
+from burnish.torch_private.operators import DispatchKey
+from burnish.torch_private.variables import (
+    LazyConstantVariable,
+    ListVariable,
+    TensorVariable,
+    TupleVariable,
+    UnspecializedNNModuleVariable,
+    VariableBuilder,
+    nn_module,
+)
+
+_INHERITED = object()  # in place of a function that a class has from another
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, replacement: Any) -> Iterator[None]:
+    ordinary = vars(owner).get(name, _INHERITED)
+    setattr(owner, name, replacement)
+    try:
+        yield
+    finally:
+        if ordinary is _INHERITED:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, ordinary)
+
+
+_NUMBERS_OUT = "remove_tensorify_specialized_graphargs"
+
+
+@contextlib.contextmanager
+def keeping_writes_to_numbers() -> Iterator[None]:
+    """Dynamo takes out of a graph the inputs that are numbers to it and that nobody reads, and by mistake also every
+    call that returns such an input: those that write to it."""
+    ordinary = getattr(OutputGraph, _NUMBERS_OUT, None)
+    if ordinary is None:
+        yield
+        return
+
+    def of_inputs_only(output: OutputGraph) -> None:
+        made = [node for node in output.graph.nodes if node.op != "placeholder" and "example_value" in node.meta]
+        values = [node.meta.pop("example_value") for node in made]
+        try:
+            ordinary(output)
+        finally:
+            for node, value in zip(made, values, strict=True):
+                node.meta["example_value"] = value
+
+    with _replaced(OutputGraph, _NUMBERS_OUT, of_inputs_only):
+        yield
+
+
+_AFTER_A_WRITE = "_sync_if_inplace_mutation"
+
+
+@contextlib.contextmanager
+def noticing_other_shapes() -> Iterator[None]:
+    """Dynamo asks what a tensor has become only after operations in place that take another: `unsqueeze_` is none."""
+    ordinary = getattr(TensorVariable, _AFTER_A_WRITE, None)
+    if ordinary is None:
+        yield
+        return
+
+    def after_any(variable: TensorVariable, tx: Any, before: int | None, has_tensor_argument: bool) -> None:
+        ordinary(variable, tx, before, True)
+
+    with _replaced(TensorVariable, _AFTER_A_WRITE, after_any):
+        yield
+
+
+class MakesItsWeights(BaseException):
+    """Leaves the trace of a frame that calls a lazy module for the first time: this call is eager's. Not an Exception,
+    which Dynamo would take for a failure."""
+
+
+_LAZY = "initialize_lazy_module"
+
+
+@contextlib.contextmanager
+def leaving_lazy_modules() -> Iterator[None]:
+    """While open, tracing a lazy module that has no weights raises MakesItsWeights."""
+    ordinary = getattr(nn_module, _LAZY, None)
+    if ordinary is None:
+        yield
+        return
+
+    def refuse(tx: Any, module: torch.nn.Module, *call: Any) -> None:
+        if hasattr(module, "_initialize_hook"):
+            raise MakesItsWeights
+        ordinary(tx, module, *call)
+
+    with _replaced(nn_module, _LAZY, refuse):
+        yield
+
+
+# Their gradients at NaN are not those of their pieces.
+_OF_PIECES = (torch.ops.aten.hardshrink.default, torch.ops.aten.softshrink.default)
+
+
+@contextlib.contextmanager
+def own_derivatives() -> Iterator[None]:
+    """While open, autograd differentiates such operations as in eager."""
+    pieces = {op: op.py_kernels.pop(DispatchKey.Autograd, None) for op in _OF_PIECES}
+    for op in pieces:
+        op._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        for op, kernel in pieces.items():
+            if kernel is not None:
+                op.py_kernels[DispatchKey.Autograd] = kernel
+            op._dispatch_cache.clear()
+
+
+def making_guards_with(manager: type[Any]) -> contextlib.AbstractContextManager[None]:
+    """The class of which Dynamo makes the guards of a frame."""
+    return _replaced(convert_frame, "CheckFunctionManager", manager)
+
+
+def writing_guards_with(change: Callable[..., Callable[..., str]]) -> contextlib.AbstractContextManager[None]:
+    """How a guard is written as text, beside what it checks. `change` is given the ordinary way."""
+    return _replaced(dynamo_guards, "get_verbose_code_part", change(dynamo_guards.get_verbose_code_part))
+
+
+def calling_modules_with(call: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
+    """What Dynamo does where the function that it traces calls a module."""
+    return _replaced(UnspecializedNNModuleVariable, "call_function", call)
+
+
+@contextlib.contextmanager
+def building_constants_with(create: Callable[..., Any], build: Callable[..., Any], items: property) -> Iterator[None]:
+    """How Dynamo makes a variable of a constant, and of any value, and how it reads what a list holds."""
+    with (
+        _replaced(LazyConstantVariable, "create", staticmethod(create)),
+        _replaced(VariableBuilder, "__call__", build),
+    ):
+        for held in (ListVariable, TupleVariable):
+            setattr(held, "items", items)  # noqa: B010
+        try:
+            yield
+        finally:
+            for held in (ListVariable, TupleVariable):
+                delattr(held, "items")
+
+
+@contextlib.contextmanager
+def noticing_functions(notice: Callable[[type[Any]], None]) -> Iterator[None]:
+    """`notice` is called with each class of AOTAutograd's that derives from torch.autograd.Function."""
+    ordinary = torch.autograd.Function.__dict__.get("__init_subclass__")
+
+    def noticed(cls: type[Any], **keywords: Any) -> None:
+        super(torch.autograd.Function, cls).__init_subclass__(**keywords)
+        if cls.__module__.startswith("torch._functorch"):
+            notice(cls)
+
+    torch.autograd.Function.__init_subclass__ = classmethod(noticed)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        if ordinary is None:
+            del torch.autograd.Function.__init_subclass__
+        else:
+            torch.autograd.Function.__init_subclass__ = ordinary  # type: ignore[method-assign]

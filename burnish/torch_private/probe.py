@@ -1,0 +1,139 @@
+"""Which private names the running torch lacks.
+
+A name in a part of torch that is loaded is looked up. For a part that is not (Dynamo takes seconds to load), torch's
+source is read instead: whether the file is there, and defines or imports the name. Both together take milliseconds.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from burnish.torch_private import (
+    aot,
+    cuda,
+    dispatch,
+    dynamo,
+    fake_tensors,
+    graphs,
+    guards,
+    inductor,
+    marks,
+    modules,
+    operators,
+    replaced,
+    tensors,
+    variables,
+)
+from burnish.torch_private.names import PrivateName, PrivateNameMissing
+from burnish.torch_private.versions import running, version_pair
+
+_TABLES = (
+    *(dynamo, guards, variables, aot, inductor, dispatch, operators),
+    *(tensors, fake_tensors, graphs, modules, marks, cuda, replaced),
+)
+NAMES: tuple[PrivateName, ...] = tuple(name for table in _TABLES for name in table.NAMES)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What a look at the running torch found."""
+
+    found: tuple[PrivateName, ...]
+    missing: tuple[PrivateName, ...]
+
+    def __str__(self) -> str:
+        looked_at = len(self.found) + len(self.missing)
+        return f"torch's private names: {len(self.found)} of {looked_at} found"
+
+
+def probe() -> Probe:
+    """Look at every name that this torch should have, without loading more of torch."""
+    expected = [name for name in NAMES if _is_expected(name)]
+    found = [name for name in expected if _is_there(name)]
+    return Probe(tuple(found), tuple(name for name in expected if name not in found))
+
+
+@functools.cache
+def missing_for(fallback: str) -> tuple[PrivateName, ...]:
+    """The names that this fallback is for, and that are not there. Loads what they are in; asked once a process."""
+    return tuple(name for name in NAMES if fallback in name.fallback and _is_expected(name) and not _can_be_had(name))
+
+
+def why(fallback: str) -> str:
+    """What is missing, where this fallback is taken; "" where it is not."""
+    paths = [name.path for name in missing_for(fallback)]
+    more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
+    return f"torch {torch.__version__} has no {', '.join(paths[:3])}{more}" if paths else ""
+
+
+def _is_expected(name: PrivateName) -> bool:
+    if not name.probed or (name.with_cuda_only and not torch.backends.cuda.is_built()):
+        return False
+    since = version_pair(name.seen_in[0])
+    return since is None or running() >= since
+
+
+def _is_there(name: PrivateName) -> bool:
+    module, rest = _module_of(name.path)
+    if module is None or module in sys.modules:
+        return _can_be_had(name)
+    return _is_in_source(module, rest if name.on is None else rest[:-1])
+
+
+def _can_be_had(name: PrivateName) -> bool:
+    try:
+        name.found()
+    except PrivateNameMissing:
+        return False
+    return True
+
+
+def _module_of(path: str) -> tuple[str | None, list[str]]:
+    """The module of torch's that a path goes through last, and the rest of the path. None where there is no source."""
+    parts = path.split(".")
+    for end in range(len(parts), 1, -1):
+        module = ".".join(parts[:end])
+        if _source_of(module) is not None:
+            return module, parts[end:]
+    return None, parts
+
+
+@functools.cache
+def _source_of(module: str) -> Path | None:
+    place = Path(torch.__file__).parent.joinpath(*module.split(".")[1:])
+    found = (place.with_suffix(".py"), place / "__init__.py")
+    return next((each for each in found if each.is_file()), None)
+
+
+@functools.cache
+def _text_of(module: str) -> str:
+    source = _source_of(module)
+    return source.read_text() if source is not None else ""
+
+
+def _is_in_source(module: str, rest: list[str]) -> bool:
+    return all(_defines(_text_of(module), word) for word in rest)
+
+
+def _defines(text: str, word: str) -> bool:
+    """Whether a line defines the word, assigns to it or imports it."""
+    made, listed = rf"(?:class|def) {word}\b", rf"{word}\b *(?:[:=]|,? *(?:#.*)?$)"
+    imported = rf".*\b(?:import|as)\b.*\b{word}\b"
+    defining = re.compile(rf"\s*(?:{made}|{listed}|{imported})")
+    return any(defining.match(line) for line in _lines_with(text, word))
+
+
+def _lines_with(text: str, word: str) -> Iterator[str]:
+    at = text.find(word)
+    while at >= 0:
+        end = text.find("\n", at)
+        end = len(text) if end < 0 else end
+        yield text[text.rfind("\n", 0, at) + 1 : end]
+        at = text.find(word, end)

@@ -1,0 +1,124 @@
+"""Functions of torch that burnish replaces for a while, and settings that it changes: none is imported from here."""
+
+from __future__ import annotations
+
+from burnish.torch_private.names import (
+    AS_TORCH_DOES,
+    LAZY_WEIGHTS,
+    NEWEST,
+    NO_BACKGROUND_PAUSES,
+    NO_WARM_START,
+    PrivateName,
+)
+
+_WRITES_LOST = "a write to a double of no dimensions may be lost"
+_SHAPES_MISSED = "a shape changed in place may be missed"
+_CONTIGUOUS = "torch takes gradients as contiguous"
+_LAZY_BACKWARD = "a backward is compiled when it is first wanted"
+
+
+NAMES = (
+    PrivateName(
+        "torch._dynamo.output_graph.trace_call_log",
+        "whether anybody reads Dynamo's log of calls",
+        fallback=AS_TORCH_DOES,
+        seen_in=NEWEST,
+    ),
+    PrivateName(
+        "torch._dynamo.symbolic_convert.trace_call_log",
+        "whether anybody reads Dynamo's log of calls",
+        fallback=AS_TORCH_DOES,
+        seen_in=NEWEST,
+    ),
+    PrivateName(
+        "torch._dynamo.symbolic_convert.get_funcname",
+        "names functions for a log that nobody reads",
+        fallback=AS_TORCH_DOES,
+        seen_in=NEWEST,
+    ),
+    PrivateName(
+        "torch._dynamo.guards.profile_guard_manager",
+        "measures guards for a log",
+        fallback=AS_TORCH_DOES,
+        seen_in=NEWEST,
+    ),
+    PrivateName(
+        "torch._dynamo.guards.get_verbose_code_part",
+        "writes guards' text: their comments are marked",
+        fallback=NO_WARM_START,
+    ),
+    PrivateName(
+        "torch._dynamo.convert_frame.CheckFunctionManager",
+        "makes the guards of a frame: they are written down",
+        fallback=NO_WARM_START,
+    ),
+    PrivateName(
+        "torch._dynamo.output_graph.OutputGraph.remove_tensorify_specialized_graphargs",
+        "loses writes to numbers",
+        fallback=_WRITES_LOST,
+        seen_in=NEWEST,
+    ),
+    PrivateName(
+        "torch._dynamo.variables.tensor.TensorVariable._sync_if_inplace_mutation",
+        "misses shapes changed in place",
+        fallback=_SHAPES_MISSED,
+        seen_in=NEWEST,
+    ),
+    PrivateName(
+        "torch._dynamo.variables.nn_module.initialize_lazy_module",
+        "makes a lazy module's weights while tracing",
+        fallback=LAZY_WEIGHTS,
+        seen_in=NEWEST,
+    ),
+    PrivateName(
+        "torch._dynamo.symbolic_convert.InstructionTranslatorBase.step",
+        "one instruction of the traced function",
+        fallback=NO_BACKGROUND_PAUSES,
+        seen_in=NEWEST,
+    ),
+    PrivateName(
+        "torch._subclasses.fake_tensor.FakeTensorMode.dispatch",
+        "one operation on fake tensors",
+        fallback=NO_BACKGROUND_PAUSES,
+        seen_in=NEWEST,
+    ),
+    PrivateName(
+        "torch._functorch._aot_autograd.graph_compile.aot_joint_log",
+        "whether anybody reads printed graphs",
+        fallback=AS_TORCH_DOES,
+        seen_in=NEWEST,
+    ),
+    PrivateName(
+        "torch._functorch._aot_autograd.graph_compile.aot_graphs_log",
+        "whether anybody reads printed graphs",
+        fallback=AS_TORCH_DOES,
+        seen_in=NEWEST,
+    ),
+    PrivateName(
+        "torch._functorch._aot_autograd.graph_compile._log_joint_graph",
+        "prints a graph for a log",
+        fallback=AS_TORCH_DOES,
+        seen_in=NEWEST,
+    ),
+    PrivateName(
+        "torch._functorch._aot_autograd.graph_compile._log_fw_bw_graphs",
+        "prints graphs for a log",
+        fallback=AS_TORCH_DOES,
+        seen_in=NEWEST,
+    ),
+    PrivateName(
+        "torch._functorch.config.guess_tangent_strides_as_outputs",
+        "gradients in the strides of results",
+        fallback=_CONTIGUOUS,
+        seen_in=NEWEST,
+    ),
+    PrivateName(
+        "torch._functorch.config.force_non_lazy_backward_lowering",
+        "compiles the backward with the forward",
+        fallback=_LAZY_BACKWARD,
+        seen_in=NEWEST,
+    ),
+    PrivateName("torch._functorch.config.recompute_views", "whether views are recomputed in the backward"),
+    PrivateName("torch._dynamo.config.recompile_limit", "raised where other objects' code counts towards it"),
+    PrivateName("torch._inductor.config.fallback_random", "keeps draws that nobody reads"),
+)

@@ -1,0 +1,84 @@
+"""Dynamo's variables: what it knows of a value while it traces. Copying equal blocks reads and writes them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from burnish.torch_private.names import LAZY_WEIGHTS, NO_REGIONS, PrivateName, lookup_in
+
+if TYPE_CHECKING:
+    from torch._dynamo.variables import ConstantVariable as ConstantVariable
+    from torch._dynamo.variables import ConstDictVariable as ConstDictVariable
+    from torch._dynamo.variables import ListVariable as ListVariable
+    from torch._dynamo.variables import SymNodeVariable as SymNodeVariable
+    from torch._dynamo.variables import TensorVariable as TensorVariable
+    from torch._dynamo.variables import TupleVariable as TupleVariable
+    from torch._dynamo.variables import nn_module as nn_module
+    from torch._dynamo.variables.base import AttributeMutationExisting as AttributeMutationExisting
+    from torch._dynamo.variables.base import AttributeMutationNew as AttributeMutationNew
+    from torch._dynamo.variables.base import ValueMutationNew as ValueMutationNew
+    from torch._dynamo.variables.base import VariableTracker as VariableTracker
+    from torch._dynamo.variables.builder import VariableBuilder as VariableBuilder
+    from torch._dynamo.variables.builder import wrap_fx_proxy as wrap_fx_proxy
+    from torch._dynamo.variables.builtin import BuiltinVariable as BuiltinVariable
+    from torch._dynamo.variables.lazy import LazyConstantVariable as LazyConstantVariable
+    from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable as UnspecializedNNModuleVariable
+    from torch._dynamo.variables.user_defined import UserDefinedObjectVariable as UserDefinedObjectVariable
+
+NAMES = (
+    PrivateName("torch._dynamo.variables.ConstantVariable", "a plain number, or other constant", fallback=NO_REGIONS),
+    PrivateName(
+        "torch._dynamo.variables.base.VariableTracker._nonvar_fields",
+        "which fields of one are no variables",
+        fallback=NO_REGIONS,
+    ),
+    PrivateName("torch._dynamo.variables.ConstDictVariable", "a dictionary", fallback=NO_REGIONS),
+    PrivateName("torch._dynamo.variables.ListVariable", "a list", fallback=NO_REGIONS),
+    PrivateName("torch._dynamo.variables.SymNodeVariable", "a size that may differ", fallback=NO_REGIONS),
+    PrivateName("torch._dynamo.variables.TensorVariable", "a tensor", fallback=NO_REGIONS),
+    PrivateName("torch._dynamo.variables.TupleVariable", "a tuple", fallback=NO_REGIONS),
+    PrivateName(
+        "torch._dynamo.variables.base.AttributeMutationExisting",
+        "an object that was there before, and changed",
+        fallback=NO_REGIONS,
+    ),
+    PrivateName(
+        "torch._dynamo.variables.base.AttributeMutationNew", "an object made while tracing", fallback=NO_REGIONS
+    ),
+    PrivateName("torch._dynamo.variables.base.ValueMutationNew", "a list made while tracing", fallback=NO_REGIONS),
+    PrivateName("torch._dynamo.variables.base.VariableTracker", "what all of them are", fallback=NO_REGIONS),
+    PrivateName(
+        "torch._dynamo.variables.builder.VariableBuilder",
+        "makes a block's weight an input of the graph",
+        fallback=NO_REGIONS,
+    ),
+    PrivateName(
+        "torch._dynamo.variables.builder.wrap_fx_proxy", "makes a variable of a copied result", fallback=NO_REGIONS
+    ),
+    PrivateName(
+        "torch._dynamo.variables.builtin.BuiltinVariable", "how operators treat a layer's number", fallback=NO_REGIONS
+    ),
+    PrivateName(
+        "torch._dynamo.variables.lazy.LazyConstantVariable",
+        "replaced, so that a layer's number is followed",
+        fallback=NO_REGIONS,
+    ),
+    PrivateName(
+        "torch._dynamo.variables.nn_module",
+        "holds the function that makes a lazy module's weights while tracing",
+        fallback=LAZY_WEIGHTS,
+        instead=None,
+    ),
+    PrivateName(
+        "torch._dynamo.variables.nn_module.UnspecializedNNModuleVariable",
+        "replaced: the call of a block",
+        fallback=NO_REGIONS,
+    ),
+    PrivateName(
+        "torch._dynamo.variables.user_defined.UserDefinedObjectVariable",
+        "an object that blocks are given",
+        fallback=NO_REGIONS,
+    ),
+)
+
+__getattr__ = lookup_in(globals(), NAMES)
