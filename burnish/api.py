@@ -169,7 +169,20 @@ def _compiled_function(function: Callable[..., Any], settings: Settings) -> Call
 
 
 def _way_in(function: Callable[..., Any], entrance: Any) -> Callable[..., Any]:
-    """What something larger that is being compiled takes in is `function` itself."""
+    """What something larger that is being compiled takes in is `function` itself. A coroutine function stays one, and a
+    generator function: web servers and event loops ask."""
+    if inspect.iscoroutinefunction(function):
+
+        async def awaited(*args: Any, **kwargs: Any) -> Any:
+            return await entrance.call(*args, **kwargs)
+
+        return traced_as(function, awaited)
+    if inspect.isgeneratorfunction(function):
+
+        def iterated(*args: Any, **kwargs: Any) -> Any:
+            return (yield from entrance.call(*args, **kwargs))
+
+        return traced_as(function, iterated)
     given = _plain_parameters(function)
     if given is not None:
         # With the function's own parameters Python packs no tuple and no dict: half of what this layer costs.

@@ -130,8 +130,9 @@ class Entrance:
         self._around: Callable[..., Any] | None = None
         self._forget: Callable[[], Any] = lambda: None
         self._lock = threading.RLock()
-        if runs_outside := _runs_outside_its_call(target):
-            self.log.graph_break(GraphBreak(self.place.file, self.place.line, runs_outside))
+        self._runs_outside = _runs_outside_its_call(target)
+        if self._runs_outside:
+            self.log.graph_break(GraphBreak(self.place.file, self.place.line, self._runs_outside))
         self.restart()
 
     def restart(self) -> None:
@@ -247,6 +248,8 @@ class Entrance:
             if self.foreign.get("disable"):
                 return self.target
             return self._through_torch(torch.compile(frame, **self.foreign), hooks)
+        if self._runs_outside and not self.options.fullgraph:
+            return self.target
         backend = remember_sources(make_backend(self.options, self.log))
         context = dynamo.optimize(backend=backend, nopython=self.options.fullgraph)
         inner = getattr(context, "callback", None)
