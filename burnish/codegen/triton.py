@@ -16,6 +16,7 @@ from burnish.codegen.triton_decode import print_pieces
 from burnish.codegen.triton_group import print_loops
 from burnish.codegen.triton_launch import Launch
 from burnish.codegen.triton_loop import AHEAD, NotPrintable, TritonKernel, forms_of, print_loop
+from burnish.device import REFERENCE, Gpu
 from burnish.ir.expr import Dim
 from burnish.schedule.alike import Nameless, Printable, nameless
 from burnish.schedule.form import Form
@@ -87,12 +88,12 @@ class _Unit:
     refused: dict[int, str] = field(default_factory=dict)
     _known: dict[Hashable, tuple[Nameless, TritonCall]] = field(default_factory=dict)  # with the first of each form
 
-    def call_of(self, kernel: Printable, steady: frozenset[str], form: Form | None) -> TritonCall:
+    def call_of(self, kernel: Printable, gpu: Gpu, steady: frozenset[str], form: Form | None) -> TritonCall:
         """Kernels that differ in their buffers' names alone are printed once."""
         asked = nameless(kernel)
         key = asked.form, tuple(name in steady for name in asked.names), form
         if key not in self._known:
-            self._known[key] = asked, self._call(_printed(kernel, steady, form))
+            self._known[key] = asked, self._call(_printed(kernel, gpu, steady, form))
         first, call = self._known[key]
         return replace(call, buffers=asked.instead_of(first, call.buffers))
 
@@ -130,7 +131,7 @@ def generate(
         if isinstance(kernel, ExternKernel):
             continue
         try:
-            unit.calls[n] = unit.call_of(kernel, steady, schedule.forms.get(n))
+            unit.calls[n] = unit.call_of(kernel, schedule.gpu, steady, schedule.forms.get(n))
         except NotPrintable as reason:
             unit.refused[n] = str(reason)
     functions = {name: text for (text, _), name in unit.functions.items()}
@@ -147,39 +148,40 @@ def steady_buffers(schedule: Schedule) -> frozenset[str]:
 
 def _printed(
     kernel: Printable,
+    gpu: Gpu,
     steady: frozenset[str],
     form: Form | None,
 ) -> TritonKernel:
     match kernel:
         case LoopKernel(loop):
-            return print_loop(loop, steady, form)
+            return print_loop(loop, gpu, steady, form)
         case ContractKernel():
-            return print_contract(kernel, steady, form)
+            return print_contract(kernel, gpu, steady, form)
         case ContractGroup():
-            return print_group(kernel, steady, form)
+            return print_group(kernel, gpu, steady, form)
         case ConvolveKernel():
-            return print_convolve(kernel, steady, form)
+            return print_convolve(kernel, gpu, steady, form)
         case LoopGroup():
-            return print_loops(kernel, steady)
+            return print_loops(kernel, gpu, steady)
         case AttendPieces():
             return print_pieces(kernel, overlapped=bool(steady))
         case AttendKernel():
-            return print_attend(kernel, form)
+            return print_attend(kernel, gpu, form)
 
 
-def launch_forms(kernel: Kernel) -> list[Form]:
+def launch_forms(kernel: Kernel, gpu: Gpu = REFERENCE) -> list[Form]:
     """Every form in which a kernel can be launched that a search tries, the rule's first; none for an ATen call."""
     match kernel:
         case LoopKernel(loop):
-            return forms_of(loop)
+            return forms_of(loop, gpu)
         case ContractKernel():
-            return group_forms(ContractGroup((kernel,)))
+            return group_forms(ContractGroup((kernel,)), gpu)
         case ContractGroup():
-            return group_forms(kernel)
+            return group_forms(kernel, gpu)
         case ConvolveKernel():
-            return convolve_forms(kernel)
+            return convolve_forms(kernel, gpu)
         case AttendKernel():
-            return attend_forms(kernel)
+            return attend_forms(kernel, gpu)
     return []
 
 

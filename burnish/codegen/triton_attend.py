@@ -11,11 +11,11 @@ from burnish.codegen.signature import Signature
 from burnish.codegen.triton_launch import Launch, cdiv, power_of_two
 from burnish.codegen.triton_loop import AHEAD, TritonKernel
 from burnish.codegen.triton_scalar import MEMORY_TYPE, STORED_TYPE, index_text
+from burnish.device import Gpu
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, product
 from burnish.ir.graph import Attend
 from burnish.schedule.form import Form
-from burnish.schedule.gpu import MULTIPROCESSORS
 from burnish.schedule.kernels import AttendKernel, Operand
 
 LOG2_E = 1.4426950408889634
@@ -30,15 +30,15 @@ def scores_text(op: Attend, dot: str) -> str:
     return f"{cap!r} - {2 * cap!r} / (tl.exp2({dot} * {doubled!r}) + 1.0)"
 
 
-def print_attend(kernel: AttendKernel, form: Form | None = None) -> TritonKernel:
+def print_attend(kernel: AttendKernel, gpu: Gpu, form: Form | None = None) -> TritonKernel:
     """`form` is one of `attend_forms`."""
     printer = _Printer(kernel)
-    return printer.print(printer.launch(form))
+    return printer.print(printer.launch(gpu, form))
 
 
-def attend_forms(kernel: AttendKernel) -> list[Form]:
+def attend_forms(kernel: AttendKernel, gpu: Gpu) -> list[Form]:
     """The forms that a search tries, the rule's first: queries and keys at a time, loads in flight, threads."""
-    launch = _Printer(kernel).launch()
+    launch = _Printer(kernel).launch(gpu)
     blocks = dict(launch.blocks)
     chosen = _form(blocks["YBLOCK"], blocks["XBLOCK"], blocks["STAGES"], launch.warps)
     queries, keys = kernel.inputs[0].shape[2], kernel.inputs[1].shape[2]
@@ -96,7 +96,7 @@ class _Printer:
 
     # --- the kernel ---------------------------------------------------------------------------------------------
 
-    def launch(self, form: Form | None = None) -> Launch:
+    def launch(self, gpu: Gpu, form: Form | None = None) -> Launch:
         heads, queries = product(self.q.shape[:2]), self.q.shape[2]
         assert isinstance(self.width, int)
         wide = max(16, power_of_two(self.width))
@@ -105,10 +105,14 @@ class _Printer:
             blocks = (("YBLOCK", rows), ("XBLOCK", columns), ("DBLOCK", wide), ("STAGES", stages))
             return Launch(heads * cdiv(queries, rows), blocks, warps=form["warps"], stages=stages)
         rows = 64 if not isinstance(queries, int) else min(64, max(16, power_of_two(queries)))
-        if isinstance(heads, int) and isinstance(queries, int) and heads * -(-queries // rows) < MULTIPROCESSORS // 2:
+        if (
+            isinstance(heads, int)
+            and isinstance(queries, int)
+            and heads * -(-queries // rows) < gpu.multiprocessors // 2
+        ):
             rows = max(16, rows // 2)
         programs = heads * cdiv(queries, rows)
-        few = isinstance(programs, int) and programs < MULTIPROCESSORS
+        few = isinstance(programs, int) and programs < gpu.multiprocessors
         keys = self.k.shape[2]
         columns = min(128 if few else 64, max(16, power_of_two(keys)) if isinstance(keys, int) else 64)
         blocks = (("YBLOCK", rows), ("XBLOCK", columns), ("DBLOCK", wide), ("STAGES", 2))

@@ -29,26 +29,25 @@ from burnish.codegen.triton_launch import Lane, Launch, Plan, cdiv, power_of_two
 from burnish.codegen.triton_loop import AHEAD, NotPrintable, TritonKernel
 from burnish.codegen.triton_scalar import STORED_TYPE
 from burnish.codegen.triton_tile import (
-    ENOUGH,
     Tile,
     TilePrinter,
+    enough,
     static_size,
     sweep_forms,
     sweep_launch,
     tile_forms,
 )
+from burnish.device import Gpu
 from burnish.ir.body import Axis
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, Expr, product
 from burnish.schedule.form import Form
-from burnish.schedule.gpu import MULTIPROCESSORS
 from burnish.schedule.kernels import ContractGroup, ContractKernel, Operand
 from burnish.schedule.products import can_sweep, has_few_rows, is_large
 
-_NEARLY_ALL = MULTIPROCESSORS * 9 // 10
 _UNDER_WAY = 16384  # elements of its columns that a program of the strip form asks for at once
 _STEPS = 4  # at least, through k: as many as are under way at once
-_MOST_SHARED = 200 << 10  # bytes that they and the rows may take: a program on each multiprocessor
+_ROOM_LEFT = 27 << 10  # bytes of shared memory that they and the rows leave for the sums of the parts of k
 
 
 class Strip(NamedTuple):
@@ -80,19 +79,21 @@ class Strip(NamedTuple):
 
 
 def print_contract(
-    kernel: ContractKernel, steady: frozenset[str] = frozenset(), form: Form | None = None
+    kernel: ContractKernel, gpu: Gpu, steady: frozenset[str] = frozenset(), form: Form | None = None
 ) -> TritonKernel:
-    return print_group(ContractGroup((kernel,)), steady, form)
+    return print_group(ContractGroup((kernel,)), gpu, steady, form)
 
 
-def print_group(group: ContractGroup, steady: frozenset[str] = frozenset(), form: Form | None = None) -> TritonKernel:
+def print_group(
+    group: ContractGroup, gpu: Gpu, steady: frozenset[str] = frozenset(), form: Form | None = None
+) -> TritonKernel:
     """One kernel for contractions of one left operand. `steady` are buffers that no kernel of the program writes;
     `form` is one of `group_forms`."""
     if group.parts[0].a.dtype is DType.f64:
         raise NotPrintable("a product in double precision")
-    if form.name == "sweep" if form else sweeps(group):
-        return _print_sweep(group.parts[0], form)
-    tile = _chosen(group, form)
+    if form.name == "sweep" if form else sweeps(group, gpu):
+        return _print_sweep(group.parts[0], gpu, form)
+    tile = _chosen(group, gpu, form)
     launch = Launch(
         sum_dims([_programs(k, tile.rows, tile.columns) for k in group.parts]),
         tile.blocks,
@@ -112,39 +113,39 @@ def print_group(group: ContractGroup, steady: frozenset[str] = frozenset(), form
     return TritonKernel(head.text(), head.signature, head.types(), (launch,), head.reach)
 
 
-def _chosen(group: ContractGroup, form: Form | None) -> Tile | Strip:
+def _chosen(group: ContractGroup, gpu: Gpu, form: Form | None) -> Tile | Strip:
     if form is not None:
         return Strip.of(form) if form.name == "strip" else Tile.of(form)
-    return _strip(group) if has_few_rows(group.parts[0]) else _tile(group)
+    return _strip(group, gpu) if has_few_rows(group.parts[0]) else _tile(group, gpu)
 
 
-def group_forms(group: ContractGroup) -> list[Form]:
+def group_forms(group: ContractGroup, gpu: Gpu) -> list[Form]:
     """The forms that a search tries, the rule's first."""
     first = group.parts[0]
     if has_few_rows(first):
-        return _strip_forms(group)
+        return _strip_forms(group, gpu)
     sizes = (*first.product_shape, first.a.shape[-1])
     sweeping = len(group.parts) == 1 and can_sweep(first) and all(isinstance(d, int) for d in sizes)
     found = sweep_forms() if sweeping else []  # ragged columns are masked
-    if not sweeps(group) or not isinstance(first.product_shape[-2], int):
+    if not sweeps(group, gpu) or not isinstance(first.product_shape[-2], int):
         assert first.a.dtype is not None
-        tile, columns = _tile(group), min(static_size(part.b.shape[-1]) for part in group.parts)
-        tiles = tile_forms(tile, sizes[-3], columns, tile.depth, first.a.dtype.itemsize)
-        return tiles + (found if is_large(first) else found[:2])
+        tile, columns = _tile(group, gpu), min(static_size(part.b.shape[-1]) for part in group.parts)
+        tiles = tile_forms(tile, sizes[-3], columns, tile.depth, first.a.dtype.itemsize, gpu)
+        return tiles + (found if is_large(first, gpu) else found[:2])
     return found
 
 
-def _print_sweep(kernel: ContractKernel, form: Form | None = None) -> TritonKernel:
-    launch = sweep_launch(kernel.a, kernel.b, form)
+def _print_sweep(kernel: ContractKernel, gpu: Gpu, form: Form | None = None) -> TritonKernel:
+    launch = sweep_launch(kernel.a, kernel.b, gpu, form)
     printer = _Tile(kernel, launch)
     printer.sweep()
     return TritonKernel(printer.text(), printer.signature, printer.types(), (launch,), printer.reach)
 
 
-def sweeps(group: ContractGroup) -> bool:
+def sweeps(group: ContractGroup, gpu: Gpu) -> bool:
     """Whether a product is large, and its operands are ones a tensor descriptor can describe."""
     kernel = group.parts[0]
-    return len(group.parts) == 1 and not has_few_rows(kernel) and is_large(kernel) and can_sweep(kernel)
+    return len(group.parts) == 1 and not has_few_rows(kernel) and is_large(kernel, gpu) and can_sweep(kernel)
 
 
 def sum_dims(dims: Sequence[Dim]) -> Dim:
@@ -159,14 +160,14 @@ def _programs(k: ContractKernel, rows: int, columns: int) -> Dim:
     return product(batch) * cdiv(m, rows) * cdiv(n, columns)
 
 
-def _tile(group: ContractGroup) -> Tile:
+def _tile(group: ContractGroup, gpu: Gpu) -> Tile:
     first = group.parts[0]
     m, k = (static_size(first.a.shape[d]) for d in (-2, -1))
     columns = sum(static_size(part.b.shape[-1]) for part in group.parts)
     batch = static_size(product(first.a.shape[:-2]))
     rows = 16 if m <= 16 else 32 if m <= 32 else 64
     across = 64
-    while across > 16 and batch * -(-m // rows) * -(-columns // across) < ENOUGH:
+    while across > 16 and batch * -(-m // rows) * -(-columns // across) < enough(gpu):
         across //= 2
     narrowest = min(static_size(part.b.shape[-1]) for part in group.parts)
     across = max(16, min(across, 1 << max(narrowest - 1, 0).bit_length()))
@@ -175,19 +176,19 @@ def _tile(group: ContractGroup) -> Tile:
     return Tile(rows, across, depth, 3 if wide else 4)
 
 
-def _strip(group: ContractGroup) -> Strip:
-    across = 64
-    while across > 16 and _strips(group, across) < _NEARLY_ALL:
+def _strip(group: ContractGroup, gpu: Gpu) -> Strip:
+    across, nearly_all = 64, gpu.multiprocessors * 9 // 10
+    while across > 16 and _strips(group, across) < nearly_all:
         across //= 2
-    return _fitting(group, across)
+    return _fitting(group, across, gpu)
 
 
-def _fitting(group: ContractGroup, columns: int) -> Strip:
+def _fitting(group: ContractGroup, columns: int, gpu: Gpu) -> Strip:
     """As deep as keeps the memory busy."""
     m, k = (static_size(d) for d in group.parts[0].a.shape)
     rows, matrices = max(8, power_of_two(m)), len(group.parts[0].products)
     depth = min(_UNDER_WAY // (columns * matrices), power_of_two(k) // _STEPS)
-    while Strip(rows, columns, depth).shared(matrices) > _MOST_SHARED:
+    while Strip(rows, columns, depth).shared(matrices) > gpu.shared_memory - _ROOM_LEFT:
         depth //= 2
     return Strip(rows, columns, depth)
 
@@ -196,9 +197,9 @@ def _strips(group: ContractGroup, columns: int) -> int:
     return sum(-(-static_size(part.b.shape[-1]) // columns) for part in group.parts)
 
 
-def _strip_forms(group: ContractGroup) -> list[Form]:
-    chosen = _strip(group)
-    near = [_fitting(group, columns) for columns in (16, 32, 64) if columns != chosen.columns]
+def _strip_forms(group: ContractGroup, gpu: Gpu) -> list[Form]:
+    chosen = _strip(group, gpu)
+    near = [_fitting(group, columns, gpu) for columns in (16, 32, 64) if columns != chosen.columns]
     for strip in (chosen, *near):
         near.append(strip._replace(warps=8, cuts=8))
         near += [strip._replace(depth=strip.depth // 2), strip._replace(stages=4)]

@@ -14,55 +14,56 @@ from __future__ import annotations
 from burnish.codegen.triton_launch import Lane, Launch, Plan, cdiv
 from burnish.codegen.triton_loop import AHEAD, TritonKernel
 from burnish.codegen.triton_tile import (
-    ENOUGH,
     Tile,
     TilePrinter,
+    enough,
     static_size,
     sweep_forms,
     sweep_launch,
     tile_forms,
 )
+from burnish.device import Gpu
 from burnish.ir.expr import Dim, Expr, product
 from burnish.schedule.convolutions import depth, length, matrices, row_of_taps, sweeps, takes_rows
 from burnish.schedule.form import Form
-from burnish.schedule.gpu import MOST_TILES, describable
+from burnish.schedule.gpu import describable, most_tiles
 from burnish.schedule.kernels import ConvolveKernel, Operand
 
 
 def print_convolve(
-    kernel: ConvolveKernel, steady: frozenset[str] = frozenset(), form: Form | None = None
+    kernel: ConvolveKernel, gpu: Gpu, steady: frozenset[str] = frozenset(), form: Form | None = None
 ) -> TritonKernel:
     """`steady` are buffers that no kernel of the program writes; `form` is one of `convolve_forms`."""
-    if form.name == "sweep" if form else sweeps(kernel):
-        return _print_sweep(kernel, form)
-    tile = Tile.of(form) if form else tile_of(kernel)
+    if form.name == "sweep" if form else sweeps(kernel, gpu):
+        return _print_sweep(kernel, gpu, form)
+    tile = Tile.of(form) if form else tile_of(kernel, gpu)
     programs = kernel.pieces * cdiv(_places(kernel), tile.rows) * cdiv(kernel.k.shape[0], tile.columns)
     launch = Launch(programs, tile.blocks, warps=tile.warps, stages=tile.stages)
     printer = (_ConvolutionOfRows if takes_rows(kernel) else _Convolution)(kernel, launch)
     printer.place()
-    printer.convolve(steady, fetch=kernel.k.buffer in steady and static_size(programs) <= MOST_TILES)
+    printer.convolve(steady, fetch=kernel.k.buffer in steady and static_size(programs) <= most_tiles(gpu))
     printer.epilogue()
     return TritonKernel(printer.text(), printer.signature, printer.types(), (launch,), printer.reach)
 
 
-def convolve_forms(kernel: ConvolveKernel) -> list[Form]:
+def convolve_forms(kernel: ConvolveKernel, gpu: Gpu) -> list[Form]:
     """The forms that a search tries, the rule's first."""
     operands = matrices(kernel)
     static = isinstance(_places(kernel), int) and isinstance(kernel.k.shape[0], int)
     flat = operands is not None and kernel.pieces == 1 and all(map(describable, operands)) and static
     sweeping = sweep_forms(kernel.k.shape[0]) if flat else []
-    tile = tile_of(kernel)
+    tile = tile_of(kernel, gpu)
     assert kernel.x.dtype is not None
     tiles = tile_forms(
-        tile, _places(kernel), kernel.k.shape[0], depth(kernel), kernel.x.dtype.itemsize, takes_rows(kernel)
+        tile, _places(kernel), kernel.k.shape[0], depth(kernel), kernel.x.dtype.itemsize, gpu, takes_rows(kernel)
     )
-    return sweeping + tiles if sweeps(kernel) else tiles + sweeping[:2]
+    return sweeping + tiles if sweeps(kernel, gpu) else tiles + sweeping[:2]
 
 
-def _print_sweep(kernel: ConvolveKernel, form: Form | None = None) -> TritonKernel:
+def _print_sweep(kernel: ConvolveKernel, gpu: Gpu, form: Form | None = None) -> TritonKernel:
     operands = matrices(kernel)
     assert operands is not None
-    launch = sweep_launch(*operands, form)
+    launch = sweep_launch(*operands, gpu, form)
     printer = _Convolution(kernel, launch, operands)
     printer.sweep()
     return TritonKernel(printer.text(), printer.signature, printer.types(), (launch,), printer.reach)
@@ -73,17 +74,17 @@ def _places(kernel: ConvolveKernel) -> Dim:
     return product((b, h, w))
 
 
-def tile_of(kernel: ConvolveKernel) -> Tile:
+def tile_of(kernel: ConvolveKernel, gpu: Gpu) -> Tile:
     m, n = static_size(_places(kernel)), static_size(kernel.k.shape[0])
     widest = max(16, 1 << (n - 1).bit_length())
-    many = -(-m // 64) * -(-n // 64) > MOST_TILES
+    many = -(-m // 64) * -(-n // 64) > most_tiles(gpu)
     if takes_rows(kernel):  # loads of single elements: many threads have them all in flight at once
         return Tile(64, min(widest, 64), depth(kernel), 2, 8)
     if many:
         return Tile(128, min(widest, 64), min(depth(kernel), 64), 3)
     rows = 16 if m <= 16 else 32 if m <= 32 else 64
     across = min(widest, 64)
-    while across > 16 and kernel.pieces * -(-m // rows) * -(-n // across) < ENOUGH:
+    while across > 16 and kernel.pieces * -(-m // rows) * -(-n // across) < enough(gpu):
         across //= 2
     return Tile(rows, across, depth(kernel), 4)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from burnish.codegen.signature import Signature
 from burnish.codegen.triton_launch import Launch
 from burnish.codegen.triton_loop import NotPrintable, TritonKernel, printer_for
+from burnish.device import Gpu
 from burnish.schedule.kernels import LoopGroup
 
 
-def print_loops(group: LoopGroup, steady: frozenset[str] = frozenset()) -> TritonKernel:
-    printers = [printer_for(part.loop, steady) for part in group.parts]
+def print_loops(group: LoopGroup, gpu: Gpu, steady: frozenset[str] = frozenset()) -> TritonKernel:
+    printers = [printer_for(part.loop, gpu, steady) for part in group.parts]
     launches = [p.plan.launches[0] for p in printers]
     warps = max(launch.warps for launch in launches)
     for p in printers:

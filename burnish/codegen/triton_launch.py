@@ -20,14 +20,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from burnish.device import Gpu
 from burnish.ir.body import Apply, Axis, Load, Loop, Scanned, Store, instr_args
 from burnish.ir.expr import Dim, coefficient, floordiv, mentions, product
 from burnish.schedule.axes import column_axis, row_order
 from burnish.schedule.form import Form
-from burnish.schedule.gpu import MULTIPROCESSORS
 from burnish.schedule.vector_loops import choosing_axes, is_of_bytes, is_vector_product, matrices, matrix_loads
 
-_BUSY = 2 * MULTIPROCESSORS  # programs that keep them occupied
+_BUSY = 2  # programs that keep a multiprocessor occupied
 _ACCESS = 16  # bytes a thread moves in one instruction
 LONGEST_ROW = 16384  # elements of a row that one program holds
 _FEW_HELD = 4  # values of an element, of which a thread can hold those of 32
@@ -80,16 +80,16 @@ class Plan:
     launches: tuple[Launch, ...]
 
 
-def plan(loop: Loop, form: Form | None = None) -> Plan:
+def plan(loop: Loop, gpu: Gpu, form: Form | None = None) -> Plan:
     """The form of a normalised loop's kernel with at most two launches, the more promising first; or `form`."""
     if any(s.mode == "total" for s in loop.stores):
         return _plan_sweep(loop, form)
     if form is not None:
         return _as_told(loop, form)
     if loop.reduction:
-        return _plan_rows(loop)
+        return _plan_rows(loop, gpu)
     crossed = _crossed_axes(loop)
-    return _plan_tile(loop, *crossed) if crossed else _plan_map(loop)
+    return _plan_tile(loop, gpu, *crossed) if crossed else _plan_map(loop, gpu)
 
 
 def _as_told(loop: Loop, form: Form) -> Plan:
@@ -163,15 +163,15 @@ def _warps(elements: int, per_thread: int) -> int:
 # --- maps -------------------------------------------------------------------------------------------------------
 
 
-def _plan_map(loop: Loop) -> Plan:
+def _plan_map(loop: Loop, gpu: Gpu) -> Plan:
     (lane,), _ = _lanes(loop, "map")
     if not loop.axes:
         return _finish("map", (lane,), (), [([1], 1)])
     elements, each = _static(lane.size), _per_access(loop)
-    block = 32 * 4 * each
-    while block > 128 and elements < block * _BUSY:
+    block, busy = 32 * 4 * each, _BUSY * gpu.multiprocessors
+    while block > 128 and elements < block * busy:
         block //= 2
-    plenty = elements >= 8 * block * _BUSY
+    plenty = elements >= 8 * block * busy
     shapes = [([block], _warps(block, each)), ([2 * block], _warps(block, each))]
     if not plenty:
         shapes[1] = ([block], 2 * _warps(block, each))
@@ -192,25 +192,25 @@ def _crossed_axes(loop: Loop) -> tuple[Axis, Axis] | None:
     return None
 
 
-def _plan_tile(loop: Loop, outer: Axis, inner: Axis) -> Plan:
+def _plan_tile(loop: Loop, gpu: Gpu, outer: Axis, inner: Axis) -> Plan:
     lanes, outside = _lanes(loop, "tile")
     small, large = ([32, 32], 4), ([64, 64], 8)
     elements = _static(product([a.size for a in loop.axes]))
-    roomy = min(_static(outer.size), _static(inner.size)) >= 64 and elements >= 64 * 64 * _BUSY
+    roomy = min(_static(outer.size), _static(inner.size)) >= 64 and elements >= 64 * 64 * _BUSY * gpu.multiprocessors
     return _finish("tile", lanes, outside, [large, small] if roomy else [small, large])
 
 
 # --- reductions -------------------------------------------------------------------------------------------------
 
 
-def _plan_rows(loop: Loop) -> Plan:
+def _plan_rows(loop: Loop, gpu: Gpu) -> Plan:
     lanes, outside = _lanes(loop, "row")
     columns = column_axis(loop) is not None
     rows, length = _static(lanes[0].size), lanes[1].size
     if isinstance(length, int) and _fits(loop, length, columns):
-        return _finish("row", lanes, outside, _whole_row_shapes(loop, rows, power_of_two(length), columns))
+        return _finish("row", lanes, outside, _whole_row_shapes(loop, gpu, rows, power_of_two(length), columns))
     lanes, _ = _lanes(loop, "long")
-    return _finish("long", lanes, (), _long_row_shapes(loop, rows, _static(length), columns))
+    return _finish("long", lanes, (), _long_row_shapes(loop, gpu, rows, _static(length), columns))
 
 
 def _scans(loop: Loop) -> bool:
@@ -240,7 +240,7 @@ def _held(loop: Loop) -> int:
     return most
 
 
-def _whole_row_shapes(loop: Loop, rows: int, length: int, columns: bool) -> list[tuple[list[int], int]]:
+def _whole_row_shapes(loop: Loop, gpu: Gpu, rows: int, length: int, columns: bool) -> list[tuple[list[int], int]]:
     if length >= _LONG_VECTOR and is_vector_product(loop):
         read = matrices(loop)
         if is_of_bytes(loop):
@@ -248,12 +248,12 @@ def _whole_row_shapes(loop: Loop, rows: int, length: int, columns: bool) -> list
         half = all(i.dtype.itemsize == 2 for i in matrix_loads(loop)) and not choosing_axes(loop)
         few = half and (read > 1 or rows * length <= _AT_ONCE)
         return (row_at_a_time if few else vector_shapes)(rows, length, read)
-    each, least = _per_access(loop), _strip(loop, columns)
+    each, least, busy = _per_access(loop), _strip(loop, columns), _BUSY * gpu.multiprocessors
     block = max(least, min(2048 // length, power_of_two(rows)))
-    while block > least and rows < block * _BUSY:
+    while block > least and rows < block * busy:
         block //= 2
     warps = _warps(block * length, each if block * length <= 2048 else 2 * each)
-    if rows < 2 * block * _BUSY or 2 * block * length > 4096:
+    if rows < 2 * block * busy or 2 * block * length > 4096:
         return [([block, length], warps), ([block, length], _clamp(2 * warps, 1, 16))]
     if columns or _held(loop) > _FEW_HELD:
         return [([block, length], warps), ([2 * block, length], warps)]
@@ -294,9 +294,9 @@ def _weights_in_a_byte(loop: Loop) -> int:
     return 2 if any(isinstance(i, Apply) and i.fn == "shr" and i.args[0] in read for i in loop.body) else 1
 
 
-def _long_row_shapes(loop: Loop, rows: int, length: int, columns: bool) -> list[tuple[list[int], int]]:
+def _long_row_shapes(loop: Loop, gpu: Gpu, rows: int, length: int, columns: bool) -> list[tuple[list[int], int]]:
     if columns:
-        across = _clamp(power_of_two(rows // MULTIPROCESSORS), _strip(loop, columns), 64)
+        across = _clamp(power_of_two(rows // gpu.multiprocessors), _strip(loop, columns), 64)
         return [([across, 32], 4), ([across, 64], 8)]
     chunk = _clamp(power_of_two(length), 64, 2048)
     warps = _warps(chunk, 2 * _per_access(loop))
@@ -327,10 +327,10 @@ def _plan_sweep(loop: Loop, form: Form | None) -> Plan:
 _MOST_FORMS = 12
 
 
-def loop_forms(loop: Loop) -> list[Form]:
+def loop_forms(loop: Loop, gpu: Gpu) -> list[Form]:
     """What a search tries for a normalised loop: the cost model's choice first, then the others by their distance
     from it. One, where the loop has no more than one element or its sizes are known only at launch."""
-    planned = plan(loop)
+    planned = plan(loop, gpu)
     lanes, first = planned.lanes, planned.launches[0]
     chosen = _form(planned.form, [block for _, block in first.blocks], lanes, first.warps)
     if not loop.axes or not all(isinstance(a.size, int) for a in loop.axes):
@@ -386,7 +386,7 @@ def _row_shapes(loop: Loop, first: Launch) -> list[tuple[list[int], int]]:
 
 def _sweep_shapes(loop: Loop, first: Launch) -> list[tuple[list[int], int]]:
     (_, rows), (_, length) = first.blocks
-    (along,) = plan(loop).lanes[0].axes
+    (along,) = _plan_sweep(loop, None).lanes[0].axes
     return [([x, length], w) for x in _around(rows, 1, 8) if _divides(x, along.size) for w in _threads(x * length)]
 
 

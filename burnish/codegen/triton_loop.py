@@ -32,6 +32,7 @@ from burnish.codegen.triton_scalar import (
 from burnish.codegen.triton_shared import load_for_neighbours
 from burnish.codegen.triton_small import small_weights
 from burnish.codegen.triton_sweep import Sweep
+from burnish.device import REFERENCE, Gpu
 from burnish.ir.body import (
     Apply,
     Axis,
@@ -86,19 +87,21 @@ class TritonKernel:
     reach: tuple[Dim, ...] = ()
 
 
-def print_loop(loop: Loop, steady: frozenset[str] = frozenset(), form: Form | None = None) -> TritonKernel:
+def print_loop(
+    loop: Loop, gpu: Gpu = REFERENCE, steady: frozenset[str] = frozenset(), form: Form | None = None
+) -> TritonKernel:
     """`steady` are buffers that no kernel of the program writes; `form` is one of `forms_of`."""
-    return printer_for(loop, steady, form).print()
+    return printer_for(loop, gpu, steady, form).print()
 
 
-def printer_for(loop: Loop, steady: frozenset[str] = frozenset(), form: Form | None = None) -> LoopPrinter:
+def printer_for(loop: Loop, gpu: Gpu, steady: frozenset[str] = frozenset(), form: Form | None = None) -> LoopPrinter:
     printed = _as_rows(normalise(loop))
-    return LoopPrinter(printed, plan(printed, form), steady)
+    return LoopPrinter(printed, plan(printed, gpu, form), steady)
 
 
-def forms_of(loop: Loop) -> list[Form]:
+def forms_of(loop: Loop, gpu: Gpu) -> list[Form]:
     """The forms of its kernel that a search tries, the cost model's first."""
-    return loop_forms(_as_rows(normalise(loop)))
+    return loop_forms(_as_rows(normalise(loop)), gpu)
 
 
 def _as_rows(loop: Loop) -> Loop:
@@ -126,7 +129,7 @@ class LoopPrinter:
         self.loop = loop
         self.steady = steady
         self.body = loop.body
-        self.plan: Plan = planned or plan(loop)
+        self.plan: Plan = planned or plan(loop, REFERENCE)
         self.signature = Signature()
         self.kinds: dict[str, DType] = {}  # what each buffer holds
         # Every element that leaves the kernel has eight bits, and sums are sums of such: functions need no more than

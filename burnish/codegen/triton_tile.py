@@ -10,17 +10,16 @@ from typing import NamedTuple
 
 from burnish.codegen.triton_launch import Launch, Plan, cdiv
 from burnish.codegen.triton_loop import AHEAD, LoopPrinter
+from burnish.device import Gpu
 from burnish.ir.body import Apply, Const, Instr, Load, instr_args
 from burnish.ir.expr import Dim
 from burnish.schedule.form import Form
-from burnish.schedule.gpu import MULTIPROCESSORS
 from burnish.schedule.kernels import ContractKernel, Operand, Product
 
-ENOUGH = MULTIPROCESSORS // 2  # programs with which a chip is busy, when each has several loads in flight
 ASSUMED = 4096  # rows, where their number is known only at launch
 _CACHE_LINE = 128  # bytes
 _MOST_TILES = 2  # held in registers next to the sums
-_SHARED = 220 << 10  # bytes of a multiprocessor's that loads in flight may take
+_ROOM_LEFT = 7 << 10  # bytes of shared memory that Triton has for what passes between threads
 _MOST_FORMS = 12
 
 
@@ -180,13 +179,18 @@ class TilePrinter(LoopPrinter):
         return f"{load}.T" if contiguous_k == flipped else load
 
 
-def sweep_launch(a: Operand, b: Operand, form: Form | None = None) -> Launch:
+def enough(gpu: Gpu) -> int:
+    """Programs with which a chip is busy, when each has several loads in flight."""
+    return gpu.multiprocessors // 2
+
+
+def sweep_launch(a: Operand, b: Operand, gpu: Gpu, form: Form | None = None) -> Launch:
     """Two programs on each multiprocessor, while there are tiles for them."""
     form = form or _SWEEPS[0]
     rows, columns, stages = form["YBLOCK"], form["XBLOCK"], form["STAGES"]
     tiles = cdiv(a.shape[-2], rows) * cdiv(b.shape[-1], columns)
     assert isinstance(tiles, int)
-    programs = min(tiles, form["each"] * MULTIPROCESSORS)
+    programs = min(tiles, form["each"] * gpu.multiprocessors)
     blocks = (("YBLOCK", rows), ("XBLOCK", columns), ("KBLOCK", form["KBLOCK"]), ("STAGES", stages))
     return Launch(programs, (*blocks, ("PROGRAMS", programs)), warps=form["warps"], stages=stages)
 
@@ -211,7 +215,9 @@ def sweep_forms(whole: Dim = 0) -> list[Form]:
     return [form for form in _SWEEPS if isinstance(whole, int) and whole % form["XBLOCK"] == 0]
 
 
-def tile_forms(chosen: Tile, m: Dim, n: Dim, deepest: int, itemsize: int, fixed_depth: bool = False) -> list[Form]:
+def tile_forms(
+    chosen: Tile, m: Dim, n: Dim, deepest: int, itemsize: int, gpu: Gpu, fixed_depth: bool = False
+) -> list[Form]:
     """`chosen`, then the tiles of an m x n product that differ from it by few factors of two. Depths are powers of two
     up to `deepest`. Sizes known only at launch are not searched for."""
     if not isinstance(m, int) or not isinstance(n, int):
@@ -225,7 +231,8 @@ def tile_forms(chosen: Tile, m: Dim, n: Dim, deepest: int, itemsize: int, fixed_
         for warps in (4, 8)
         if rows < 2 * max(m, 16) and columns < 2 * max(n, 16)
     ]
-    fitting = [t for t in tiles if t.stages * t.depth * (t.rows + t.columns) * itemsize <= _SHARED]
+    room = gpu.shared_memory - _ROOM_LEFT
+    fitting = [t for t in tiles if t.stages * t.depth * (t.rows + t.columns) * itemsize <= room]
     worth = [t for t in fitting if t.warps == 4 or t.rows * t.columns >= 64 * 64]
     worth.sort(key=lambda t: (_apart(t, chosen), t))
     return list(dict.fromkeys([chosen.form, *(t.form for t in worth[:_MOST_FORMS])]))

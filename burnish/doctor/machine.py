@@ -115,11 +115,13 @@ def check_gpu() -> GpuFound:
 def _examine_gpu(driver: str | None) -> GpuFound:
     import torch
 
+    from burnish.device import described
+
     device = torch.cuda.get_device_properties(torch.cuda.current_device())
     capability = (device.major, device.minor)
     count = torch.cuda.device_count()
     who = (f"{count} x " if count > 1 else "") + f"{device.name}, {device.total_memory / 2**30:.0f} GiB"
-    shown = f"{who}, sm_{device.major}{device.minor}, driver {driver or 'unknown'}, CUDA {torch.version.cuda}"
+    shown = f"{who}, {described(device)}, driver {driver or 'unknown'}, CUDA {torch.version.cuda}"
     if capability < _OLDEST_FOR_TRITON:
         says = f"{shown}: too old for Triton, so on the GPU models run in eager"
         return GpuFound(

@@ -19,6 +19,7 @@ from burnish.capture.graph_text import Unprintable, graph_text
 from burnish.codegen.c import CUnit
 from burnish.codegen.triton import TritonCall, TritonUnit
 from burnish.codegen.triton_launch import Launch
+from burnish.device import Gpu
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Div, Extreme, Mod, Sym
 from burnish.ir.graph import Extern, Ref
@@ -175,8 +176,8 @@ def _without_body(kernel: Kernel) -> Kernel:
 @functools.cache
 def _codec(device: str) -> Codec:
     classes: list[type[Any]] = [
-        StoredProgram, Compiled, Schedule, Buffer, Operand, ResultBuffer, ExternKernel, Extern, Ref, DType, Sym, Div,
-        Mod, Extreme, CUnit,
+        StoredProgram, Compiled, Schedule, Gpu, Buffer, Operand, ResultBuffer, ExternKernel, Extern, Ref, DType, Sym,
+        Div, Mod, Extreme, CUnit,
     ]  # fmt: skip
     if device == "cuda":
         from burnish.runtime.cuda_program import CudaUnit  # a CPU never imports Triton

@@ -18,7 +18,6 @@ from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, Expr, product
 from burnish.lower.builder import contiguous_strides
 from burnish.lower.contractions import FEWEST_QUERIES
-from burnish.schedule.gpu import MULTIPROCESSORS
 from burnish.schedule.kernels import (
     KEY_BLOCK,
     AttendKernel,
@@ -72,7 +71,7 @@ class _Split:
         batch, heads, keys, _ = self.kernel.inputs[1].shape
         programs = product((batch, heads))
         assert isinstance(keys, int)
-        wanted = 2 * MULTIPROCESSORS // programs if isinstance(programs, int) else 1
+        wanted = 2 * self.schedule.gpu.multiprocessors // programs if isinstance(programs, int) else 1
         wanted = max(1, min(wanted, _MOST_PIECES, -(-keys // KEY_BLOCK)))
         return -(-keys // piece_length(keys, wanted))  # none is empty
 

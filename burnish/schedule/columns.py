@@ -31,22 +31,21 @@ from burnish.ir.expr import Dim, Expr, product, substitute, symbols
 from burnish.passes.rewrite import Fuel
 from burnish.schedule.axes import column_axis
 from burnish.schedule.fuse import Unified, join, unify
-from burnish.schedule.gpu import MULTIPROCESSORS
 from burnish.schedule.kernels import Buffer, Kernel, LoopKernel, Schedule
 from burnish.schedule.order import can_pass
 from burnish.schedule.phases import Phases
 from burnish.schedule.split import PartialBody
 
-_PROGRAMS = 4 * MULTIPROCESSORS  # that share the rows: all of them at work at once
+_PROGRAMS = 4  # on each multiprocessor, that share the rows: all of them at work at once
 _FEWEST_ROWS = 8  # of a program: fewer, and the programs' sums would be as much to read as the rows
 _LENGTHS = range(128, 4097)  # of rows that stay in registers, with a sum for every column
 _MOST_SUMS = 4
 
 
-def join_columns(schedule: Schedule, fuel: Fuel | None = None, programs: int = _PROGRAMS) -> Schedule:
+def join_columns(schedule: Schedule, fuel: Fuel | None = None, programs: int | None = None) -> Schedule:
     """Let the sums over rows be computed by the kernels that work on those rows, where there are enough for so many
     programs."""
-    return _Joiner(schedule, fuel or Fuel(), programs).run()
+    return _Joiner(schedule, fuel or Fuel(), programs or _PROGRAMS * schedule.gpu.multiprocessors).run()
 
 
 @dataclass(frozen=True)

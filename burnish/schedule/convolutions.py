@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from burnish.device import Gpu
 from burnish.ir.body import Apply, BodyBuilder, Load
 from burnish.ir.expr import Dim, Expr, product
 from burnish.ir.graph import Extern, Ref
@@ -37,7 +38,7 @@ from burnish.schedule.epilogue import (
 from burnish.schedule.few_channels import ROOMY, room_for, with_room
 from burnish.schedule.form import LIBRARY, Form, ours
 from burnish.schedule.fused_convolutions import FUSED, Epilogue, fused_call, library_epilogue
-from burnish.schedule.gpu import MOST_TILES, MULTIPROCESSORS, describable
+from burnish.schedule.gpu import describable, most_tiles
 from burnish.schedule.kernels import (
     Buffer,
     ConvolveKernel,
@@ -51,7 +52,7 @@ from burnish.schedule.kernels import (
 
 _TILE = 64
 _SHORT = 256  # elements of a sum up to which memory decides
-_MOST_WORK = 2048 * MULTIPROCESSORS  # tiles times elements of their sums: a few microseconds, latency included
+_MOST_WORK = 2048  # tiles times elements of their sums, a multiprocessor: a few microseconds, latency included
 _LARGE = 1 << 29  # multiplications of a product for which tensor cores decide
 _PIECE = 1024  # elements of a sum that a piece of it has at least
 _MOST_PIECES = 8
@@ -91,7 +92,7 @@ def convolution_forms(schedule: Schedule, kernel: ConvolveKernel) -> list[Form]:
     pieces += [
         s for s in (2, 3, 4, 6, 8)
         if pieces and not takes_rows(kernel) and whole % (s * depth(kernel)) == 0
-        and whole // s >= _SHORTEST_PIECE and s * tiles <= MOST_TILES
+        and whole // s >= _SHORTEST_PIECE and s * tiles <= most_tiles(schedule.gpu)
     ]  # fmt: skip
     fused = [FUSED] if _Library(schedule, kernel).can_fuse() else []
     roomy = [ROOMY] if _can_have_room(kernel) else []
@@ -102,9 +103,9 @@ def convolution_forms(schedule: Schedule, kernel: ConvolveKernel) -> list[Form]:
 
 
 def rule(schedule: Schedule, kernel: ConvolveKernel) -> Form:
-    if is_ours(kernel):
-        return ours(pieces_of(kernel))
-    if _can_have_room(kernel) and _is_many(kernel):
+    if is_ours(kernel, schedule.gpu):
+        return ours(pieces_of(kernel, schedule.gpu))
+    if _can_have_room(kernel) and _is_many(kernel, schedule.gpu):
         return ROOMY
     return FUSED if _Library(schedule, kernel).can_fuse() else LIBRARY
 
@@ -113,18 +114,18 @@ def _can_have_room(kernel: ConvolveKernel) -> bool:
     return room_for(kernel) is not None and not looks_up(kernel.loop)
 
 
-def is_ours(kernel: ConvolveKernel) -> bool:
+def is_ours(kernel: ConvolveKernel, gpu: Gpu) -> bool:
     if not is_readable(kernel) or looks_up(kernel.loop):
         return False
     tiles, each = _tiles(kernel), length(kernel)
     if each <= _SHORT and not takes_rows(kernel):
         return True
-    if tiles is not None and tiles <= MOST_TILES and tiles * each <= _MOST_WORK:
+    if tiles is not None and tiles <= most_tiles(gpu) and tiles * each <= _MOST_WORK * gpu.multiprocessors:
         return True
-    return sweeps(kernel) and any(isinstance(i, Apply) and i.fn != "cast" for i in kernel.loop.body)
+    return sweeps(kernel, gpu) and any(isinstance(i, Apply) and i.fn != "cast" for i in kernel.loop.body)
 
 
-def sweeps(kernel: ConvolveKernel) -> bool:
+def sweeps(kernel: ConvolveKernel, gpu: Gpu) -> bool:
     """Whether it is a matrix product, large enough for 128 x 128 tiles through tensor descriptors."""
     found = matrices(kernel)
     if found is None or kernel.pieces > 1 or length(kernel) <= _SHORT or not all(map(describable, found)):
@@ -132,7 +133,8 @@ def sweeps(kernel: ConvolveKernel) -> bool:
     rows, columns = found[0].shape[0], found[1].shape[1]
     if not isinstance(rows, int) or not isinstance(columns, int) or columns % 128 != 0:
         return False
-    return 2 * -(-rows // 128) * (columns // 128) >= MULTIPROCESSORS and rows * columns * length(kernel) >= _LARGE
+    tiles = -(-rows // 128) * (columns // 128)
+    return 2 * tiles >= gpu.multiprocessors and rows * columns * length(kernel) >= _LARGE
 
 
 def matrices(kernel: ConvolveKernel) -> tuple[Operand, Operand] | None:
@@ -206,16 +208,16 @@ def _tiles(kernel: ConvolveKernel) -> int | None:
     return -(-rows // _TILE) * -(-o // _TILE) if isinstance(rows, int) and isinstance(o, int) else None
 
 
-def _is_many(kernel: ConvolveKernel) -> bool:
+def _is_many(kernel: ConvolveKernel, gpu: Gpu) -> bool:
     tiles = _tiles(kernel)
-    return tiles is None or tiles > MOST_TILES
+    return tiles is None or tiles > most_tiles(gpu)
 
 
-def pieces_of(kernel: ConvolveKernel) -> int:
+def pieces_of(kernel: ConvolveKernel, gpu: Gpu) -> int:
     tiles, whole = _tiles(kernel), length(kernel)
-    if tiles is None or 2 * tiles > MULTIPROCESSORS or takes_rows(kernel):
+    if tiles is None or 2 * tiles > gpu.multiprocessors or takes_rows(kernel):
         return 1
-    wanted, step = min(-(-MULTIPROCESSORS // tiles), _MOST_PIECES), depth(kernel)
+    wanted, step = min(-(-gpu.multiprocessors // tiles), _MOST_PIECES), depth(kernel)
     return max((s for s in range(1, wanted + 1) if whole % (s * step) == 0 and whole // s >= _PIECE), default=1)
 
 

@@ -1,11 +1,14 @@
-"""What decisions about a GPU reckon with."""
+"""What decisions about a GPU's kernels share."""
 
 from __future__ import annotations
 
+from burnish.device import Gpu
 from burnish.schedule.kernels import Operand
 
-MULTIPROCESSORS = 132  # of an H100 or H200; what matters is the order of magnitude
-MOST_TILES = 4 * MULTIPROCESSORS  # of 64 x 64: with more, throughput decides and not latency
+
+def most_tiles(gpu: Gpu) -> int:
+    """Of 64 x 64: with more, throughput decides and not latency."""
+    return 4 * gpu.multiprocessors
 
 
 def describable(o: Operand) -> bool:

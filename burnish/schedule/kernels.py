@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from burnish.device import REFERENCE, Gpu
 from burnish.ir.body import Loop
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, floordiv, product
@@ -326,6 +327,7 @@ class Schedule:
     results: list[ResultBuffer | Dim | None]
     constants: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)  # fusions made and refused
+    gpu: Gpu = REFERENCE  # that it is for, where it is for one
     forms: dict[int, Form] = field(default_factory=dict)  # kernel's number -> how to launch it, where not by the rule
 
     def __str__(self) -> str:

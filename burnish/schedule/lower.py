@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 
 from burnish.capture.aten import Captured
+from burnish.device import gpu_of
 from burnish.errors import CompileError
 from burnish.ir.body import (
     Apply,
@@ -306,7 +307,8 @@ class _Lowerer:
                 self._store_node(node)
         results = self._results()  # before inputs change: a result may be the old value of one
         self._write_mutations()
-        schedule = Schedule(self.buffers, self.kernels, results, dict(self.constants))
+        gpu = gpu_of(self.captured.device)
+        schedule = Schedule(self.buffers, self.kernels, results, dict(self.constants), gpu=gpu)
         schedule.drop_dead_kernels()
         schedule.drop_unused_buffers()
         return schedule

@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from burnish.device import Gpu
 from burnish.ir.body import Apply, BodyBuilder, Instr, Load, Loop, Store, const
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Expr, coefficient, mentions, product, substitute
@@ -43,7 +44,7 @@ from burnish.schedule.epilogue import (
     with_values,
 )
 from burnish.schedule.form import LIBRARY, Form, ours
-from burnish.schedule.gpu import MOST_TILES, MULTIPROCESSORS, describable
+from burnish.schedule.gpu import describable, most_tiles
 from burnish.schedule.kernels import (
     AttendKernel,
     Buffer,
@@ -74,10 +75,10 @@ def can_sweep(kernel: ContractKernel) -> bool:
     return len(kernel.a.shape) == 2 and all(describable(o) for o in (kernel.a, kernel.b))
 
 
-def is_large(kernel: ContractKernel) -> bool:
+def is_large(kernel: ContractKernel, gpu: Gpu) -> bool:
     """Whether throughput decides how long a product takes, and not latency."""
     tiles, work = _tiles(kernel), _work(kernel)
-    return tiles is None or work is None or tiles > MOST_TILES or work > _QUICK
+    return tiles is None or work is None or tiles > most_tiles(gpu) or work > _QUICK
 
 
 def has_few_rows(kernel: ContractKernel) -> bool:
@@ -158,10 +159,10 @@ class _Chooser:
             return [self.rule()]
         own = not looks_up(self.kernel.loop) and self.kernel.a.dtype is not DType.f64
         slow = self.kernel.a.dtype is DType.f32 and work > 16 * _TINY
-        pieces = [1] if own and not slow else []
+        pieces, most = [1] if own and not slow else [], most_tiles(self.schedule.gpu)
         pieces += [
             s for s in (2, 3, 4, 6, 8)
-            if pieces and k % (s * _TILE) == 0 and k // s >= _SHORTEST_PIECE and s * tiles <= MOST_TILES
+            if pieces and k % (s * _TILE) == 0 and k // s >= _SHORTEST_PIECE and s * tiles <= most
         ]  # fmt: skip
         library = [LIBRARY] if self.kernel.b.dtype is self.kernel.a.dtype else []
         return list(dict.fromkeys([self.rule(), *library, *map(ours, pieces)]))
@@ -179,7 +180,7 @@ class _Chooser:
             return False
         if self.kernel.a.dtype is DType.f32:
             return work <= _TINY
-        if not is_large(self.kernel):
+        if not is_large(self.kernel, self.schedule.gpu):
             return True
         return can_sweep(self.kernel) and (self._works_after() or self._library_is_slow())
 
@@ -196,11 +197,11 @@ class _Chooser:
         return sum(isinstance(i, Apply) and i.fn != "cast" for i in self.kernel.loop.body) > 1
 
     def _pieces(self) -> int:
-        tiles, k = _tiles(self.kernel), self.kernel.a.shape[-1]
+        tiles, k, available = _tiles(self.kernel), self.kernel.a.shape[-1], self.schedule.gpu.multiprocessors
         assert tiles is not None
-        if not isinstance(k, int) or 2 * tiles > MULTIPROCESSORS or has_few_rows(self.kernel):
+        if not isinstance(k, int) or 2 * tiles > available or has_few_rows(self.kernel):
             return 1
-        wanted = min(-(-MULTIPROCESSORS // tiles), _MOST_PIECES)
+        wanted = min(-(-available // tiles), _MOST_PIECES)
         return max((s for s in range(1, wanted + 1) if k % (s * _TILE) == 0 and k // s >= _PIECE), default=1)
 
     # --- split along k ------------------------------------------------------------------------------------------

@@ -47,11 +47,11 @@ _SHORTEST = 2048  # elements in a worker's share of a piece
 
 
 def split_reductions(
-    schedule: Schedule, fuel: Fuel | None = None, workers: int = 132, least: int = 1 << 18
+    schedule: Schedule, fuel: Fuel | None = None, workers: int | None = None, least: int = 1 << 18
 ) -> Schedule:
     """Cut reductions of fewer than `workers` independent strips where a strip moves at least `least` bytes a pass; a
-    quarter of that where it is a single row, for which a worker has fewer threads."""
-    fuel = fuel or Fuel()
+    quarter of that where it is a single row, for which a worker has fewer threads. A worker is a multiprocessor."""
+    fuel, workers = fuel or Fuel(), workers or schedule.gpu.multiprocessors
     buffers = dict(schedule.buffers)
     kernels: list[Kernel] = []
     for kernel in schedule.kernels:

@@ -51,7 +51,7 @@ def excerpt(schedule: Schedule, numbers: Sequence[int], form: Form | None = None
         for name in sorted(written & wanted)
     ]
     constants = {name: schedule.constants[name] for name in buffers if name in schedule.constants}
-    return Schedule(buffers, kernels, results, constants, forms={} if form is None else {0: form})
+    return Schedule(buffers, kernels, results, constants, gpu=schedule.gpu, forms={} if form is None else {0: form})
 
 
 def with_readers(schedule: Schedule, numbers: Sequence[int]) -> list[int]:

@@ -112,7 +112,7 @@ class Tuner:
         for n, kernel in enumerate(schedule.kernels):
             if isinstance(kernel, ExternKernel) or (products_only and isinstance(kernel, LoopKernel)):
                 continue
-            forms = launch_forms(kernel)
+            forms = launch_forms(kernel, schedule.gpu)
             if len(forms) < 2 or not is_static(excerpt(schedule, [n])):
                 continue
             key = key_of("how", schedule, [kernel], steady)

@@ -45,7 +45,7 @@ def run_generated(
     kernel: Kernel, schedule: Schedule, memory: Memory, sizes: Mapping[str, int], options: Options
 ) -> Memory:
     """The buffers after the kernel's own C ran over copies of `memory`."""
-    alone = Schedule(schedule.buffers, [kernel], [])
+    alone = Schedule(schedule.buffers, [kernel], [], gpu=schedule.gpu)
     unit = generate(alone)
     cache, log = open_cache(options), CompileLog(name="one kernel")
     if unit.uses_library:
@@ -73,7 +73,7 @@ def source_of(kernel: Kernel, schedule: Schedule, device: torch.device) -> str:
     if isinstance(kernel, LoopKernel):
         from burnish.codegen.triton_loop import print_loop
 
-        return print_loop(kernel.loop).text.replace("@(", "kernel(")
+        return print_loop(kernel.loop, schedule.gpu).text.replace("@(", "kernel(")
     return str(kernel)
 
 

@@ -315,15 +315,15 @@ def test_a_driver_without_a_torch_for_it(monkeypatch: pytest.MonkeyPatch) -> Non
     [((6, 1), True, "fail"), ((7, 5), True, "warn"), ((9, 0), True, "ok"), ((9, 0), False, "warn")],
 )
 def test_gpus(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], captures: bool, status: str) -> None:
-    properties = type(
-        "P", (), {"major": capability[0], "minor": capability[1], "name": "GPU", "total_memory": 80 << 30}
-    )
+    said = {"major": capability[0], "minor": capability[1], "name": "GPU", "total_memory": 80 << 30}
+    properties = type("P", (), said | {"multi_processor_count": 108})
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(machine, "_can_capture", lambda: captures)
     found = machine._examine_gpu("570.86")
     assert found.line.status == status and "driver 570.86" in found.line.says
+    assert "108 multiprocessors" in found.line.says
     assert found.usable == (status != "fail")
     compiler = software.CompilerFound(Line("compiler", "ok", ""), True, 4, "AVX2")
     tier = EXAMINE.tier([found.line], compiler, found)

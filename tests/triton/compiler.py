@@ -29,13 +29,28 @@ class Compiler:
         ones: tuple[str, ...] = (),
     ) -> str:
         """The assembly of one kernel of a unit; `ones` are sizes that are 1, which Triton makes constants."""
+        return self._built(unit, number, capability, launch, index, ones)[0]
+
+    def shared_memory(self, unit: TritonUnit, number: int, capability: int) -> int:
+        """How many bytes of it a block of a kernel takes."""
+        return self._built(unit, number, capability)[1]
+
+    def _built(
+        self,
+        unit: TritonUnit,
+        number: int,
+        capability: int,
+        launch: int = 0,
+        index: str = "int32",
+        ones: tuple[str, ...] = (),
+    ) -> tuple[str, int]:
         call = unit.calls[number]
         chosen = call.launches[min(launch, len(call.launches) - 1)]
         constants = dict(chosen.blocks) | ({"INDEX": index} if call.reach else {}) | dict.fromkeys(ones, 1)
         options = {"num_warps": chosen.warps, "num_stages": chosen.stages}
         job = (unit.text, call.function, call.types, constants, options, capability)
-        text: str = self.pool.submit(_compile, *job).result()
-        return text
+        built: tuple[str, int] = self.pool.submit(_compile, *job).result()
+        return built
 
 
 def _compile(
@@ -45,7 +60,7 @@ def _compile(
     constants: dict[str, Any],
     options: dict[str, int],
     capability: int,
-) -> str:
+) -> tuple[str, int]:
     import triton
     import triton.language as tl
     from triton.backends.compiler import GPUTarget
@@ -60,4 +75,4 @@ def _compile(
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     ptx: str = compiled.asm["ptx"]
     assert compiled.asm["cubin"]
-    return ptx
+    return ptx, int(compiled.metadata.shared)

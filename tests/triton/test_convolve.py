@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch.func import functional_call
 
 from burnish.codegen.triton import generate
+from burnish.device import H200
 from burnish.explain.traffic import kernel_bytes, kernel_flops
 from burnish.ir.body import BodyBuilder, Load, Loop, Store, make_axis
 from burnish.ir.dtypes import DType
@@ -401,7 +402,7 @@ def test_batch_of_a_size_known_at_launch(interpreter: Interpreter, compiler: Com
     body.emit(Store("out", place, body.emit(Load("acc", place, DType.f32)), "set", DType.bf16))
     op = Convolve((1, 1), (taps // 2, taps // 2), (1, 1))
     kernel = ConvolveKernel(op, x, k, "acc", DType.f32, Loop(axes, tuple(body.instrs)))
-    assert is_ours(kernel) and pieces_of(kernel) == 1  # a sum this short is, however many of them there are
+    assert is_ours(kernel, H200) and pieces_of(kernel, H200) == 1  # a sum this short is, however many of them there are
     out = Buffer("out", DType.bf16, shape, channels_last_strides(shape), "temp")
     buffers = {o.buffer: Buffer(o.buffer, o.dtype, o.shape, o.strides, "temp") for o in (x, k)}
     schedule = Schedule({**buffers, "out": out}, [kernel], [])
