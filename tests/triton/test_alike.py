@@ -39,7 +39,7 @@ def test_kernels_of_equal_blocks_are_printed_once(schedule: Schedule, monkeypatc
     for n, call in unit.calls.items():
         kernel = schedule.kernels[n]
         assert not isinstance(kernel, ExternKernel)
-        alone = by_itself(kernel, steady, None)
+        alone = by_itself(kernel, schedule.gpu, steady, None)
         assert unit.functions[call.function] == alone.text
         assert (call.buffers, call.types, call.launches) == (
             tuple(alone.signature.buffers), alone.types, alone.launches,

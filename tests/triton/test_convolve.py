@@ -104,8 +104,8 @@ def test_few_channels_with_room(
     settings: dict[str, Any], last: bool,
 ) -> None:  # fmt: skip
     """As for a large one: copied into an order that our kernel reads, whatever order it was in."""
-    monkeypatch.setattr("burnish.schedule.convolutions.is_ours", lambda kernel: False)
-    monkeypatch.setattr("burnish.schedule.convolutions._is_many", lambda kernel: True)
+    monkeypatch.setattr("burnish.schedule.convolutions.is_ours", lambda kernel, gpu: False)
+    monkeypatch.setattr("burnish.schedule.convolutions._is_many", lambda kernel, gpu: True)
     image = half(*x) if last else half(*x).contiguous()
     found = on_cuda(lambda x, k: torch.relu(F.conv2d(x, k, **settings)), image, half(*k))
     assert kinds(found[0]) == [LoopKernel, LoopKernel, ConvolveKernel]
@@ -169,7 +169,7 @@ def test_long_sum_is_cut_in_pieces_and_its_reader_adds_them(interpreter: Interpr
 def test_large_matrix_product_sweeps_its_tiles(
     interpreter: Interpreter, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    monkeypatch.setattr("burnish.codegen.triton_convolve.sweeps", lambda kernel: True)
+    monkeypatch.setattr("burnish.codegen.triton_convolve.sweeps", lambda kernel, gpu: True)
     found = on_cuda(block, *block_inputs(2, 64, 128, size, 1))
     check(interpreter, found)
     assert "make_tensor_descriptor" in generate(found[0]).text
