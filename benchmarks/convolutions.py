@@ -100,9 +100,9 @@ def build(layer: Layer, batch: int, ours: bool, variant: Variant) -> Run:
         entry, *_ = capture(layer, *layer.inputs(batch))
     schedule = fuse(lower_graph(entry.captured), only_products=True)
     rules = triton_convolve.tile_of, convolutions.pieces_of, convolutions.sweeps
-    chosen = [r if v is None else (lambda _, v=v: v) for r, v in zip(rules, variant, strict=True)]
+    chosen = [r if v is None else (lambda kernel, gpu, v=v: v) for r, v in zip(rules, variant, strict=True)]
     with (
-        patch.object(convolutions, "is_ours", lambda kernel: ours and convolutions.is_readable(kernel)),
+        patch.object(convolutions, "is_ours", lambda kernel, gpu: ours and convolutions.is_readable(kernel)),
         patch.object(triton_convolve, "tile_of", chosen[0]),
         patch.object(convolutions, "pieces_of", chosen[1]),
         patch.object(triton_convolve, "sweeps", chosen[2]),
