@@ -220,32 +220,6 @@ def test_tensors_saved_on_the_cpu(mode):
         _close(_gradients(offloaded(compiled), net, x), _gradients(offloaded(eager), eager, x))
 
 
-@MODES
-@pytest.mark.parametrize("add", [False, True])
-def test_an_index_out_of_range_writes_nothing(mode, add):
-    """It is raised by a later call; until then, and after, no other element has changed."""
-
-    def step(cache: torch.Tensor, at: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        if add:
-            cache.index_add_(0, at, x)
-        else:
-            cache.index_copy_(0, at, x)
-        return x * 2
-
-    compiled = _compiled(step, mode)
-    cache, x = torch.zeros(4, 8, device=DEVICE), torch.ones(1, 8, device=DEVICE)
-    at = [torch.tensor([k], device=DEVICE) for k in (1, 99)]
-    for _ in range(3):
-        cache.zero_()
-        compiled(cache, at[0], x)
-    cache.zero_()
-    compiled(cache, at[1], x)
-    torch.cuda.synchronize()
-    assert not cache.any()
-    with pytest.raises((IndexError, RuntimeError)):
-        compiled(cache, at[0], x)
-
-
 def test_the_device_is_described_as_it_is():
     found, properties = gpu_of(torch.device(DEVICE)), torch.cuda.get_device_properties(0)
     assert found.multiprocessors == properties.multi_processor_count
