@@ -50,9 +50,12 @@ class Capture:
     inputs: list[Any]
 
 
-def capture(fn: Function, *inputs: torch.Tensor, dynamic: bool = False, device: str | None = None) -> list[Capture]:
+def capture(
+    fn: Function, *inputs: torch.Tensor, dynamic: bool = False, device: str | None = None, runs: bool = True
+) -> list[Capture]:
     """Run `fn` once under AOTAutograd and return its graphs: inference alone, or forward and backward where an input
-    requires a gradient. `device` is the kind of device to lower for."""
+    requires a gradient. `device` is the kind of device to lower for. Without `runs` nothing is computed: a product of
+    bfloat16 takes minutes on a processor without it."""
     found: list[Capture] = []
 
     def compiler(kind: str) -> Callable[[GraphModule, Any], Any]:
@@ -63,7 +66,7 @@ def capture(fn: Function, *inputs: torch.Tensor, dynamic: bool = False, device: 
 
             def run(args: list[Any]) -> Any:
                 entry.inputs = copies(args)
-                return gm(*args)
+                return gm(*args) if runs else blank_results(gm)
 
             run._boxed_call = True  # type: ignore[attr-defined]
             return run
@@ -75,6 +78,16 @@ def capture(fn: Function, *inputs: torch.Tensor, dynamic: bool = False, device: 
     if leaves:
         torch.autograd.backward(leaves, [torch.randn_like(t) for t in leaves])
     return found
+
+
+def blank_results(gm: GraphModule) -> list[Any]:
+    """Zeros of the shapes and types that a graph returns, which must be static."""
+    (output,) = gm.graph.find_nodes(op="output")
+    values = [x.meta["val"] if isinstance(x, torch.fx.Node) else x for x in output.args[0]]
+    return [
+        torch.empty_strided(v.shape, v.stride(), dtype=v.dtype).zero_() if isinstance(v, torch.Tensor) else v
+        for v in values
+    ]
 
 
 @contextlib.contextmanager
