@@ -27,11 +27,6 @@ class Gpu:
     bandwidth: float  # bytes a second, from memory
     registers: int = 65536  # of 32 bits, of a multiprocessor
 
-    @property
-    def has_bulk_copies(self) -> bool:
-        """Whether tensor descriptors are the hardware's (TMA), and a kernel may start before the one ahead ends."""
-        return self.capability >= (9, 0)
-
     def __str__(self) -> str:
         major, minor = self.capability
         shared, cache = f"{self.shared_memory / _KIB:.0f} KiB shared", f"L2 {self.l2_cache / _MIB:.0f} MiB"

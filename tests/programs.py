@@ -28,16 +28,19 @@ Function = Callable[..., Any]
 
 
 def aot(fn: Function, compiler: Callable[[str], Callable[[Any, Any], Any]], dynamic: bool = False) -> Function:
-    return aot_function(
-        fn,
-        fw_compiler=compiler("forward"),
-        bw_compiler=compiler("backward"),
-        inference_compiler=compiler("inference"),
-        partition_fn=partition,
-        decompositions=decomposition_table(),
-        keep_inference_input_mutations=True,
-        dynamic=dynamic,
-    )
+    return aot_function(fn, dynamic=dynamic, **aot_settings(compiler))
+
+
+def aot_settings(compiler: Callable[[str], Callable[[Any, Any], Any]]) -> dict[str, Any]:
+    """What AOTAutograd is told, as in a compile."""
+    return {
+        "fw_compiler": compiler("forward"),
+        "bw_compiler": compiler("backward"),
+        "inference_compiler": compiler("inference"),
+        "partition_fn": partition,
+        "decompositions": decomposition_table(),
+        "keep_inference_input_mutations": True,
+    }
 
 
 @dataclass

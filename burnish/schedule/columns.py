@@ -31,7 +31,7 @@ from burnish.ir.expr import Dim, Expr, product, substitute, symbols
 from burnish.passes.rewrite import Fuel
 from burnish.schedule.axes import column_axis
 from burnish.schedule.fuse import Unified, join, unify
-from burnish.schedule.kernels import Buffer, Kernel, LoopKernel, Schedule
+from burnish.schedule.kernels import Buffer, Kernel, LoopKernel, Schedule, made_by
 from burnish.schedule.order import can_pass
 from burnish.schedule.phases import Phases
 from burnish.schedule.split import PartialBody
@@ -88,7 +88,7 @@ class _Joiner:
             found = _ride_along(rows, taken, kernel.loop)
             if found is None or sum(len(s.values) for s in found[1]) > _MOST_SUMS:
                 continue
-            if not self.fuel.spend(f"columns: {', '.join(sorted(kernel.writes))}"):
+            if not self.fuel.spend(f"columns: {made_by(kernel)}"):
                 break
             rows, taken = found
             self.kernels[n] = None

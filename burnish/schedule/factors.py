@@ -13,7 +13,7 @@ from dataclasses import replace
 from burnish.ir.body import Apply, BodyBuilder, Loop, Reduced, prune, remap
 from burnish.ir.dtypes import DType
 from burnish.passes.rewrite import Fuel
-from burnish.schedule.kernels import Kernel, LoopKernel, Schedule
+from burnish.schedule.kernels import Kernel, LoopKernel, Schedule, made_by
 from burnish.schedule.vector_loops import is_vector_product
 
 
@@ -26,7 +26,7 @@ def _factored(kernel: Kernel, fuel: Fuel) -> Kernel:
     if not isinstance(kernel, LoopKernel) or not is_vector_product(kernel.loop):
         return kernel
     loop = _Factoring(kernel.loop).done()
-    if loop.body == kernel.loop.body or not fuel.spend(f"factors: {', '.join(sorted(kernel.writes))}"):
+    if loop.body == kernel.loop.body or not fuel.spend(f"factors: {made_by(kernel)}"):
         return kernel
     return LoopKernel(loop)
 

@@ -29,7 +29,7 @@ from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, Expr, coefficient, is_nonneg, substitute
 from burnish.passes.rewrite import Fuel
 from burnish.schedule.fuse import Unified, unify
-from burnish.schedule.kernels import Kernel, LoopKernel, ResultBuffer, Schedule
+from burnish.schedule.kernels import Kernel, LoopKernel, ResultBuffer, Schedule, made_by
 from burnish.schedule.order import can_repeat
 from burnish.schedule.vector_loops import is_vector_product
 
@@ -50,7 +50,7 @@ def join_halves(schedule: Schedule, fuel: Fuel | None = None) -> Schedule:
         if not isinstance(reader, LoopKernel) or not can_repeat(kernel, kernels[n + 1 : readers[0]]):
             continue
         joined = _joined(kernel.loop, reader.loop)
-        if joined is not None and fuel.spend(f"halves: {made} + {', '.join(sorted(reader.writes))}"):
+        if joined is not None and fuel.spend(f"halves: {made} + {made_by(reader)}"):
             kernels[n], kernels[readers[0]] = None, LoopKernel(joined)
     return schedule.with_kernels([k for k in kernels if k is not None])
 

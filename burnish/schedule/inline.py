@@ -27,7 +27,7 @@ from burnish.ir.body import (
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, Expr, coefficient, floordiv, mentions, mod, product, substitute, symbols
 from burnish.passes.rewrite import Fuel
-from burnish.schedule.kernels import ContractKernel, Kernel, LoopKernel, ResultBuffer, Schedule
+from burnish.schedule.kernels import ContractKernel, Kernel, LoopKernel, ResultBuffer, Schedule, made_by
 from burnish.schedule.order import can_repeat
 from burnish.schedule.products import has_few_rows
 from burnish.schedule.vector_loops import is_vector_product, matrices
@@ -273,7 +273,7 @@ def inline_products(schedule: Schedule, fuel: Fuel | None = None) -> Schedule:
         reader = kernels[readers[0]]
         parts = _Makers(schedule, kernels).parts(kernel.loop.stores[0].buffer, readers[0])
         joined = _joined(reader.loop, parts[0]) if len(parts) == 1 and isinstance(reader, LoopKernel) else None
-        if joined is not None and fuel.spend(f"inline products: {', '.join(sorted(kernel.writes))}"):
+        if joined is not None and fuel.spend(f"inline products: {made_by(kernel)}"):
             kernels[readers[0]] = LoopKernel(joined)
             del kernels[at]
     return schedule.with_kernels(_without_small_sums(schedule, kernels, fuel))

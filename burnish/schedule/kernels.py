@@ -384,6 +384,11 @@ class Schedule:
         self.buffers = {n: b for n, b in self.buffers.items() if n in used or b.role == "input"}
 
 
+def made_by(kernel: Kernel) -> str:
+    """What a kernel writes, as steps of passes name it."""
+    return ", ".join(sorted(kernel.writes))
+
+
 def piece_length(keys: int, pieces: int) -> int:
     """In whole blocks."""
     return -(-keys // (pieces * KEY_BLOCK)) * KEY_BLOCK

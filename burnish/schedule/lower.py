@@ -191,10 +191,7 @@ class _Lowerer:
     @staticmethod
     def _repeats(view: Node) -> bool:
         """Whether a view reads elements again along an axis other than the last: no compiler hoists that."""
-        op = view.op
-        assert isinstance(op, View)
-        used = {s.name for i in op.index for s in symbols(i)}
-        return any(a.name not in used and d != 1 for a, d in zip(op.axes[:-1], view.shape[:-1], strict=True))
+        return any(n < len(view.shape) - 1 for n in _repeated_axes(view))
 
     def _forced(self) -> set[int]:
         forced: set[int] = set()
@@ -242,10 +239,7 @@ class _Lowerer:
         source = self._window_source(node)
         if source is node or (node.layout is not None and _is_expanded(node.layout, node.shape)):
             return source
-        assert isinstance(node.op, View)
-        read = {x.name for i in node.op.index for x in symbols(i)}
-        repeats = any(a.name not in read and d != 1 for a, d in zip(node.op.axes, node.shape, strict=True))
-        return node if repeats else source
+        return node if _repeated_axes(node) else source
 
     def _layout(self, node: Node) -> tuple[Dim, ...]:
         """The strides of the memory a stored node is in, or will be."""
@@ -628,6 +622,14 @@ def _of_one(emitter: Emitter, kind: str, value: int, dtype: DType) -> int:
     if kind != "sum" or not dtype.is_float:
         return value
     return emitter.body.emit(Apply("add", (value, emitter.body.emit(const(0.0, dtype))), dtype))
+
+
+def _repeated_axes(view: Node) -> list[int]:
+    """Axes along which a view reads one element again and again."""
+    assert isinstance(view.op, View)
+    read = {s.name for i in view.op.index for s in symbols(i)}
+    axes = zip(view.op.axes, view.shape, strict=True)
+    return [n for n, (axis, size) in enumerate(axes) if axis.name not in read and size != 1]
 
 
 def _repeats(node: Node, strides: tuple[Dim, ...]) -> bool:

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from burnish.errors import CompileError
 from burnish.passes.rewrite import Fuel
-from burnish.schedule.kernels import ContractKernel, ExternKernel, Kernel, LoopKernel, Schedule
+from burnish.schedule.kernels import ContractKernel, ExternKernel, Kernel, LoopKernel, Schedule, made_by
 
 Part = TypeVar("Part", LoopKernel, ContractKernel)
 
@@ -88,8 +88,7 @@ def launched_together(
     kernels: list[Kernel] = []
     for members in groups:
         parts = tuple(k for k in members if isinstance(k, kind))
-        made = [", ".join(sorted(k.writes)) for k in members]
-        if len(members) > 1 and fuel.spend(f"{name}: {' + '.join(made)}"):
+        if len(members) > 1 and fuel.spend(f"{name}: {' + '.join(map(made_by, members))}"):
             kernels.append(launch(parts))
         else:
             kernels += members

@@ -12,7 +12,7 @@ from dataclasses import replace
 from burnish.ir.body import BodyBuilder, Load, Store, remap
 from burnish.passes.rewrite import Fuel
 from burnish.schedule.epilogue import with_values
-from burnish.schedule.kernels import ContractKernel, Kernel, ResultBuffer, Schedule
+from burnish.schedule.kernels import ContractKernel, Kernel, ResultBuffer, Schedule, made_by
 from burnish.schedule.order import can_pass
 from burnish.schedule.products import alike, has_few_rows
 
@@ -26,14 +26,10 @@ def join_siblings(schedule: Schedule, fuel: Fuel | None = None) -> Schedule:
         for n, first in enumerate(kernels[:at]):
             if isinstance(first, ContractKernel) and _meet(first, second) and can_pass(first, kernels[n + 1 : at]):
                 joined = _joined(first, second, _read_later(schedule, kernels, first, second))
-                if joined.loop.hazard() is None and fuel.spend(f"siblings: {_names(first)} + {_names(second)}"):
+                if joined.loop.hazard() is None and fuel.spend(f"siblings: {made_by(first)} + {made_by(second)}"):
                     kernels[n], kernels[at] = None, joined
                     break
     return schedule.with_kernels([k for k in kernels if k is not None])
-
-
-def _names(kernel: Kernel) -> str:
-    return ", ".join(sorted(kernel.writes))
 
 
 def _meet(first: ContractKernel, second: ContractKernel) -> bool:

@@ -17,7 +17,7 @@ from burnish.ir.expr import Dim, Expr
 from burnish.passes.rewrite import Fuel
 from burnish.schedule.epilogue import reading
 from burnish.schedule.inline import inline_matrices, read_narrow, side_by_side
-from burnish.schedule.kernels import ContractKernel, Kernel, LoopKernel, Operand, ResultBuffer, Schedule
+from burnish.schedule.kernels import ContractKernel, Kernel, LoopKernel, Operand, ResultBuffer, Schedule, made_by
 from burnish.schedule.order import can_repeat
 from burnish.schedule.vector_loops import is_vector_product, matrices
 
@@ -27,7 +27,7 @@ _LONGEST = 1 << 14  # elements of the vector: a program holds its share of sever
 def as_loops(schedule: Schedule, fuel: Fuel | None = None) -> Schedule:
     fuel = fuel or Fuel()
     found = [_vector_product(k) if isinstance(k, ContractKernel) else None for k in schedule.kernels]
-    found = [k and (k if fuel.spend(f"vector products: {', '.join(sorted(k.writes))}") else None) for k in found]
+    found = [k if k and fuel.spend(f"vector products: {made_by(k)}") else None for k in found]
     written = schedule.with_kernels([loop or k for k, loop in zip(schedule.kernels, found, strict=True)])
     return read_narrow(inline_matrices(written, [loop for loop in found if loop is not None], fuel), fuel)
 

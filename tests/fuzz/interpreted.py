@@ -14,15 +14,12 @@ import torch
 import torch.nn.functional as F
 
 from burnish.codegen.triton import generate
-from burnish.observe.log import CompileLog
-from burnish.options import Options
 from burnish.passes import run_passes
 from burnish.passes.rewrite import Fuel
-from burnish.pipeline import Setting, _scheduled
 from burnish.schedule.evaluate import ScheduleEvaluation
-from burnish.schedule.fusion_report import FusionReport
 from burnish.schedule.kernels import Kernel, Schedule
 from burnish.schedule.lower import lower_graph
+from burnish.schedule.passes import Context, run_schedule_passes
 from tests.fuzz.case import Case
 from tests.fuzz.check import Report
 from tests.fuzz.execute import Noise
@@ -76,8 +73,7 @@ def run_interpreted(case: Case) -> Report:
 def _checked(entry: Capture) -> list[Find]:
     captured = entry.captured
     captured.graph = run_passes(captured.graph, Fuel(None), lambda name, graph: graph.verify(), captured.target)
-    setting = Setting(entry.kind, Options(), CompileLog())  # type: ignore[arg-type]
-    schedule = _scheduled(captured, lower_graph(captured), Fuel(None), FusionReport(), setting)
+    schedule = run_schedule_passes(lower_graph(captured), captured.target, Context())
     schedule.verify()
     beside = _Beside(schedule, copies(entry.inputs), sizes_of(captured, entry.inputs))
     got = beside.run()[: captured.results]

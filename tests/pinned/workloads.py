@@ -25,19 +25,15 @@ from torch.fx import GraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
 from burnish.capture.aten import import_graph
-from burnish.capture.decompositions import decomposition_table
-from burnish.capture.partition import partition
 from burnish.codegen import c, triton
-from burnish.observe.log import CompileLog
-from burnish.options import Options
 from burnish.passes import run_passes
 from burnish.passes.rewrite import Fuel
-from burnish.pipeline import Kind, Setting, _scheduled
-from burnish.schedule.fusion_report import FusionReport
+from burnish.pipeline import Kind
 from burnish.schedule.kernels import Schedule
 from burnish.schedule.lower import lower_graph
+from burnish.schedule.passes import Context, run_schedule_passes
 from burnish.workloads import Inputs, Workload
-from tests.programs import named_device
+from tests.programs import aot_settings, named_device
 
 PINNED = Path(__file__).with_name("pinned.json")
 # Other versions of these trace other graphs, and other machines may.
@@ -108,34 +104,19 @@ def _graphs(model: torch.nn.Module, inputs: Inputs, target: str) -> list[Compile
         return keep
 
     def backend(gm: GraphModule, example: Sequence[Any]) -> Any:
-        return aot_module_simplified(
-            gm,
-            example,
-            fw_compiler=compiler("forward"),
-            bw_compiler=compiler("backward"),
-            inference_compiler=compiler("inference"),
-            partition_fn=partition,
-            decompositions=decomposition_table(),
-            keep_inference_input_mutations=True,
-        )
+        return aot_module_simplified(gm, example, **aot_settings(compiler))
 
     torch._dynamo.reset()
-    at_once = functorch_config.patch(force_non_lazy_backward_lowering=True)
-    with at_once, contextlib.closing(_Reset()):
+    with functorch_config.patch(force_non_lazy_backward_lowering=True):
         run = torch.compile(model, backend=backend)
         run(**inputs) if isinstance(inputs, dict) else run(*inputs)
+    torch._dynamo.reset()
     return found
-
-
-class _Reset:
-    def close(self) -> None:
-        torch._dynamo.reset()
 
 
 def _compiled(gm: GraphModule, kind: Kind, target: str) -> Compiled:
     captured = import_graph(gm, target)
     captured.graph = run_passes(captured.graph, Fuel(None), lambda name, graph: None, captured.target)
-    setting = Setting(kind, Options(), CompileLog())
-    schedule = _scheduled(captured, lower_graph(captured), Fuel(None), FusionReport(), setting)
+    schedule = run_schedule_passes(lower_graph(captured), captured.target, Context())
     unit = triton.generate(schedule) if target == "cuda" else c.generate(schedule)
     return Compiled(kind, schedule, unit.text)

@@ -19,17 +19,9 @@ class Compiler:
         self.pool.shutdown()
         self.cache.cleanup()
 
-    def compile(
-        self,
-        unit: TritonUnit,
-        number: int,
-        capability: int,
-        launch: int = 0,
-        index: str = "int32",
-        ones: tuple[str, ...] = (),
-    ) -> str:
-        """The assembly of one kernel of a unit; `ones` are sizes that are 1, which Triton makes constants."""
-        return self._built(unit, number, capability, launch, index, ones)[0]
+    def compile(self, unit: TritonUnit, number: int, capability: int, *how: Any, **named: Any) -> str:
+        """The assembly of one kernel of a unit."""
+        return self._built(unit, number, capability, *how, **named)[0]
 
     def shared_memory(self, unit: TritonUnit, number: int, capability: int) -> int:
         """How many bytes of it a block of a kernel takes."""
@@ -44,6 +36,7 @@ class Compiler:
         index: str = "int32",
         ones: tuple[str, ...] = (),
     ) -> tuple[str, int]:
+        """`ones` are sizes that are 1, which Triton makes constants."""
         call = unit.calls[number]
         chosen = call.launches[min(launch, len(call.launches) - 1)]
         constants = dict(chosen.blocks) | ({"INDEX": index} if call.reach else {}) | dict.fromkeys(ones, 1)

@@ -14,15 +14,12 @@ from burnish.ir.dtypes import DType
 from burnish.ir.expr import Expr
 from burnish.passes import run_passes
 from burnish.passes.rewrite import Fuel
-from burnish.schedule.attend_pieces import split_attention
 from burnish.schedule.evaluate import ScheduleEvaluation, evaluate_schedule
-from burnish.schedule.fuse import fuse
 from burnish.schedule.kernels import AttendPieces, ExternKernel, LoopGroup, LoopKernel, Schedule
 from burnish.schedule.lower import lower_graph
-from burnish.schedule.passes import finished
+from burnish.schedule.passes import Context, run_schedule_passes
 from burnish.schedule.phases import Phases
-from burnish.schedule.products import choose_products
-from burnish.schedule.vectors import as_loops, is_vector_product
+from burnish.schedule.vectors import is_vector_product
 from tests.programs import Capture, capture, copies
 from tests.triton.compiler import Compiler
 from tests.triton.interpreter import Interpreter, job
@@ -38,8 +35,7 @@ def captured(fn: Callable[..., object], *inputs: torch.Tensor) -> Capture:
 
 
 def for_gpu(found: Capture) -> Schedule:
-    schedule = as_loops(split_attention(fuse(lower_graph(found.captured), only_products=True)))
-    schedule = finished(choose_products(schedule))
+    schedule = run_schedule_passes(lower_graph(found.captured), "cuda", Context())
     schedule.verify()
     return schedule
 
