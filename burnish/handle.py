@@ -279,11 +279,12 @@ def close_all(handles: Sequence[Handle]) -> None:
     for _ in range(2):  # caches and code refer to one another, and what the first pass freed to programs
         gc.collect()
     if torch.cuda.is_initialized():
+        from burnish.runtime.capturing import wait_for_device
         from burnish.runtime.cudagraph import close_pools
 
         for handle in handles:
             close_pools(handle.log)
-        torch.cuda.synchronize()
+        wait_for_device()
         torch.cuda.empty_cache()
     for handle in handles:
         handle.log.emit("closed")

@@ -229,7 +229,19 @@ class _Importer:
             except (TypeError, ValueError, AssertionError, IndexError, KeyError, AttributeError) as why:
                 reason = f"{type(why).__name__}: {why}"
         self.captured.externs.append((name, reason))
+        args = [self._as_eager_shows(shown, a) for shown, a in zip(fx_node.args, args, strict=True)]
         return self._extern(target, args, kwargs, val, name)
+
+    def _as_eager_shows(self, fx: Any, value: Any) -> Any:
+        """An operand of an ATen call. What eager has copied out of memory that elements share (`contiguous` of an
+        expanded tensor) is copied for it, too: not every kernel of ATen's reads such a tensor rightly (`median`)."""
+        if isinstance(fx, list | tuple):
+            return type(value)(map(self._as_eager_shows, fx, value))
+        if not isinstance(fx, FxNode) or not isinstance(value, Node) or value.dtype is None:
+            return value
+        shares = _meets_itself(value.shape, value.layout or ())
+        was_copied = shares and not _meets_itself(value.shape, self._strides(fx.meta["val"]))
+        return self.builder.copied(value) if was_copied else value
 
     def _counting_from_tensor(self, fx_node: FxNode, args: list[Any]) -> tuple[list[Any], list[Any]]:
         """The arguments of an `as_strided`, to be lowered and for an ATen call. Its offset counts from the start of the

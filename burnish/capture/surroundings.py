@@ -10,6 +10,7 @@ import torch
 from burnish.capture.deferred import DeferredFrames
 from burnish.capture.saved_tensors import hooks_are_active
 from burnish.observe.log import CompileLog
+from burnish.runtime.capturing import wait_for_stream
 from burnish.torch_private.dispatch import len_torch_dispatch_stack, peek_interpreter_stack
 from burnish.trust.variant import Variant
 from burnish.trust.whole_call import Graphs, Surroundings
@@ -56,9 +57,9 @@ class EntranceSurroundings(Surroundings):
 
     def synchronise(self, args: tuple[Any, ...]) -> None:
         if torch.cuda.is_initialized():
-            for device in {x.device for x in args if isinstance(x, torch.Tensor) and x.is_cuda}:
-                torch.cuda.synchronize(device)
-            torch.cuda.synchronize()
+            here = torch.device("cuda", torch.cuda.current_device())
+            for device in {here} | {x.device for x in args if isinstance(x, torch.Tensor) and x.is_cuda}:
+                wait_for_stream(device)
 
     def watching(self) -> Callable[[], Graphs]:
         reached: list[Variant] = []

@@ -103,6 +103,10 @@ class Builder:
             return self._cast_constant(x, x.op.value, dtype)
         return self.add(Map("cast"), (x,), TensorType(dtype, x.shape))
 
+    def copied(self, x: Node) -> Node:
+        """The same values in dense memory of their own."""
+        return self.add(Map("cast"), (x,), TensorType(x.dtype, x.shape))
+
     def _cast_constant(self, x: Node, value: bool | int | float, dtype: DType) -> Node:
         if x.dtype.is_float and not is_safely(value, dtype):
             return self.add(Map("cast"), (x,), TensorType(dtype, x.shape))  # what comes of it, the device decides

@@ -26,9 +26,10 @@ def contract(b: Builder, x: Node, y: Node) -> Node:
         raise NotLowered("a large product in a half type")
     if product((*x.shape[:-2], m, n)) == 0 or k == 0:
         raise NotLowered("a product of nothing")
-    if b.device == "cuda" and k == 1:  # every pair is multiplied, and nothing is summed
+    if b.device == "cuda" and k == 1:  # every pair is multiplied; of a sum, the zero that it begins with remains
         shape = (*x.shape[:-2], m, n)
-        return b.map("mul", *(b.cast(b.expand(side, shape), x.dtype.compute) for side in (x, y)))
+        products = b.map("mul", *(b.cast(b.expand(side, shape), x.dtype.compute) for side in (x, y)))
+        return b.map("add", products, 0.0)
     return b.add(Contract(), (x, y), TensorType(x.dtype.compute, (*x.shape[:-2], m, n)))
 
 
@@ -40,6 +41,8 @@ def mm(b: Builder, x: Node, y: Node) -> Node:
 @lowering("addmm.default", "baddbmm.default")
 def addmm(b: Builder, bias: Node, x: Node, y: Node, *, beta: Any = 1, alpha: Any = 1) -> Node:
     out = contract(b, x, y)
+    if any(have not in (1, want) for have, want in zip(bias.shape[::-1], out.shape[::-1], strict=False)):
+        raise NotLowered("a bias that does not expand to the product: eager says so")
     if alpha != 1:
         out = b.map("mul", out, alpha)
     if beta != 0:

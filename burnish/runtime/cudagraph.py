@@ -34,6 +34,7 @@ from burnish.capture.addresses import same_addresses
 from burnish.capture.calls import with_bits_of
 from burnish.capture.host import Host
 from burnish.observe.log import CompileLog, failure_reason
+from burnish.runtime.capturing import capturing
 from burnish.runtime.cuda_program import CudaRun, is_capturing
 from burnish.runtime.graph_launch import DriverLaunch, driver_launch, extent
 from burnish.runtime.graph_plan import GraphPlan
@@ -523,12 +524,7 @@ class GraphedProgram:
         device = self.pool.device
         # A capture that fails would leave its own stream as the current one.
         with torch.cuda.device(device), torch.cuda.stream(torch.cuda.current_stream(device)):
-            with torch.cuda.graph(
-                captured.graph,
-                pool=self.pool.handle,
-                stream=self.pool.capture_stream,
-                capture_error_mode="thread_local",
-            ):
+            with capturing(captured.graph, pool=self.pool.handle, stream=self.pool.capture_stream):
                 results = [_resolved(x, n in self.plan.aliases) for n, x in enumerate(run(list(inputs)))]
         captured.set_results(results, inputs)
         captured.bytes = max(self.pool.bytes() - before, 0) + sum(twin.nbytes for twin in twins.values())

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
+from burnish.runtime.capturing import wait_for_device
 from burnish.trust.gate import GraphFacts
 from burnish.trust.inputs import SideInputs
 
@@ -58,7 +59,7 @@ def rehearse(variant: OnTrial, inputs: Sequence[Any]) -> None:
     shared = variant.facts.static - variant.facts.changed
     with contextlib.suppress(Exception):  # what goes wrong here, goes wrong in the trial of a call, which can say so
         if any(isinstance(x, torch.Tensor) and x.is_cuda for x in inputs):
-            torch.cuda.synchronize()  # they may still be on their way, on the stream of the thread that called
+            wait_for_device()  # they may still be on their way, on the stream of the thread that called
         versions = _versions(inputs, shared)
         side = SideInputs(inputs, [i for i in range(len(inputs)) if i not in shared])
         variant.call(*side.take())

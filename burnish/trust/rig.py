@@ -12,6 +12,7 @@ import torch
 
 from burnish.assumptions import Assumptions
 from burnish.capture.saved_tensors import hooks_are_active, own_saved_tensors
+from burnish.runtime.capturing import wait_for_stream
 from burnish.trust.inputs import RandomState, SideInputs, devices_of
 from burnish.trust.process import give_back_freed_memory
 from burnish.trust.record import GraphKind
@@ -188,7 +189,7 @@ class Rig:
 
     def synchronise(self) -> None:
         for device in self._cuda:
-            torch.cuda.synchronize(device)
+            wait_for_stream(device)
 
 
 def _tensors(raw: Any) -> Results:

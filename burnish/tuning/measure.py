@@ -19,6 +19,7 @@ from burnish.errors import CompileError
 from burnish.ir.expr import evaluate
 from burnish.observe.log import CompileLog, failure_reason
 from burnish.options import Options
+from burnish.runtime.capturing import capturing
 from burnish.runtime.cuda_launch import Launcher, launcher_for
 from burnish.runtime.cuda_program import CudaRun, generate_cuda, load_cuda_program, overlaps
 from burnish.runtime.cudagraph import borrowed_stream
@@ -138,7 +139,7 @@ class _Repeated:
             function(list(arguments[0]))
         stream.synchronize()
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
+        with capturing(self.graph, stream=stream):
             for each in arguments:
                 function(list(each))
         self._function = function  # its workspace is the graph's

@@ -7,6 +7,7 @@ import gc
 import importlib.util
 import re
 import subprocess
+import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from burnish.observe.log import CompileLog
 from burnish.options import Options
 from burnish.runtime import cuda_program, cudagraph, graph_launch
 from burnish.runtime.build import NATIVE_DIR
+from burnish.runtime.capturing import wait_for_device
 from burnish.runtime.cudagraph import GraphedProgram, GraphPool, close_pools, pool_for
 from burnish.runtime.graph_plan import GraphPlan
 from tests.cuda.fake_graphs import FakeCuda, FakeGraph, FakeRun, FakeStream
@@ -353,6 +355,38 @@ def test_threads_share_one_object(cuda: FakeCuda) -> None:
 
     together(4, work)
     assert not wrong and f.replays > 100
+
+
+def test_no_garbage_is_collected_during_a_capture(cuda: FakeCuda) -> None:
+    """What it would let go (graphs, pinned memory) may call what CUDA refuses then."""
+    collecting: list[bool] = []
+
+    def looking(x: torch.Tensor) -> tuple[torch.Tensor]:
+        collecting.append(gc.isenabled())
+        return (x * 2,)
+
+    f = Graphed(cuda, looking)
+    f(fresh()), f(fresh())
+    assert collecting[:2] == [True, False] and gc.isenabled()
+
+
+def test_a_wait_for_the_device_takes_turns_with_captures(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    captured = threading.Event()
+    order: list[str] = []
+    waits = threading.Thread(target=wait_for_device)
+
+    def capture(x: torch.Tensor) -> tuple[torch.Tensor]:
+        if cuda.capturing:
+            waits.start()
+            captured.wait(0.2)  # as long as the other thread would need, if it did not wait
+            order.append("captured")
+        return (x * 2,)
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: (order.append("waited"), captured.set()))
+    f = Graphed(cuda, capture)
+    f(fresh()), f(fresh())
+    waits.join()
+    assert order == ["captured", "waited"]
 
 
 def test_close_drops_every_graph_after_the_device_is_done_with_it(cuda: FakeCuda) -> None:

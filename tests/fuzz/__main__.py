@@ -64,6 +64,9 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+_TRACE = 40  # lines of a traceback: where it was raised is at its end
+
+
 @dataclasses.dataclass
 class Found:
     number: int
@@ -176,7 +179,8 @@ class Search:
     def _tell(self, found: Found) -> None:
         title = f"seed {self.options.seed}, number {found.number}: {found.find}"
         stage = f"\n    stage: {found.stage}" if found.stage else ""
-        print(f"--- {title}\n    family: {found.family}{stage}\n{found.case.texts}\n", flush=True)
+        trace = "\n".join(found.find.trace.splitlines()[-_TRACE:])
+        print(f"--- {title}\n    family: {found.family}{stage}\n{found.case.texts}\n{trace}\n", flush=True)
         if self.options.out is None:
             return
         stem = f"found_{self.options.seed}_{found.number}"

@@ -8,6 +8,7 @@ import importlib.util
 import math
 import sys
 import threading
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -54,6 +55,8 @@ class Outcome:
     error: str = ""  # its type
     message: str = ""
     stage: str = ""  # action, forward or backward: where it was raised
+    trace: str = ""  # of our own side
+    left: dict[str, Any] = field(default_factory=dict)  # what of torch's own state a call leaves behind it
     near_limit: bool = False  # whether a number came so near the type's largest that the order of a sum may matter
 
 
@@ -220,7 +223,9 @@ class _Holder:
             if isinstance(error, _Passed):
                 error = error.error
             outcome.error, outcome.message = type(error).__name__, str(error)
+            outcome.trace = "".join(traceback.format_exception(error)) if self.side.ours else ""
             outcome.records = {}
+        outcome.left = _torch_state()
         if noise is not None:
             outcome.near_limit, noise.near_limit = noise.near_limit, False
         return outcome
@@ -312,6 +317,22 @@ class _Holder:
             keep(f"state {name}", t.detach())
             keep(f"gradient of {name}", t.grad)
         return found
+
+
+def _torch_state() -> dict[str, Any]:
+    """What a call may change while it runs, and must leave as it was, whatever became of it."""
+    return {
+        "gradients enabled": torch.is_grad_enabled(),
+        "inference mode": torch.is_inference_mode_enabled(),
+        "level of forward AD": torch.autograd.forward_ad._current_level,
+        "function transforms": torch._C._functorch.peek_interpreter_stack() is not None,
+        "dispatch modes": torch._C._len_torch_dispatch_stack(),
+        "function modes": torch._C._len_torch_function_stack(),
+        "autocast": [torch.is_autocast_enabled(device) for device in ("cpu", "cuda")],
+        "type of numbers": torch.get_default_dtype(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "being captured": torch.cuda.is_available() and torch.cuda.is_current_stream_capturing(),
+    }
 
 
 class _Passed(Exception):

@@ -439,6 +439,7 @@ class _CaseWriter:
         if self.writer.grows and self.chance("modes", 0.2):
             call = dataclasses.replace(call, mode=self.rng.choice(["grad", "no_grad", "inference"]))
         threaded = self.has("threads") and not program.is_module and not program.is_random and self.rng.random() < 0.05
+        threaded &= not any("jvp" in step.template for step in program.steps)  # torch counts its levels for all threads
         return dataclasses.replace(call, threads=2 if threaded else 1, accumulate=self.rng.random() < 0.2)
 
     def _changes(self) -> list[Callable[[Call], Call]]:

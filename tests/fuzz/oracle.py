@@ -29,6 +29,7 @@ class Find:
     call: int
     where: str
     detail: str
+    trace: str = ""
 
     def __str__(self) -> str:
         return f"{self.kind} in call {self.call}, {self.where}: {self.detail}"
@@ -42,12 +43,14 @@ class Find:
 
 def is_minor(find: Find) -> bool:
     """What few would mind: results that share memory with one another in eager and not here, or the other way round;
-    a backward that works where eager's raises; and whatever works where eager has no kernel for the types."""
+    a backward that works where eager's raises; and whatever works where eager has no kernel for the types or sizes."""
     if find.kind == "no exception":
         no_kernel = (
             "eager raises NotImplementedError",
             "eager raises RuntimeError: mixed dtype",
             "eager raises RuntimeError: expected scalar type",
+            "eager raises RuntimeError: index_copy_(): self and source expected to have the same dtype",
+            "eager raises AcceleratorError: CUDA error: invalid argument",  # a launch of no blocks
         )
         return find.where.endswith("backward") or find.detail.startswith(no_kernel)
     return find.kind == "shares" and "argument" not in find.detail
@@ -59,15 +62,21 @@ def judged(case: Case, ours: Sequence[Outcome], folder: Path, device: str = "cpu
     finds = compared(case, cloud, ours)
     if finds and cloud.grow(13):  # a second, closer look
         finds = compared(case, cloud, ours)
-    return [f for f in finds if not _is_one_of_eagers(case, f)]
+    return [f for f in finds if not _is_one_of_eagers(case, f, device)]
 
 
-def _is_one_of_eagers(case: Case, find: Find) -> bool:
+def _is_one_of_eagers(case: Case, find: Find, device: str) -> bool:
     """Whether eager itself has no one answer, or docs/limits.md says that ours is another.
 
     Its vectors and its last elements, which are computed one by one, differ in some gradients at NaN, and in which of
-    two zeros of unlike sign is the larger. A bad index whose element is cut off by a padding is not noticed."""
+    two zeros of unlike sign is the larger. A bad index whose element is cut off by a padding is not noticed. A GPU's
+    atomic additions know no subnormal numbers."""
     templates = [step.template for step in case.program.steps]
+    kinds = [s.kind for s in case.calls[find.call].storages]
+    if device == "cuda" and any(re.search(r"accumulate|index_add|scatter_add|scatter_reduce", t) for t in templates):
+        return "tiny" in kinds
+    if case.calls[find.call].mode == "inference" and any("torch.func." in t for t in templates):
+        return find.kind in ("value", "not finite")  # eager's derivatives are zero there
     if find.kind == "no exception":
         has_bad_index = any(s.kind.startswith("beyond:") for s in case.calls[find.call].storages)
         return has_bad_index and any(re.search(r"F\.pad\(.*-\d", t) for t in templates)
@@ -132,12 +141,14 @@ def compared(case: Case, cloud: Cloud, ours: Sequence[Outcome]) -> list[Find]:
         finds = _call_compared(case, cloud, k, want, got)
         if finds:
             return finds  # what comes after one is likely to come of it
-        if want.error and want.stage != "forward":
-            break
+        if want.error and (want.stage != "forward" or case.program.is_module):
+            break  # what was written before it was raised is not said (docs/limits.md)
     return []
 
 
 def _call_compared(case: Case, cloud: Cloud, k: int, want: Outcome, got: Outcome) -> list[Find]:
+    if left := [f"{what} {got.left[what]}, eager's {was}" for what, was in want.left.items() if got.left[what] != was]:
+        return [Find("left behind", k, "state", "; ".join(left))]
     if want.error or got.error:
         return _errors_compared(k, want, got, cloud)
     finds = []
@@ -155,7 +166,7 @@ def _errors_compared(k: int, want: Outcome, got: Outcome, cloud: Cloud) -> list[
     if not got.error:
         return [Find("no exception", k, want.stage, f"eager raises {want.error}: {_short(want.message)}")]
     if not want.error:
-        return [Find("exception", k, got.stage, f"{got.error}: {_short(got.message)}")]
+        return [Find("exception", k, got.stage, f"{got.error}: {_short(got.message)}", got.trace)]
     if want.error != got.error:
         told = f"{got.error}: {_short(got.message)}; eager raises {want.error}: {_short(want.message)}"
         return [Find("exception type", k, want.stage, told)]
@@ -214,8 +225,8 @@ def _values_compared(cloud: Cloud, k: int, want: Record, got: torch.Tensor, exac
                 wrong &= _equal(other.to(theirs.dtype), theirs)
         else:
             wrong &= _beyond(theirs, got, others)
-            if cloud.near_limit(k):
-                wrong &= theirs.isfinite() & got.isfinite()
+            if cloud.near_limit(k):  # and a gradient is another one where a comparison met an infinity
+                wrong &= theirs.isfinite() & got.isfinite() & ("gradient" not in want.path)
     if not wrong.any():
         return None
     if theirs.is_floating_point() and not (theirs.isfinite() & got.isfinite())[wrong].all():

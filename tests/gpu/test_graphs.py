@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 import burnish
 from tests.gpu.on_device import DEVICE, calls_agree, captured, compiled, graphed, notices, randn
+from tests.semantics.test_threads import together
 
 pytestmark = pytest.mark.gpu
 
@@ -158,6 +159,25 @@ def test_a_failure_in_the_middle_of_a_capture_loses_no_call(small: Small, monkey
         monkeypatch.setattr(CudaRun, "private", waiting)
         calls_agree(c, small, lambda: (randn(8, 64),), 4)
     assert captured(c) == 0 and any(notice.startswith("no CUDA graph") for notice in notices(c))
+
+
+def test_one_thread_captures_while_others_are_raced_and_judged(small: Small) -> None:
+    """CUDA refuses to wait for the whole device during a capture, whichever thread asks."""
+    raised: list[BaseException] = []
+
+    def work(number: int) -> None:
+        model = copy.deepcopy(small)
+        mode = "reduce-overhead" if number % 2 else "default"
+        for width in (8, 16, 24):
+            c = burnish.compile(model, mode=mode, dynamic=False)
+            try:
+                with torch.no_grad():
+                    calls_agree(c, model, lambda width=width: (randn(width, 64),), 8)
+            except BaseException as error:
+                raised.append(error)
+
+    together(4, work)
+    assert not raised
 
 
 def test_in_the_callers_own_graph(small: Small) -> None:

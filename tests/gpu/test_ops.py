@@ -85,11 +85,11 @@ def test_a_kernel_that_cannot_be_printed_runs_in_torch(monkeypatch: pytest.Monke
 
     printed, seen = triton._printed, []
 
-    def refuse_first(kernel: Any, steady: frozenset[str], form: Any = None) -> Any:
+    def refuse_first(kernel: Any, *how: Any) -> Any:
         seen.append(kernel)
         if len(seen) == 1:
             raise triton.NotPrintable("told to")
-        return printed(kernel, steady, form)
+        return printed(kernel, *how)
 
     monkeypatch.setattr(triton, "_printed", refuse_first)
     monkeypatch.setenv("BURNISH_NO_CACHE", "1")  # a program that is kept was printed long ago
@@ -98,3 +98,13 @@ def test_a_kernel_that_cannot_be_printed_runs_in_torch(monkeypatch: pytest.Monke
     with torch.no_grad():
         torch.testing.assert_close(c(x), fn(x))
     assert len(seen) > 1 and notices(c)["kernel run in torch: told to"] == 1
+
+
+def test_sums_of_one_element_keep_eagers_signs_of_zero() -> None:
+    """A product's sum begins with zero, a scan with its first element."""
+    from tests.gpu.on_device import compiled
+
+    fn = lambda x, y: (1 / (x @ y), 1 / y.cumsum(0))  # noqa: E731
+    x, y = torch.zeros(3, 1, device=DEVICE), -torch.zeros(1, 3, device=DEVICE)
+    ours, theirs = compiled(fn)(x, y), fn(x, y)
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))

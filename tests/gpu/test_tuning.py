@@ -113,16 +113,15 @@ def test_no_memory_while_tuning_and_capturing(cache: Path, monkeypatch: pytest.M
 
 @torch.no_grad()
 def test_a_full_device_never_loses_a_call(cache: Path) -> None:
-    """Really full: hardly more than the call itself needs is left."""
+    """Hardly more is left than the call needs. (A limit of this process alone: other tests are on the device.)"""
     model, x = Block(1024, 16).to(DEVICE, HALF).eval(), randn(8, 512, 1024, dtype=HALF)
     expected = model(x)
     torch.cuda.empty_cache()
-    free, _ = torch.cuda.mem_get_info()
-    filler = torch.empty(max(free - (1 << 30), 0), dtype=torch.uint8, device=DEVICE)
+    _, total = torch.cuda.mem_get_info()
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (256 << 20)) / total)
     try:
         c = burnish.compile(model, mode="max-autotune", **NO_GATE)
         for _ in range(3):
             torch.testing.assert_close(c(x), expected, rtol=0.05, atol=0.05)
     finally:
-        del filler
-        torch.cuda.empty_cache()
+        torch.cuda.set_per_process_memory_fraction(1.0)

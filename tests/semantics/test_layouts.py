@@ -209,6 +209,13 @@ def test_a_call_of_atens_sees_no_repeated_elements_that_eager_does_not_show_it()
     assert torch.equal(fn(x), x[:, 0])
 
 
+@pytest.mark.parametrize("strides", [(0, 1), (1, 1)])
+def test_a_call_of_atens_sees_a_copy_where_eager_has_made_one(strides):
+    fn = lambda x: x.contiguous().median(0)[0]  # noqa: E731
+    x = torch.tensor([0.5, 0.75, 2.0]).as_strided((2, 2), strides)
+    assert torch.equal(burnish.compile(fn, gate=False, verify="off")(x), fn(x))
+
+
 @pytest.mark.parametrize("grad", [False, True])
 def test_a_log_softmax_lies_in_memory_as_eagers_does(grad):
     x = torch.randn(2, 3, 4, requires_grad=grad)
