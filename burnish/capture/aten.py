@@ -237,7 +237,7 @@ class _Importer:
         expanded tensor) is copied for it, too: not every kernel of ATen's reads such a tensor rightly (`median`)."""
         if isinstance(fx, list | tuple):
             return type(value)(map(self._as_eager_shows, fx, value))
-        if not isinstance(fx, FxNode) or not isinstance(value, Node) or value.dtype is None:
+        if not isinstance(fx, FxNode) or not isinstance(value, Node) or value.type.dtype is None:
             return value
         shares = _meets_itself(value.shape, value.layout or ())
         was_copied = shares and not _meets_itself(value.shape, self._strides(fx.meta["val"]))

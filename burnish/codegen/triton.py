@@ -43,6 +43,7 @@ _LIBDEVICE = "from triton.language.extra import libdevice"
 _OVERLAP = "from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait\n"
 _LET_IN = "    gdc_launch_dependents()\n"
 _WAIT = "    gdc_wait()"
+_BEGINS = "    # first of its program\n"
 _INTERPRETED = "from burnish.runtime.triton_interpreted import libdevice"
 
 
@@ -67,6 +68,7 @@ class TritonUnit:
     functions: dict[str, str]  # name -> text with @ for the name
     checks: bool
     overlapped: bool = False  # kernels wait for the one ahead by themselves: launch them as dependents of it
+    first: int | None = None  # the kernel that is made to be the first of its program
 
     @property
     def kernels(self) -> int:
@@ -88,12 +90,17 @@ class _Unit:
     refused: dict[int, str] = field(default_factory=dict)
     _known: dict[Hashable, tuple[Nameless, TritonCall]] = field(default_factory=dict)  # with the first of each form
 
-    def call_of(self, kernel: Printable, gpu: Gpu, steady: frozenset[str], form: Form | None) -> TritonCall:
+    def call_of(
+        self, kernel: Printable, gpu: Gpu, steady: frozenset[str], form: Form | None, begins: bool = False
+    ) -> TritonCall:
         """Kernels that differ in their buffers' names alone are printed once."""
         asked = nameless(kernel)
-        key = asked.form, tuple(name in steady for name in asked.names), form
+        key = asked.form, tuple(name in steady for name in asked.names), form, begins
         if key not in self._known:
-            self._known[key] = asked, self._call(_printed(kernel, gpu, steady, form))
+            printed = _printed(kernel, gpu, steady, form)
+            if begins:
+                printed = replace(printed, text=printed.text.replace("):\n", f"):\n{_BEGINS}", 1))
+            self._known[key] = asked, self._call(printed)
         first, call = self._known[key]
         return replace(call, buffers=asked.instead_of(first, call.buffers))
 
@@ -119,29 +126,35 @@ def generate(
     interpreted: bool = False,
     overlapped: bool = False,
     steady: frozenset[str] | None = None,
+    begins: bool = False,
 ) -> TritonUnit:
     """`interpreted` makes a module that runs under Triton's interpreter, which has no CUDA math library. In an
     `overlapped` one (Hopper and later) each kernel may be launched before the one ahead of it ends: it says at its
     start that the next may come, and waits for the one ahead before it touches memory. `steady` are the buffers that it
-    need not wait for, where the schedule is a part of a program."""
+    need not wait for, where the schedule is a part of a program. Where the schedule `begins` one, its first kernel
+    waits before all else, and only then lets the next in: another program may be writing what is steady in this one."""
     unit = _Unit()
     found = steady_buffers(schedule) if steady is None else steady
     steady = found if overlapped else frozenset()
     for n, kernel in enumerate(schedule.kernels):
         if isinstance(kernel, ExternKernel):
             continue
+        is_first = begins and overlapped and not unit.calls
+        awaited = frozenset[str]() if is_first else steady
         try:
-            unit.calls[n] = unit.call_of(kernel, schedule.gpu, steady, schedule.forms.get(n))
+            unit.calls[n] = unit.call_of(kernel, schedule.gpu, awaited, schedule.forms.get(n), is_first)
         except NotPrintable as reason:
             unit.refused[n] = str(reason)
     functions = {name: text for (text, _), name in unit.functions.items()}
     checks = any(c.checks for c in unit.calls.values())
     text = module_text(functions, interpreted, overlapped)
-    return TritonUnit(text, unit.calls, unit.refused, functions, checks, overlapped)
+    first = min(unit.calls, default=None) if begins and overlapped else None
+    return TritonUnit(text, unit.calls, unit.refused, functions, checks, overlapped, first)
 
 
 def steady_buffers(schedule: Schedule) -> frozenset[str]:
-    """Buffers that no kernel writes: parameters mostly. A kernel may fetch them before the one ahead of it ends."""
+    """Buffers that no kernel of the program writes: parameters mostly. A kernel may fetch them before the one ahead of
+    it ends; what is ahead of the program has ended by then, for its first kernel has waited for it."""
     written = frozenset().union(*(kernel.writes for kernel in schedule.kernels))
     return frozenset(n for n, b in schedule.buffers.items() if b.role in ("input", "constant")) - written
 
@@ -185,6 +198,12 @@ def launch_forms(kernel: Kernel, gpu: Gpu = REFERENCE) -> list[Form]:
     return []
 
 
+def _overlapping(text: str) -> str:
+    if _BEGINS in text:
+        return text.replace(_BEGINS, f"{_WAIT}\n{_LET_IN}")
+    return text.replace("):\n", f"):\n{_LET_IN}", 1).replace(AHEAD, _WAIT)
+
+
 # The interpreter knows no machine instructions.
 _WITHOUT_INSTRUCTIONS = {
     "bn.erf_to_bf16": "tl.erf",
@@ -202,7 +221,7 @@ def module_text(functions: dict[str, str], interpreted: bool = False, overlapped
     head += _OVERLAP if overlapped else ""
     bodies = [text.replace("@(", f"{name}(").replace("@_", f"{name}_") + "\n" for name, text in functions.items()]
     if overlapped:
-        bodies = [text.replace("):\n", f"):\n{_LET_IN}", 1).replace(AHEAD, _WAIT) for text in bodies]
+        bodies = [_overlapping(text) for text in bodies]
     bodies = [text.replace(f"{AHEAD}\n", "") for text in bodies]
     if interpreted:
         for instruction, plainly in _WITHOUT_INSTRUCTIONS.items():

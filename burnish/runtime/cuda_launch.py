@@ -54,11 +54,13 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch with its sizes put in: the grid, and which slot of the table each parameter is."""
+    """One launch with its sizes put in: the grid, and which slot of the table each parameter is. One that `waits` is
+    there only when all that is ahead of it on the stream has ended."""
 
     kernel: Kernel
     grid: tuple[int, int, int]
     slots: tuple[int, ...]
+    waits: bool = False
 
     @property
     def scratch(self) -> int:
@@ -191,7 +193,7 @@ class NativeLauncher:
                 kernel.threads,
                 kernel.shared,
                 kernel.cluster,
-                kernel.dependent,
+                kernel.dependent and not launch.waits,
                 kernel.cooperative,
             )
             kept += [tail, params]
@@ -236,7 +238,9 @@ class TritonLauncher:
         return lambda: self._load_all(sources)
 
     def _load_all(self, sources: Sequence[KernelSource]) -> list[Kernel]:
-        """Its launches need Triton's own objects: they are made here, in threads."""
+        """Its launches need Triton's own objects: they are made here, in threads. They are all alike, so none of them
+        may be there before the one ahead of it ends."""
+        sources = [dataclasses.replace(source, overlapped=False) for source in sources]
         with ThreadPoolExecutor(_BUILDERS) as pool:
             made = pool.map(lambda source: compile_with_triton(source, own_directory()), sources)
         return [self._load(compiled, source) for compiled, source in zip(made, sources, strict=True)]

@@ -56,7 +56,8 @@ class CudaUnit:
 
 
 def generate_cuda(schedule: Schedule, overlapped: bool = False, steady: frozenset[str] | None = None) -> CudaUnit:
-    unit = generate(schedule, overlapped=overlapped, steady=steady)
+    """`steady` is told where the schedule is a part of a program."""
+    unit = generate(schedule, overlapped=overlapped, steady=steady, begins=steady is None)
     slots = {"error": ERROR_SLOT}
     segments: list[list[int]] = []
     adjacent = False
@@ -88,20 +89,31 @@ class LoadedUnit:
     flag: torch.Tensor | None  # set by a kernel that met an index out of range
     wide: Callable[[int], LoadedKernel]
 
-    def segment(self, number: int, sizes: Mapping[str, int]) -> list[Launch]:
-        """A segment's launches with their sizes put in; those with nothing to do are left out."""
+    def launches(self, sizes: Mapping[str, int]) -> list[list[Launch]]:
+        """Each segment's launches with their sizes put in; those with nothing to do are left out."""
         unit = self.program.unit
         assert isinstance(unit, CudaUnit)
-        out, kernels = [], self.kernels()
-        for n in unit.segments[number]:
-            call = unit.triton.calls[n]
-            x, y, z = (evaluate(d, sizes) for d in _grid(call))
-            names = (*call.buffers, *call.sizes, *(("error",) if call.checks else ()))
-            if x * y * z:
-                is_far = any(evaluate(r, sizes) > _INT32 for r in call.reach)
-                kernel = self.wide(n) if is_far else kernels[n]
-                out.append(Launch(kernel, (x, y, z), tuple(unit.slots[name] for name in names)))
-        return out
+        found = [[n for n in segment if self._has_work(n, sizes)] for segment in unit.segments]
+        first = next((n for segment in found for n in segment), None)
+        # One that was not made to be the first would fetch what another program may still be writing.
+        waiting = None if first == unit.triton.first else first
+        return [[self._launch(n, sizes, n == waiting) for n in segment] for segment in found]
+
+    def _has_work(self, n: int, sizes: Mapping[str, int]) -> bool:
+        return all(evaluate(d, sizes) for d in _grid(self._call(n)))
+
+    def _launch(self, n: int, sizes: Mapping[str, int], waits: bool) -> Launch:
+        call, slots = self._call(n), self.program.unit.slots
+        x, y, z = (evaluate(d, sizes) for d in _grid(call))
+        names = (*call.buffers, *call.sizes, *(("error",) if call.checks else ()))
+        is_far = any(evaluate(r, sizes) > _INT32 for r in call.reach)
+        kernel = self.wide(n) if is_far else self.kernels()[n]
+        return Launch(kernel, (x, y, z), tuple(slots[name] for name in names), waits)
+
+    def _call(self, n: int) -> TritonCall:
+        unit = self.program.unit
+        assert isinstance(unit, CudaUnit)
+        return unit.triton.calls[n]
 
 
 def _grid(call: TritonCall) -> tuple[Dim, Dim, Dim]:
@@ -119,7 +131,7 @@ class CudaWorkspace(Workspace):
         self.have_stayed: Callable[[list[Any]], bool] = lambda args: False  # parameters, where the table has them
         self.copies: list[torch.Tensor] = []  # of parameters that are not aligned
         self.direct: Any = None  # its launches as runtime/direct.py calls them
-        segments = [loaded.segment(k, sizes) for k in range(len(unit.segments))]
+        segments = loaded.launches(sizes)
         each = [[-(-launch.scratch // 256) * 256 for launch in segment] for segment in segments]
         self.scratch = torch.empty(sum(map(sum, each)), dtype=torch.uint8, device=device)
         free = self.scratch.data_ptr()

@@ -439,7 +439,7 @@ class _Lowerer:
         value = emitter.value(node.inputs[0], index)
         if any(a.reduce for a in axes):
             value = emitter.body.emit(Scanned(node.op.kind, value, node.dtype.compute))
-        elif self.captured.target == "cpu":  # a GPU's scan begins with the first element, and not with zero
+        else:
             value = _of_one(emitter, node.op.kind, value, node.dtype.compute)
         emitter.store(buffer, self._offset(buffer, index), value)
         self._emit_loop(axes, emitter)

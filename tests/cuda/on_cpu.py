@@ -118,8 +118,9 @@ def assembled(
     inputs: list[Any],
     static: frozenset[int] = frozenset(),
     refuse: bool = False,
+    overlapped: bool = False,
 ) -> OnCpu:
-    unit = generate_cuda(schedule)
+    unit = generate_cuda(schedule, overlapped)
     if refuse:
         unit.triton.refused.update(dict.fromkeys(unit.triton.calls, "told to"))
         unit.segments.clear()

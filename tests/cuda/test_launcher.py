@@ -85,6 +85,14 @@ def test_attributes_of_a_launch(driver: Driver, library: ctypes.CDLL) -> None:
     assert two[2] == 6 and two[7:13] == [2, 1, 4, 2, 5, 1]  # cooperative, cluster dimension, spread
 
 
+def test_a_launch_that_waits_is_no_dependent_one(driver: Driver, library: ctypes.CDLL) -> None:
+    launcher = NativeLauncher(library, 0, driver.path)
+    driver.number("param_count").value = 0
+    launch = Launch(launcher.load_one(built("p", dependent=True)), (1, 1, 1), (), waits=True)
+    assert launcher.launch(launcher.bake([launch], table_of(0), 0, [0])) == 0
+    assert driver.launches()[0][7:15] == [0] * 8
+
+
 def test_scratch_memory_is_the_parameter_after_the_kernels_own(driver: Driver, library: ctypes.CDLL) -> None:
     launcher = NativeLauncher(library, 0, driver.path)
     launch = Launch(launcher.load_one(built("s", scratch=128)), (3, 2, 1), (1,))

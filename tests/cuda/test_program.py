@@ -50,7 +50,7 @@ def test_indices_have_64_bits_only_where_a_call_needs_them() -> None:
         torch.testing.assert_close(on.run([rows, x] if len(on.inputs) == 2 else [x])[0], f(x))
     assert set(on.launcher.names) == {"k0"}
     for size, used in ((1 << 12, "k0"), (1 << 31, "wide0")):
-        launches = on.loaded.segment(0, dict.fromkeys(on.program.sources, size))
+        launches = on.loaded.launches(dict.fromkeys(on.program.sources, size))[0]
         assert [launch.kernel.name for launch in launches] == [used]
 
 

@@ -80,6 +80,8 @@ def _is_one_of_eagers(case: Case, find: Find, device: str) -> bool:
     if find.kind == "no exception":
         has_bad_index = any(s.kind.startswith("beyond:") for s in case.calls[find.call].storages)
         return has_bad_index and any(re.search(r"F\.pad\(.*-\d", t) for t in templates)
+    if device == "cuda" and any("cumsum" in t for t in templates):  # from zero or from the first element: by layout
+        return find.kind == "not finite" or (find.kind == "integer value" and any("signbit" in t for t in templates))
     if find.kind == "integer value" and any("signbit" in t for t in templates):
         return any(re.search(r"max|min|sort|topk|median|kthvalue|clamp", t) for t in templates)
     if case.program.is_random and any(re.search(r"@|matmul|mm\(|linear|conv", t) for t in templates):

@@ -180,6 +180,19 @@ def test_one_thread_captures_while_others_are_raced_and_judged(small: Small) -> 
     assert not raised
 
 
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_a_program_reads_what_the_one_ahead_of_it_wrote(mode: str) -> None:
+    """Kernels of one program may be there before the one ahead ends; not before another program's does."""
+    slow = compiled(lambda x: x.cumsum(1) + 1, mode=mode)  # one block, for long
+    quick = compiled(lambda y: y * 2, mode=mode)
+    x = torch.ones(1, 200_000, device=DEVICE)
+    with torch.no_grad():
+        for _ in range(20):
+            x = x + 1
+            y = slow(x)
+            assert torch.equal(quick(y), y * 2)
+
+
 def test_in_the_callers_own_graph(small: Small) -> None:
     c = graphed(small)
     x = randn(8, 64)
