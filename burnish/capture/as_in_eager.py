@@ -125,6 +125,8 @@ def left_to_eager(graph: fx.GraphModule, inputs: Sequence[Any]) -> str:
     tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors) and any(x.is_inference() for x in tensors):
         return "autograd takes an inference tensor only where eager would not save it"
+    if any(x._is_zerotensor() for x in tensors):
+        return "an input stands for zeros that lie in no memory"
     nodes = [n for m in graph.modules() if isinstance(m, fx.GraphModule) for n in m.graph.nodes]
     if torch.is_grad_enabled() and any(map(_is_differentiated_product, nodes)):
         return "the gradient of a product of elements (prod) depends on whether one of them is zero"

@@ -154,6 +154,11 @@ class _Importer:
                 origin = _origin(arg)
                 if origin in positions and _same_kind(val, base := origin.meta["val"]):
                     self.captured.aliases[k] = self._window(positions[origin], val, base)
+                elif origin in positions and any(isinstance(p.meta.get("val"), torch.SymInt) for p in positions):
+                    # Where it begins in that memory, AOTAutograd would take from the copy that a program returns.
+                    raise CompileError(
+                        "capture", "a result shows an input's memory as another type, at sizes that vary"
+                    )
                 else:
                     self.graph.output_layouts[k] = self._strides(val)
         self.captured.results = len(results)
@@ -435,8 +440,9 @@ def _meets_itself(shape: Sequence[Dim], strides: Sequence[Dim]) -> bool:
 
 
 def _same_kind(val: torch.Tensor, base: torch.Tensor) -> bool:
-    """A view of another type (complex as real) is no strided window of its base."""
-    return bool(val.dtype == base.dtype and not val.is_conj() and not val.is_neg())
+    """A view of another type (complex as real), or of other values, is no strided window of its base."""
+    same_values = val.is_conj() == base.is_conj() and val.is_neg() == base.is_neg()
+    return bool(val.dtype == base.dtype and same_values)
 
 
 def _nodes_in(value: Any) -> list[Node]:

@@ -32,6 +32,16 @@ def with_bits_of(x: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
     return neg_view(made) if x.is_neg() else made
 
 
+def in_memory(gradient: Any) -> Any:
+    """A gradient whose values lie in memory as they are, which is where compiled code reads them. Autograd also hands
+    on zeros that lie nowhere (the gradient of `sgn`), and hooks what is negated or conjugated lazily."""
+    if not isinstance(gradient, torch.Tensor):
+        return gradient
+    if gradient._is_zerotensor():
+        return torch.zeros(gradient.shape, dtype=gradient.dtype, device=gradient.device)
+    return gradient.resolve_neg().resolve_conj() if gradient.is_neg() or gradient.is_conj() else gradient
+
+
 def memory_of(tensor: torch.Tensor) -> int:
     """Equal for tensors, fake ones too, that share memory."""
     return int(tensor.untyped_storage()._cdata)

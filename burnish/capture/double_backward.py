@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
+from burnish.capture.calls import in_memory
 from burnish.capture.saved_tensors import hooks_are_active
 from burnish.capture.snapshot import autocast_state
 from burnish.runtime.program import restrided
@@ -282,12 +283,15 @@ def _replace(function: Any, replay: Callable[[], Replay]) -> None:
         return results
 
     def recorded(ctx: Any, *gradients: Any) -> Any:
+        boxed = len(gradients) == 1 and isinstance(gradients[0], list)  # since torch 2.12
         if not torch.is_grad_enabled():
             # Saved tensors whose memory a backward might write to: ours does not, and need not refuse retain_graph.
             function.metadata.bw_donated_idxs = []
             replay().let_go(ctx)
-            return backward(_WithoutInputs(ctx), *gradients)
-        boxed = len(gradients) == 1 and isinstance(gradients[0], list)  # since torch 2.12
+            if boxed:
+                gradients[0][:] = map(in_memory, gradients[0])
+                return backward(_WithoutInputs(ctx), *gradients)
+            return backward(_WithoutInputs(ctx), *map(in_memory, gradients))
         return replay().gradients(ctx, gradients[0] if boxed else gradients)
 
     for name, method in (("forward", saving), ("backward", _untraced(recorded))):

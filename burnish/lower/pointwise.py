@@ -496,6 +496,7 @@ for _kind, _value in (("zeros", 0), ("ones", 1)):
     _filled(f"{_kind}.default", _value, 1)
     _filled(f"{_kind}_like.default", _value, 1)
     _filled(f"new_{_kind}.default", _value, 2)
+_filled("_efficientzerotensor.default", 0, 1)
 
 
 @lowering("fill.Scalar", "fill.Tensor")

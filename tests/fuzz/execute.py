@@ -349,6 +349,8 @@ def _own(owners: dict[int, str], t: torch.Tensor, name: str) -> None:
 def _record(path: str, value: Any, owners: dict[int, str]) -> Record:
     if not isinstance(value, torch.Tensor):
         return Record(path, None, {"type": type(value).__name__, "value": repr(value)})
+    if value._is_zerotensor():  # in no memory
+        value = torch.zeros(value.shape, dtype=value.dtype)
     pairs = zip(value.shape, value.stride(), strict=True)
     facts = {
         "type": type(value).__name__,

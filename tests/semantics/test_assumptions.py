@@ -302,3 +302,40 @@ def test_an_operation_that_returns_another_type_than_tracing_says():
     burnish.compile(net, options=FORCED)(x)
     eager(x)
     torch.testing.assert_close(dict(net.named_buffers()), dict(eager.named_buffers()))
+
+
+_COMPLEX = torch.randn(9, dtype=torch.complex64)[2:7]
+_REAL = torch.randn(9)[2:7]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    ("fn", "x"),
+    [
+        (lambda x: x[1:], torch._neg_view(_REAL)),
+        (lambda x: x[1:], _COMPLEX.conj()),
+        (lambda x: torch._neg_view(x)[1:], _REAL),
+        (lambda x: x.conj()[1:], _COMPLEX),
+        (lambda x: x.conj().imag[1:], _COMPLEX),
+        (lambda x: torch.view_as_real(x)[1:], _COMPLEX),
+        (lambda x: x.view(torch.int32)[1:], _REAL),
+    ],
+)
+def test_a_result_that_shows_an_inputs_memory_in_another_way(fn, x, dynamic):
+    """The storage begins before the input does."""
+    ours, theirs = burnish.compile(fn, dynamic=dynamic, gate=False, verify="off")(x), fn(x)
+    same_memory = ours.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+    assert torch.equal(ours, theirs) and same_memory and ours.is_neg() == theirs.is_neg()
+
+
+def test_an_input_of_zeros_that_lie_in_no_memory():
+    c = burnish.compile(lambda x: x + 1, gate=False, verify="off")
+    c(torch.zeros(4))
+    assert torch.equal(c(torch._efficientzerotensor(4)), torch.ones(4))
+
+
+def test_a_sealed_input_of_zeros_that_lie_in_no_memory():
+    c = burnish.compile(lambda x: x + 1, gate=False, verify="off")
+    c(torch.zeros(4))
+    burnish.seal(c)
+    assert torch.equal(c(torch._efficientzerotensor(4)), torch.ones(4))

@@ -467,3 +467,32 @@ def test_view_without_history_beside_a_result_with_one_is_judged(dynamic):
     compiled, x = burnish.compile(fn, dynamic=dynamic), torch.randn(2, requires_grad=True)
     for _ in range(3):
         assert [(y.requires_grad, y.is_leaf) for y in compiled(x)] == [(y.requires_grad, y.is_leaf) for y in fn(x)]
+
+
+# --- gradients that lie in no memory, or lazily ------------------------------------------------------------------
+
+
+def _through(step: Callable[..., Any], last: Callable[..., Any]) -> torch.Tensor:
+    x = torch.linspace(-1, 1, 8).requires_grad_()
+    last(step(x)).sum().backward()
+    assert x.grad is not None
+    return x.grad
+
+
+def _negated_lazily(y: torch.Tensor) -> torch.Tensor:
+    y.register_hook(lambda gradient: torch._neg_view(gradient))
+    return y * 3
+
+
+@pytest.mark.parametrize("last", [torch.sgn, _negated_lazily])
+def test_gradients_that_compiled_code_cannot_read(last):
+    """The gradient of `sgn` is zeros that lie nowhere; a hook's may be negated lazily."""
+    step = lambda x: x.sin() * 2  # noqa: E731
+    c = burnish.compile(step, gate=False, verify="off")
+    torch.testing.assert_close(_through(c, last), _through(step, last))
+
+
+def test_zeros_that_lie_in_no_memory_inside_a_graph():
+    step = lambda x: torch.lerp(x, x * 2, 0.3).sgn()  # noqa: E731
+    c = burnish.compile(step, gate=False, verify="off")
+    assert torch.equal(_through(c, torch.clone), _through(step, torch.clone))

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from burnish.capture.calls import in_memory
 from burnish.capture.double_backward import Replay, own_tensors
 from burnish.capture.warm import NotWarm
 from burnish.runtime.program import restrided
@@ -86,7 +87,7 @@ def training_function(forward: Boxed, backward: Boxed, layout: TrainingLayout, a
             if torch.is_grad_enabled():
                 return again.gradients(ctx, gradients)
             again.let_go(ctx)
-            tangents = [restrided(gradients[i], shape, strides) for i, shape, strides in wanted]
+            tangents = [restrided(in_memory(gradients[i]), shape, strides) for i, shape, strides in wanted]
             return tuple(backward([*own_tensors(ctx), *tangents]))
 
     apply: Callable[..., Any] = RestoredStep.apply
