@@ -7,9 +7,11 @@ original the next. Each call is made once, by one of the two: the user's calls m
 1. Calls of one kind (sizes, types, grad mode) make pairs; the order within a pair changes in the order of Thue and
    Morse, so that neither a drift nor data that alternates favours one of the two. Of short calls, the first one of
    either after the other's does not count: who is called in a loop finds his own data and code in the caches.
-2. After five pairs or more the interval of the ratio's median decides, once it lies on one side; after 25 the median
-   does. Long calls that are clearly won are not raced to the end, or, where the whole takes less time than its graphs
-   alone took in eager when they were judged, not at all.
+2. After five pairs or more the interval of the ratio's median decides, once it lies on one side. Where it does not
+   after 25, the original serves, unless the median promises a gain: then the race goes on, and after 100 the median
+   decides. Kinds that are raced together are of unlike sizes, whose median says little: for them there is no going on.
+   Long calls that are clearly won are not raced to the end, or, where the whole takes less time than its graphs alone
+   took in eager when they were judged, not at all.
 3. A kind that lost is served by the original. All that remains once each kind is decided is up to the caller
    (`outcome`): the compiled path itself, the original itself, or, for a mixture, `call`, which looks a kind up.
 
@@ -40,7 +42,9 @@ Outcome = Literal["racing", "mixed", "compiled", "eager"]
 KindOf = Callable[[tuple[Any, ...], dict[str, Any]], Hashable]
 
 LOSES_ABOVE = 1.02
-MOST_PAIRS = 25
+MOST_PAIRS = 25  # of an unclear race, unless there is something to gain
+LAST_PAIR = 100
+_GAIN = 0.97  # of eager's time: more is not worth racing for any longer
 _CLEAR_WIN = 0.85  # of eager's time: in two pairs of long calls, enough
 _LONG = 0.02  # seconds: the original is not asked for such a call if it cannot win
 _SHORT = 5e-4  # seconds: the first of such calls after the other's finds its caches cold, and is not counted
@@ -104,6 +108,7 @@ class _Kind:
     eager: list[float] = field(default_factory=list)
     served: Served | None = None  # the verdict
     note: str = ""
+    is_mixed: bool = False  # of several kinds
 
     @property
     def turn(self) -> Served:
@@ -132,7 +137,9 @@ class _Kind:
             return "eager"
         if len(self.ratios) < MOST_PAIRS:
             return None
-        return "compiled" if self._balanced() <= LOSES_ABOVE else "eager"
+        if self.is_mixed or self._balanced() > _GAIN:
+            return "eager"  # nobody is ever slower for it
+        return "compiled" if len(self.ratios) >= LAST_PAIR else None
 
     def _is_long_and_clear(self, allowance: float) -> bool:
         spent = sum(self.compiled) + sum(self.eager)
@@ -256,7 +263,7 @@ class WholeCallRace:
         try:
             if not self._around.can_time():
                 return self._compiled(*args, **kwargs)
-            entry = self._kinds.setdefault(kind, _Kind())
+            entry = self._kinds.setdefault(kind, _Kind(is_mixed=kind is _OTHERS))
             self.look_again()
             self._lingers = _LINGERS
             return self._raced(kind, entry, args, kwargs)

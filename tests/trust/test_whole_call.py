@@ -12,7 +12,7 @@ import torch
 
 from burnish.trust import whole_call
 from burnish.trust.interval import Interval
-from burnish.trust.whole_call import MOST_PAIRS, Graphs, Surroundings, WholeCallRace
+from burnish.trust.whole_call import LAST_PAIR, MOST_PAIRS, Graphs, Surroundings, WholeCallRace
 
 WARM = 2  # calls of a kind before the first one that is timed
 
@@ -113,15 +113,31 @@ def test_what_is_the_same_within_two_percent_is_no_loss():
     assert track.race.outcome() == "compiled"
 
 
-@pytest.mark.parametrize(("slow", "wins"), [(1.5, False), (0.7, True)])
-def test_what_stays_unclear_is_decided_by_the_median_after_25_pairs(slow, wins):
-    """Four pairs in ten say the opposite: no interval is on one side. `slow` is what most say."""
-    noise = itertools.cycle([slow] * 6 + [1 / slow] * 4)
+@pytest.mark.parametrize("ratios", [(1.5, 0.7, 1.5, 0.7, 1.5), (1.0, 1.3, 1.0, 1.3, 1.0)])
+def test_what_stays_unclear_without_a_gain_is_eagers(ratios):
+    """Two pairs in five say the opposite: no interval is on one side."""
+    noise = itertools.cycle(ratios)
     track = Track(lambda kind: next(noise), constant(1.0))
     track.calls(WARM + 2 * MOST_PAIRS)
     (found,) = track.race.stats()
-    assert found.rounds == MOST_PAIRS and found.served == ("compiled" if wins else "eager")
-    assert found.low < 1.02 < found.high
+    assert found.rounds == MOST_PAIRS and found.served == "eager" and found.low < 1.02 < found.high
+
+
+def test_an_unclear_race_goes_on_where_there_is_something_to_gain():
+    noise = itertools.cycle((0.7, 1.2, 0.7, 1.2, 0.7))
+    track = Track(lambda kind: next(noise), constant(1.0))
+    track.calls(WARM + 2 * LAST_PAIR)
+    (found,) = track.race.stats()
+    assert found.rounds > MOST_PAIRS and found.served == "compiled"
+
+
+def test_kinds_that_are_raced_together_go_to_eager_where_it_is_unclear():
+    """Their calls are of unlike sizes: a pair's ratio says as much of those as of who was faster."""
+    noise = itertools.cycle((0.7, 1.2, 0.7, 1.2, 0.7))
+    track = Track(lambda kind: next(noise), constant(1.0))
+    track.calls(1, *range(whole_call._MOST_KINDS))
+    track.calls(2 * MOST_PAIRS + 2, *range(whole_call._MOST_KINDS, 10 * whole_call._MOST_KINDS))
+    assert track.race.stats()[-1].served == "eager"
 
 
 def test_data_that_alternates_favours_nobody():
@@ -139,7 +155,7 @@ def test_data_that_alternates_favours_nobody():
             return found
 
     track = Alternating(lambda kind: 0.95 * length, lambda kind: length)
-    track.calls(WARM + 2 * MOST_PAIRS)
+    track.calls(WARM + 2 * LAST_PAIR)
     assert [found.served for found in track.race.stats()] == ["compiled"]
 
 
