@@ -154,11 +154,6 @@ class _Importer:
                 origin = _origin(arg)
                 if origin in positions and _same_kind(val, base := origin.meta["val"]):
                     self.captured.aliases[k] = self._window(positions[origin], val, base)
-                elif origin in positions and any(isinstance(p.meta.get("val"), torch.SymInt) for p in positions):
-                    # Where it begins in that memory, AOTAutograd would take from the copy that a program returns.
-                    raise CompileError(
-                        "capture", "a result shows an input's memory as another type, at sizes that vary"
-                    )
                 else:
                     self.graph.output_layouts[k] = self._strides(val)
         self.captured.results = len(results)
@@ -437,6 +432,23 @@ def _meets_itself(shape: Sequence[Dim], strides: Sequence[Dim]) -> bool:
             return True
         reach += (size - 1) * stride
     return False
+
+
+def require_known_views(gm: GraphModule, metadata: Any) -> None:
+    """Where a result views an input, AOTAutograd makes the view anew. Sizes that vary it takes from what the program
+    returns, and so it does where the view begins in the input's memory: which is true of a window of the input alone,
+    and neither of a view of another type nor of one of what the input becomes in the call. `metadata` is its own."""
+    placeholders = _placeholders(gm)
+    if not any(isinstance(p.meta.get("val"), torch.SymInt) for p in placeholders):
+        return
+    (output,) = gm.graph.find_nodes(op="output")
+    results = output.args[0][len(metadata.mutated_inp_runtime_indices) :]
+    for result, info in zip(results, metadata.output_info, strict=False):  # after them what it saves
+        if info.output_type.name != "alias_of_input" or not isinstance(result, FxNode):
+            continue
+        origin = _origin(result)
+        if origin not in placeholders or not _same_kind(result.meta["val"], origin.meta["val"]):
+            raise CompileError("capture", "a result views an input that the call changes, or as another type, by sizes")
 
 
 def _same_kind(val: torch.Tensor, base: torch.Tensor) -> bool:

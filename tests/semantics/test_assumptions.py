@@ -328,6 +328,22 @@ def test_a_result_that_shows_an_inputs_memory_in_another_way(fn, x, dynamic):
     assert torch.equal(ours, theirs) and same_memory and ours.is_neg() == theirs.is_neg()
 
 
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_result_that_views_an_input_which_the_call_changes(dynamic, grad):
+    """The storage begins before the input does."""
+
+    def fn(w, x):
+        scaled = x * w
+        x[1:] = 3
+        return scaled, x.unsqueeze(-1).expand(*x.shape, 2)
+
+    c = burnish.compile(fn, dynamic=dynamic, gate=False, verify="off")
+    (w, x), (v, y) = ((torch.ones(4, requires_grad=grad), torch.arange(20.0)[16:]) for _ in range(2))
+    ours, theirs = c(w, x)[1], fn(v, y)[1]
+    assert torch.equal(ours, theirs) and ours.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+
+
 def test_an_input_of_zeros_that_lie_in_no_memory():
     c = burnish.compile(lambda x: x + 1, gate=False, verify="off")
     c(torch.zeros(4))

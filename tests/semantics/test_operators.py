@@ -157,6 +157,15 @@ def test_an_index_out_of_range(name):
     served_by_us(compiled)
 
 
+@pytest.mark.parametrize("read", [lambda x, i: x[i], lambda x, i: x.index_select(0, i), lambda x, i: x.gather(0, i)])
+def test_an_index_into_nothing(read):
+    x, i = torch.empty(0), torch.tensor([0, -1])
+    with pytest.raises((IndexError, RuntimeError)) as eagers:
+        read(x, i)
+    with pytest.raises(eagers.type):
+        burnish.compile(lambda x, i: read(x + 1, i), gate=False, verify="off")(x, i)
+
+
 def test_gather_out_of_range():
     compiled = burnish.compile(lambda x, i: x.gather(1, i))
     compiled(X, torch.tensor([[5]]))
