@@ -19,10 +19,11 @@ from burnish.capture.calls import memory_of, memory_of_node
 from burnish.capture.symbols import Symbols
 from burnish.errors import CompileError
 from burnish.ir.dtypes import from_torch
-from burnish.ir.expr import Dim, Expr
-from burnish.ir.graph import Constant, Extern, Full, Graph, Input, Node, Ref, TensorType, View
+from burnish.ir.expr import Dim, Expr, coefficient
+from burnish.ir.graph import Constant, Extern, Full, Graph, Input, Node, Ref, TensorType, View, axes_for, axis_exprs
 from burnish.lower import LOWERINGS
 from burnish.lower.builder import Builder, NotLowered
+from burnish.schedule.layouts import dot
 from burnish.torch_private.aot import with_effects
 from burnish.torch_private.operators import OpOverload
 
@@ -229,7 +230,18 @@ class _Importer:
             except (TypeError, ValueError, AssertionError, IndexError, KeyError, AttributeError) as why:
                 reason = f"{type(why).__name__}: {why}"
         self.captured.externs.append((name, reason))
+        args = [self._shown(a, held) for a, held in zip(fx_node.args, args, strict=True)]
         return self._extern(target, args, kwargs, val, name)
+
+    def _shown(self, arg: Any, value: Any) -> Any:
+        """An argument as an ATen call is shown it. A copy is the value itself here; that of an expanded input, whose
+        elements share memory, is a view that changes nothing, and `schedule/lower.py` has it copied."""
+        if not isinstance(arg, FxNode) or not isinstance(value, Node) or value.type.dtype is None:
+            return value
+        if _is_expanded(arg.meta["val"].stride(), value.shape) or not _is_expanded(_steps(value), value.shape):
+            return value
+        axes = axes_for(value.shape)
+        return self.graph.add(View(axes, axis_exprs(axes)), (value,), value.type, "aten::clone")
 
     def _counting_from_tensor(self, fx_node: FxNode, args: list[Any]) -> tuple[list[Any], list[Any]]:
         """The arguments of an `as_strided`, to be lowered and for an ATen call. Its offset counts from the start of the
@@ -407,6 +419,21 @@ def _lies_within(start: Dim, size: Sequence[Dim], stride: Sequence[Dim], base: t
         return False
     last: Any = sum(((d - 1) * s for d, s in zip(size, stride, strict=True)), start)
     return start >= 0 and last < base.numel()  # type: ignore[operator]
+
+
+def _steps(value: Node) -> tuple[Dim, ...]:
+    """The strides of an input, or of a window on one; of what is computed, none."""
+    match value.op:
+        case Input(_, strides):
+            return strides
+        case View(axes, index, None) if isinstance(source := value.inputs[0].op, Input):
+            offset = dot(index, source.strides)
+            return tuple(step if (step := coefficient(offset, a.name)) is not None else 1 for a in axes)
+    return ()
+
+
+def _is_expanded(strides: Sequence[Any], shape: Sequence[Dim]) -> bool:
+    return any(isinstance(s, int) and s == 0 and d != 1 for s, d in zip(strides, shape, strict=False))
 
 
 def _meets_itself(shape: Sequence[Dim], strides: Sequence[Dim]) -> bool:

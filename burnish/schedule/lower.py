@@ -39,6 +39,7 @@ from burnish.ir.graph import (
     Scan,
     Scatter,
     View,
+    axis_exprs,
 )
 from burnish.ir.scalar import SCALAR_OPS, TRANSCENDENTAL
 from burnish.lower.builder import contiguous_strides
@@ -239,7 +240,7 @@ class _Lowerer:
         source = self._window_source(node)
         if source is node or (node.layout is not None and _is_expanded(node.layout, node.shape)):
             return source
-        return node if _repeated_axes(node) else source
+        return node if _repeated_axes(node) or _is_copy(node) else source
 
     def _layout(self, node: Node) -> tuple[Dim, ...]:
         """The strides of the memory a stored node is in, or will be."""
@@ -630,6 +631,12 @@ def _repeated_axes(view: Node) -> list[int]:
     read = {s.name for i in view.op.index for s in symbols(i)}
     axes = zip(view.op.axes, view.shape, strict=True)
     return [n for n, (axis, size) in enumerate(axes) if axis.name not in read and size != 1]
+
+
+def _is_copy(view: Node) -> bool:
+    """Whether a view changes nothing: the import has it stand for a copy that eager makes."""
+    assert isinstance(view.op, View)
+    return view.shape == view.inputs[0].shape and view.op.index == axis_exprs(view.op.axes)
 
 
 def _repeats(node: Node, strides: tuple[Dim, ...]) -> bool:
