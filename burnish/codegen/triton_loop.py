@@ -333,11 +333,33 @@ class LoopPrinter:
         parts = [self.pointer(n, self.spans[n])]
         if mask:
             parts.append(" & ".join(mask))
-        if i.guard is not None:
+        filled_later = i.guard is not None and self._fills_wide(i, i.guard)
+        if i.guard is not None and not filled_later:
             parts.append(f"other={constant_text(i.fill, i.dtype)}")
         call = f"tl.load({', '.join(parts)})"
+        if i.guard is not None and filled_later:
+            return f"tl.where({self.ref(i.guard)}, {load_text(i.dtype, call)}, {constant_text(i.fill, DType.f32)})"
         counted = self.multiplies and "r" in self.spans[n]  # each instruction
         return f"bn.widened({call})" if counted and i.dtype is DType.bf16 else load_text(i.dtype, call)
+
+    def _fills_wide(self, load: Load, guard: int) -> bool:
+        """Whether what a guarded load finds elsewhere is filled in once it is a float. CUDA's assembler before 12.9
+        (that of Triton 3.6) computes with two neighbouring halves at a time and, where it knows one of each pair for
+        the same negative constant, may take it for a positive one: it must not see the constant among the halves."""
+        halves = load.dtype.compute is not load.dtype
+        return halves and load.fill < 0 and self._tells_neighbours_apart(guard)
+
+    def _tells_neighbours_apart(self, value: int) -> bool:
+        """Whether a value may change from one element of a lane to the next."""
+        nearest = {lane.axes[-1].name for lane in self.plan.lanes if lane.axes}
+        found, left = {value}, [value]
+        while left:
+            i = self.body[left.pop()]
+            if any(s.name in nearest for s in symbols(instr_index(i))):
+                return True
+            left += [a for a in instr_args(i) if a not in found]
+            found.update(left)
+        return False
 
     def _operands(self, fn: str, args: Sequence[int]) -> list[str]:
         """Constants as literals where the other operand gives them their type."""
