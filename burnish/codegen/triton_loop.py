@@ -344,22 +344,35 @@ class LoopPrinter:
 
     def _fills_wide(self, load: Load, guard: int) -> bool:
         """Whether what a guarded load finds elsewhere is filled in once it is a float. CUDA's assembler before 12.9
-        (that of Triton 3.6) computes with two neighbouring halves at a time and, where it knows one of each pair for
-        the same negative constant, may take it for a positive one: it must not see the constant among the halves."""
-        halves = load.dtype.compute is not load.dtype
-        return halves and load.fill < 0 and self._tells_neighbours_apart(guard)
+        (that of Triton 3.6) computes with two neighbouring halves at a time and, where it knows one half of one operand
+        and the other half of the other for the same negative constant, may take it for a positive one: it must not see
+        the constant among the halves. Two conditions that tell neighbours apart are what that takes."""
+        return _is_negative_half(load) and bool(self._between_neighbours([guard])) and len(self._told_apart) > 1
 
-    def _tells_neighbours_apart(self, value: int) -> bool:
-        """Whether a value may change from one element of a lane to the next."""
+    @functools.cached_property
+    def _told_apart(self) -> set[int]:
+        guarded = [i for i in self.body if isinstance(i, Load) and i.guard is not None and _is_negative_half(i)]
+        return self._between_neighbours([i.guard for i in guarded if i.guard is not None])
+
+    def _between_neighbours(self, guards: list[int]) -> set[int]:
+        """The conditions behind these that may change from one element of a lane to the next."""
         nearest = {lane.axes[-1].name for lane in self.plan.lanes if lane.axes}
-        found, left = {value}, [value]
+        varies: list[bool] = []
+        for i in self.body:
+            here = any(s.name in nearest for s in symbols(instr_index(i)))
+            varies.append(here or any(varies[a] for a in instr_args(i)))
+        found: set[int] = set()
+        behind, left = set(guards), list(guards)
         while left:
-            i = self.body[left.pop()]
-            if any(s.name in nearest for s in symbols(instr_index(i))):
-                return True
-            left += [a for a in instr_args(i) if a not in found]
-            found.update(left)
-        return False
+            n = left.pop()
+            i = self.body[n]
+            joins = isinstance(i, Apply) and i.fn in ("and", "or", "not")
+            if varies[n] and not joins:
+                found.add(n)
+            more = [a for a in instr_args(i) if joins and a not in behind]
+            behind.update(more)
+            left += more
+        return found
 
     def _operands(self, fn: str, args: Sequence[int]) -> list[str]:
         """Constants as literals where the other operand gives them their type."""
@@ -627,6 +640,10 @@ class LoopPrinter:
         names += [f"{c}: tl.constexpr" for c in constants]
         casts = [f"    s{k} = tl.cast(s{k}, {self.width})" for k in range(len(self.signature.sizes))]
         return "\n".join(["@triton.jit", f"def @({', '.join(names)}):", *casts, *self.lines])
+
+
+def _is_negative_half(load: Load) -> bool:
+    return load.dtype.compute is not load.dtype and load.fill < 0
 
 
 def _digits(axes: Sequence[Axis], number: Expr) -> dict[str, Dim]:
