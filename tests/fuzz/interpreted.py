@@ -76,6 +76,7 @@ def run_interpreted(case: Case) -> Report:
     return Report(finds, calls=1)
 
 
+_MOST_PROGRAMS = 300  # of a kernel: the interpreter takes milliseconds for each of their lines
 # Which of several equal elements they name is nobody's promise.
 _PLACES = (torch.ops.aten.topk.default,)
 # Eager's kernels for a GPU, and so what is lowered for one, multiply by a sixth of 32 bits; its others divide by 6.
@@ -192,14 +193,15 @@ class _Beside(ScheduleEvaluation):
 
     def run_kernel(self, kernel: Kernel) -> None:
         call = self.unit.calls.get(self.numbers.get(id(kernel), -1))
-        if call is None:
+        launch = None if call is None else job(self.unit.text, call, 0, self.sizes)
+        if call is None or launch is None or math.prod(launch.grid) > _MOST_PROGRAMS:
             super().run_kernel(_on_cpu(kernel))
             return
         before = {b: self.memory[b].clone() for b in call.buffers}
         meant = Around(functools.partial(self._meant, kernel, call.buffers), list(before.values()))
         held = {b: t.clone() for b, t in before.items()}
         try:
-            error = _interpreter().run([job(self.unit.text, call, 0, self.sizes)], held)
+            error = _interpreter().run([launch], held)
         except Exception as raised:  # what Triton does not take is a find, too
             self.finds.append(Find("triton", 0, call.function, f"{type(raised).__name__}: {raised}"))
             return
