@@ -22,6 +22,12 @@ RIGHT: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "a rounded bfloat16": (lambda x: x.to(torch.bfloat16), (torch.tensor([0.2518, 0.12, -3.3]),)),
     "what cancels": (lambda x: F.gelu(x, approximate="tanh"), (torch.linspace(-4.5, 4, 64),)),
     "an overflow in half": (lambda x: x.prod(dtype=torch.float16), (torch.tensor([300.0, 300.0, 0.0]),)),
+    "a mean of infinities": (lambda x: torch.var_mean(x, 0)[1], (torch.full((3,), torch.inf),)),
+    "an erf that eager rounds more": (
+        lambda x, y: x.erf() + y,
+        (torch.full((8,), 1e-4), torch.tensor([[0.0], [torch.inf]])),
+    ),
+    "what vanishes in half": (lambda x: torch.logical_not(x * 1e-10), (torch.ones(3, dtype=torch.float16),)),
     "a sixth as on a GPU": (F.hardswish, (torch.linspace(-4, 4, 9, dtype=torch.float64),)),
     "one of equals": (lambda x: x.topk(1, 0)[1], (torch.zeros(5),)),
     "a call that names its device": (lambda x: x + torch.empty_like(x, device=x.device).fill_(1), (torch.ones(3),)),
