@@ -19,10 +19,11 @@ from burnish.capture.calls import memory_of, memory_of_node
 from burnish.capture.symbols import Symbols
 from burnish.errors import CompileError
 from burnish.ir.dtypes import from_torch
-from burnish.ir.expr import Dim, Expr
+from burnish.ir.expr import Dim, Expr, coefficient
 from burnish.ir.graph import Constant, Extern, Full, Graph, Input, Node, Ref, TensorType, View
 from burnish.lower import LOWERINGS
 from burnish.lower.builder import Builder, NotLowered
+from burnish.schedule.layouts import dot
 from burnish.torch_private.aot import with_effects
 from burnish.torch_private.operators import OpOverload
 
@@ -239,7 +240,7 @@ class _Importer:
             return type(value)(map(self._as_eager_shows, fx, value))
         if not isinstance(fx, FxNode) or not isinstance(value, Node) or value.type.dtype is None:
             return value
-        shares = _meets_itself(value.shape, value.layout or ())
+        shares = _meets_itself(value.shape, _steps(value))
         was_copied = shares and not _meets_itself(value.shape, self._strides(fx.meta["val"]))
         return self.builder.copied(value) if was_copied else value
 
@@ -419,6 +420,17 @@ def _lies_within(start: Dim, size: Sequence[Dim], stride: Sequence[Dim], base: t
         return False
     last: Any = sum(((d - 1) * s for d, s in zip(size, stride, strict=True)), start)
     return start >= 0 and last < base.numel()  # type: ignore[operator]
+
+
+def _steps(value: Node) -> tuple[Dim, ...]:
+    """The strides of an input, or of a window on one; of what is computed, none."""
+    match value.op:
+        case Input(_, strides):
+            return strides
+        case View(axes, index, None) if isinstance(source := value.inputs[0].op, Input):
+            offset = dot(index, source.strides)
+            return tuple(step if (step := coefficient(offset, a.name)) is not None else 1 for a in axes)
+    return ()
 
 
 def _meets_itself(shape: Sequence[Dim], strides: Sequence[Dim]) -> bool:

@@ -333,11 +333,46 @@ class LoopPrinter:
         parts = [self.pointer(n, self.spans[n])]
         if mask:
             parts.append(" & ".join(mask))
-        if i.guard is not None:
+        filled_later = i.guard is not None and self._fills_wide(i, i.guard)
+        if i.guard is not None and not filled_later:
             parts.append(f"other={constant_text(i.fill, i.dtype)}")
         call = f"tl.load({', '.join(parts)})"
+        if i.guard is not None and filled_later:
+            return f"tl.where({self.ref(i.guard)}, {load_text(i.dtype, call)}, {constant_text(i.fill, DType.f32)})"
         counted = self.multiplies and "r" in self.spans[n]  # each instruction
         return f"bn.widened({call})" if counted and i.dtype is DType.bf16 else load_text(i.dtype, call)
+
+    def _fills_wide(self, load: Load, guard: int) -> bool:
+        """Whether what a guarded load finds elsewhere is filled in once it is a float. CUDA's assembler before 12.9
+        (that of Triton 3.6) computes with two neighbouring halves at a time and, where it knows one half of one operand
+        and the other half of the other for the same negative constant, may take it for a positive one: it must not see
+        the constant among the halves. Two conditions that tell neighbours apart are what that takes."""
+        return _is_negative_half(load) and bool(self._between_neighbours([guard])) and len(self._told_apart) > 1
+
+    @functools.cached_property
+    def _told_apart(self) -> set[int]:
+        guarded = [i for i in self.body if isinstance(i, Load) and i.guard is not None and _is_negative_half(i)]
+        return self._between_neighbours([i.guard for i in guarded if i.guard is not None])
+
+    def _between_neighbours(self, guards: list[int]) -> set[int]:
+        """The conditions behind these that may change from one element of a lane to the next."""
+        nearest = {lane.axes[-1].name for lane in self.plan.lanes if lane.axes}
+        varies: list[bool] = []
+        for i in self.body:
+            here = any(s.name in nearest for s in symbols(instr_index(i)))
+            varies.append(here or any(varies[a] for a in instr_args(i)))
+        found: set[int] = set()
+        behind, left = set(guards), list(guards)
+        while left:
+            n = left.pop()
+            i = self.body[n]
+            joins = isinstance(i, Apply) and i.fn in ("and", "or", "not")
+            if varies[n] and not joins:
+                found.add(n)
+            more = [a for a in instr_args(i) if joins and a not in behind]
+            behind.update(more)
+            left += more
+        return found
 
     def _operands(self, fn: str, args: Sequence[int]) -> list[str]:
         """Constants as literals where the other operand gives them their type."""
@@ -605,6 +640,10 @@ class LoopPrinter:
         names += [f"{c}: tl.constexpr" for c in constants]
         casts = [f"    s{k} = tl.cast(s{k}, {self.width})" for k in range(len(self.signature.sizes))]
         return "\n".join(["@triton.jit", f"def @({', '.join(names)}):", *casts, *self.lines])
+
+
+def _is_negative_half(load: Load) -> bool:
+    return load.dtype.compute is not load.dtype and load.fill < 0
 
 
 def _digits(axes: Sequence[Axis], number: Expr) -> dict[str, Dim]:

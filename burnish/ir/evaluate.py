@@ -138,7 +138,8 @@ def grid_value(x: Dim, env: Mapping[str, torch.Tensor]) -> torch.Tensor | int:
         return x
     names: dict[str, str] = {}
     text = render(x, lambda n: names.setdefault(n, f"v{len(names)}"))
-    scope = {"__builtins__": {}, "max": _larger, "min": _smaller}
+    # Under a dispatch mode torch may import something while it computes, and looks here for how.
+    scope = {"__builtins__": {"__import__": __import__}, "max": _larger, "min": _smaller}
     value: torch.Tensor = eval(text, scope, {v: env[n] for n, v in names.items()})
     return value
 

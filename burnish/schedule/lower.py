@@ -11,6 +11,7 @@ from burnish.errors import CompileError
 from burnish.ir.body import (
     Apply,
     Axis,
+    Checked,
     Load,
     Loop,
     Reduced,
@@ -423,7 +424,9 @@ class _Lowerer:
             for d in node.op.axes:
                 position = position * source.shape[d] + index[d]
             value = emitter.body.emit(Reduced(node.op.kind, value, node.dtype.compute, position))
-        elif node.op.kind.startswith("arg"):
+        elif node.op.kind.startswith("arg"):  # of one element: of interest is only whether it can be read
+            if not any(isinstance(i, Checked) for i in emitter.body.instrs):
+                emitter = Emitter(self.stored, self._buffer)
             value = emitter.body.emit(const(0, DType.i64))
         else:
             value = _of_one(emitter, node.op.kind, value, node.dtype.compute)

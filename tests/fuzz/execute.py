@@ -79,7 +79,11 @@ _EXACT = frozenset(
     scalar_tensor empty empty_like empty_strided new_empty max_pool2d_with_indices max_pool2d_with_indices_backward
     """.split()
 )
-_SUMS = frozenset("matmul linear mm bmm addmm baddbmm mv addmv dot sum cumsum convolution convolution_backward".split())
+_SUMS = frozenset(  # and products: what is of many elements
+    """
+    matmul linear mm bmm addmm baddbmm mv addmv dot sum cumsum prod cumprod convolution convolution_backward
+    """.split()
+)
 
 
 class _Perturbed(TorchDispatchMode):

@@ -14,7 +14,7 @@ from burnish.ir.reference import evaluate_graph
 from burnish.schedule.evaluate import evaluate_schedule
 from tests.fuzz.case import Case
 from tests.fuzz.inputs import built
-from tests.fuzz.interpreted import perturbed, problem_of
+from tests.fuzz.interpreted import Around
 from tests.programs import Capture, capture, copies, schedules, sizes_of
 
 
@@ -35,15 +35,14 @@ def blamed(case: Case, call: int) -> str:
 
 def _first_wrong(entry: Capture) -> str:
     captured, sizes = entry.captured, sizes_of(entry.captured, entry.inputs)
-    want = _left(entry.module, copies(entry.inputs))
-    others = [_left(entry.module, perturbed(entry.inputs, seed)) for seed in range(1, 5)]
+    eager = Around(lambda given: _left(entry.module, given), entry.inputs)
 
     def is_wrong(run: Callable[[list[Any]], list[Any]]) -> bool:
         given = copies(entry.inputs)
         got = [*run(given)[: captured.results], *given]
         return any(
-            isinstance(w, torch.Tensor) and problem_of(g, w, [o[k] for o in others])
-            for k, (g, w) in enumerate(zip(got, want, strict=True))
+            isinstance(w, torch.Tensor) and eager.problem_of(k, g)
+            for k, (g, w) in enumerate(zip(got, eager.results, strict=True))
         )
 
     if is_wrong(lambda given: evaluate_graph(captured.graph, given, sizes)):

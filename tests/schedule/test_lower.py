@@ -126,6 +126,13 @@ def test_what_only_an_empty_result_needs_is_not_computed() -> None:
     same_as_eager(fn, torch.randn(6))
 
 
+def test_where_the_only_element_lies_needs_nothing_computed() -> None:
+    """A load that nothing uses kept its writer, whose store fusion then dropped: a loop that stores nothing."""
+    (entry,) = capture(lambda x: ((x @ x.mT).softmax(-1).argmin(1),), torch.randn(1, 5), device="cuda")
+    schedule = lower_graph(entry.captured)
+    assert [k.reads for k in schedule.kernels] == [set()]
+
+
 def test_a_product_nobody_wants() -> None:
     """The position of a single element's maximum is 0, whatever the product is."""
 

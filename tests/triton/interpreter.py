@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import multiprocessing
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -120,6 +120,7 @@ def assert_close(got: torch.Tensor, want: torch.Tensor, tolerance: float, name: 
 
 
 def _mend_interpreter() -> None:
+    from triton.language.semantic import TritonSemantic
     from triton.runtime import interpreter
 
     original = interpreter._patch_lang_tensor
@@ -142,13 +143,56 @@ def _mend_interpreter() -> None:
             other = interpreter.TensorHandle(np.full(ptrs.data.shape, junk, dtype=held), kind)
         return load(self, ptrs, mask, other, *rest, **named)
 
-    def create_masked_store(self: Any, ptrs: Any, value: Any, mask: Any, policy: Any) -> Any:
-        """A mask that was one bit for all lanes has become a byte for each."""
-        return interpreter._interpreter.store(ptrs.data, value.data, mask.data.astype(bool))
+    builder = interpreter.InterpreterBuilder
+    builder.create_masked_load = create_masked_load
+    builder.create_dot = _dot
+    builder.cast_impl = _cast_by(builder.cast_impl)
+    for name in [n for n in vars(builder) if n.startswith(("create_icmp", "create_fcmp"))]:
+        setattr(builder, name, _bits_of(getattr(builder, name)))
+    TritonSemantic.load = _given(TritonSemantic.load)
 
-    interpreter.InterpreterBuilder.create_masked_load = create_masked_load
-    interpreter.InterpreterBuilder.create_masked_store = create_masked_store
-    interpreter.InterpreterBuilder.create_dot = _dot
+
+def _bits_of(comparison: Callable[..., Any]) -> Callable[..., Any]:
+    """The interpreter calls what a comparison makes the type of what was compared, and a mask is then no mask."""
+
+    def compare(self: Any, lhs: Any, rhs: Any) -> Any:
+        import triton.language as tl
+
+        made = comparison(self, lhs, rhs)
+        return type(made)(made.data, tl.int1)
+
+    return compare
+
+
+def _cast_by(cast: Callable[..., Any]) -> Callable[..., Any]:
+    """The interpreter cuts floats off where the compiler rounds them to bfloat16, and takes a bfloat16's bits for an
+    integer where it is not float that they become, or came from."""
+
+    def cast_impl(self: Any, src: Any, dst_type: Any) -> Any:
+        import triton.language as tl
+
+        have, want = src.dtype.scalar, dst_type.scalar
+        if have.is_bf16() and not want.is_bf16():
+            return cast(self, type(src)(_widened(src), tl.float32), dst_type)
+        if want.is_bf16() and not have.is_bf16():
+            bits = torch.from_numpy(np.asarray(src.data).astype(np.float32)).bfloat16().view(torch.uint16)
+            return type(src)(bits.numpy(), want)
+        return cast(self, src, dst_type)
+
+    return cast_impl
+
+
+def _given(load: Callable[..., Any]) -> Callable[..., Any]:
+    """Whether masked lanes were given a value is asked of that value, which is no tensor's business to answer: the
+    interpreter's scalars do, and a zero is taken for none."""
+
+    def given(self: Any, *args: Any) -> Any:
+        import triton.language as tl
+
+        with patch.object(tl.tensor, "__bool__", lambda tensor: True):
+            return load(self, *args)
+
+    return given
 
 
 def _dot(self: Any, a: Any, b: Any, d: Any, *precision: Any) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -121,6 +123,20 @@ def test_guarded_loads_read_the_fill_past_the_edge(interpreter: Interpreter) -> 
     w.store("y", at(space[0]), w.load("x", at(space[0]) - 1, guard=inside, fill=-2.5))
     w.store("z", at(space[0]), w.load("c", 0, guard=inside, fill=9.0))  # a place that does not vary, a guard that does
     interpreter.check(w.loop(space), {"x": rand(10), "c": rand(1), "y": zeros(12), "z": zeros(12)})
+
+
+@pytest.mark.parametrize("dtype", [DType.f16, DType.bf16])
+def test_no_negative_fill_among_halves(interpreter: Interpreter, dtype: DType) -> None:
+    """CUDA's assembler in Triton 3.6 lost its sign: half of a `max_pool1d(x, 2, 2, 1)` over rows of two was -inf."""
+    space, w = axes(3, 2), Writer()
+    i, j = map(at, space)
+    inside = w.apply("lt", w.emit(Position(2 * j)), w.const(2, DType.i64), dtype=DType.bool)
+    after = w.apply("ge", w.emit(Position(2 * j - 1)), w.const(0, DType.i64), dtype=DType.bool)
+    a = w.load("x", 2 * i + 2 * j, dtype, guard=inside, fill=-math.inf)
+    b = w.load("x", 2 * i + 2 * j - 1, dtype, guard=after, fill=-math.inf)
+    w.store("y", 2 * i + j, w.apply("where", w.apply("gt", a, b, dtype=DType.bool), a, b), dtype)
+    interpreter.check(w.loop(space), {"x": rand(6, dtype=dtype), "y": zeros(6, dtype)})
+    assert "other=" not in print_loop(w.loop(space)).text
 
 
 def test_positions_and_negative_quotients(interpreter: Interpreter) -> None:
