@@ -188,11 +188,11 @@ def _integer_text(fn: str, kind: DType, args: list[str]) -> str:
         case "minimum" | "fmin":
             return f"tl.minimum({listed})"
         case "floordiv":
-            return f"({args[0]} // {args[1]})" if kind is DType.u8 else f"bn.floordiv({listed})"
+            return f"({args[0]} // {args[1]})" if kind is DType.u8 else f"bn.floor_quotient({listed})"
         case "mod":
             return f"({args[0]} % {args[1]})" if kind is DType.u8 else f"bn.mod({listed})"
         case "truncdiv":
-            return f"({args[0]} // {args[1]})"
+            return f"({args[0]} // {args[1]})" if kind is DType.u8 else f"bn.trunc_quotient({listed})"
         case "fmod":
             return f"({args[0]} % {args[1]})"
         case "shl" | "shr":

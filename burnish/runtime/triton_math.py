@@ -188,6 +188,19 @@ def floordiv(a, b):
 
 
 @triton.jit
+def trunc_quotient(a, b):
+    """The least number of a type, divided by -1, is itself again. Hardware divides small types in more bits, and LLVM
+    does not say what comes of it."""
+    turns = b == -1
+    return tl.where(turns, 0 - a, a // tl.where(turns, 1, b))
+
+
+@triton.jit
+def floor_quotient(a, b):
+    return trunc_quotient(a, b) - ((a % b != 0) & ((a < 0) != (b < 0)))
+
+
+@triton.jit
 def mod(a, b):
     """The remainder with b's sign."""
     rest = a % b

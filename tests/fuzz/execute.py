@@ -102,9 +102,14 @@ class _Perturbed(TorchDispatchMode):
             return result
         if torch.Tag.nondeterministic_seeded in func.tags:
             return result
-        if name in _SUMS and not _is_finite(result) and _is_finite((args, kwargs)):
-            self.noise.near_limit = True  # in another order, or with a wider product, something else is infinite
+        if (name in _SUMS or _is_half(result)) and not _is_finite(result) and _is_finite((args, kwargs)):
+            self.noise.near_limit = True  # in another order, or with a wider intermediate, something else is infinite
         return pytree.tree_map(self.noise.operand, result)
+
+
+def _is_half(value: Any) -> bool:
+    halves = (torch.float16, torch.bfloat16)
+    return any(isinstance(t, torch.Tensor) and t.dtype in halves for t in pytree.tree_leaves(value))
 
 
 def _is_finite(value: Any) -> bool:

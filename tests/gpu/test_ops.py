@@ -106,3 +106,16 @@ def test_a_product_over_one_element_begins_with_zero() -> None:
     fn = lambda x, y: 1 / (x @ y)  # noqa: E731
     x, y = torch.zeros(3, 1, device=DEVICE), -torch.zeros(1, 3, device=DEVICE)
     assert torch.equal(compiled(fn)(x, y), fn(x, y))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64])
+@pytest.mark.parametrize("rounding", ["floor", "trunc"])
+def test_the_least_number_by_minus_one_wraps_around(dtype: torch.dtype, rounding: str) -> None:
+    """Before anything else is computed of it."""
+    from tests.gpu.on_device import compiled
+
+    least = torch.iinfo(dtype).min
+    x = torch.tensor([least, least + 1, -1, 5], dtype=dtype, device=DEVICE)
+    for by in (-1, torch.tensor(-1, dtype=dtype, device=DEVICE)):
+        fn = lambda x, by=by: torch.fmod(torch.div(x, by, rounding_mode=rounding), -3)  # noqa: E731
+        assert torch.equal(compiled(fn)(x), fn(x))
