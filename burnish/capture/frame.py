@@ -286,7 +286,11 @@ class Entrance:
         self, call: Callable[..., Any], frame: types.FunctionType, deferred: DeferredFrames, hooks: Hooks | None
     ) -> Callable[..., Any]:
         worker_for(urgent=False).expect()
-        ring = lambda: worker_for(urgent=False).ring(deferred.admit_first)  # noqa: E731
+
+        def ring() -> None:
+            if not worker_for(urgent=False).ring(deferred.admit_first):
+                deferred.admit_first()  # which says that nobody is there to compile it
+
         ordinary = lambda: _is_ordinary(hooks)  # noqa: E731
         return deferred.lobby.entrance(self.target, call, frame, ordinary, deferred.pace.calls, ring)
 

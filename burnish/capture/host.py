@@ -22,6 +22,7 @@ from burnish.options import Options
 from burnish.runtime.build import NATIVE_DIR, CSource, build_shared
 from burnish.runtime.cache import open_cache
 from burnish.torch_private.tensors import TensorBase, dispatch_keys
+from burnish.trust.process import has_started
 
 _WORD = 8
 _IN_PYTHON_OBJECT = range(16, 64, _WORD)  # behind the count of references and the type
@@ -51,9 +52,11 @@ def host_if_built() -> Host | None:
 
 
 def prepare_host(options: Options) -> None:
-    """Build it in the background, while the program that will want it is compiled."""
+    """Build it in the background, while the program that will want it is compiled. Where no thread can be had, whoever
+    wants it builds it."""
     if not _found:
-        threading.Thread(target=host_library, args=(options, CompileLog()), name="burnish-host", daemon=True).start()
+        work = (options, CompileLog())
+        has_started(threading.Thread(target=host_library, args=work, name="burnish-host", daemon=True))
 
 
 def _opened(options: Options) -> tuple[Host | None, str]:

@@ -47,7 +47,7 @@ from burnish.runtime.compiler import (
 from burnish.runtime.library_loading import CannotLoad, load_library
 from burnish.runtime.scratch import own_directory
 from burnish.trust.budget import UNLIMITED, Cancelled, Deadline, current_deadline
-from burnish.trust.process import HELPFUL
+from burnish.trust.process import HELPFUL, has_started
 
 NATIVE_DIR = Path(__file__).parent / "native"
 
@@ -169,7 +169,7 @@ def prepare_native(options: Options, log: CompileLog) -> None:
             native_library(options, open_cache(options), CompileLog())
         log.beside("cc native library", begin, time.perf_counter())
 
-    threading.Thread(target=build, name="burnish-native", daemon=True).start()
+    has_started(threading.Thread(target=build, name="burnish-native", daemon=True))
 
 
 @functools.cache
