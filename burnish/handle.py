@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from burnish.capture.deferred import DeferredFrames
     from burnish.capture.eager_only import EagerEntrance
     from burnish.capture.frame import Entrance
+    from burnish.torch_private.probe import Lack
 
 _live: weakref.WeakSet[Handle] = weakref.WeakSet()
 
@@ -105,10 +106,10 @@ class Handle:
 
     def _entrance(self, target: Callable[..., Any]) -> Entrance | EagerEntrance:
         foreign = {"disable": True} if self.settings.disable else self.settings.for_torch_compile()
-        if reason := _why_eager():
+        if (lack := _why_eager()) is not None:
             from burnish.capture.eager_only import EagerEntrance
 
-            return EagerEntrance(target, self.log, reason, foreign)
+            return EagerEntrance(target, self.log, lack, foreign)
         from burnish.capture.frame import Entrance  # TorchDynamo takes a second to import: not before it is needed
 
         return Entrance(target, self.options, self.log, foreign)
@@ -263,8 +264,8 @@ class Handle:
         return f"<burnish handle of {self.name}: {self.in_words()}, {self.log.compiles} compiles>"
 
 
-def _why_eager() -> str:
-    """What of torch is missing without which nothing compiles; "" where all of it is there."""
+def _why_eager() -> Lack | None:
+    """What of torch is missing without which nothing compiles."""
     from burnish.torch_private import names, probe, versions
 
     versions.warn_of_newer_torch()

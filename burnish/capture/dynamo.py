@@ -627,8 +627,8 @@ def burnish_backend(
     _torch_compile_log.dump_dir = settings.dump_dir
     _torch_compile_log.sinks = sinks_for(settings)
     warn_of_newer_torch()
-    if reason := why(EAGER):
-        tell(_torch_compile_log, reason)
+    if (lack := why(EAGER)) is not None:
+        tell(_torch_compile_log, lack)
         return graph.forward
     return make_backend(settings, _torch_compile_log)(graph, example_inputs)
 
