@@ -6,13 +6,12 @@ It stands in for `frame.Entrance`, which cannot even be imported then: the same 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from burnish.errors import CompileError, FallbackWarning
+from burnish.errors import CompileError, FallbackWarning, warn
 from burnish.observe.log import CompileLog
 from burnish.torch_private.probe import Lack
 from burnish.trust.record import WholeCall
@@ -21,10 +20,9 @@ from burnish.trust.record import WholeCall
 def tell(log: CompileLog, lack: Lack) -> None:
     """Count it, and warn of an object's first."""
     if log.fallback("torch", CompileError("torch", lack.reason, lack.way_out)):
-        warnings.warn(
+        warn(
             f"burnish: {log.name or 'this graph'} runs in eager: {lack.reason}. Way out: {lack.way_out}.",
             FallbackWarning,
-            stacklevel=2,
         )
 
 
