@@ -74,7 +74,9 @@ def _built(options: Options, log: CompileLog) -> Host:
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         raise LookupError("a Python without its lock: the extension relies on it")
     include = Path(sysconfig.get_paths()["include"])
-    text = (NATIVE_DIR / "host" / "host.c").read_text() + f"\n/* for {sys.implementation.cache_tag} */\n"
+    text = (NATIVE_DIR / "host" / "host.c").read_text(
+        encoding="utf-8"
+    ) + f"\n/* for {sys.implementation.cache_tag} */\n"
     source = CSource(text, "host")
     cache, header = open_cache(options), include / "Python.h"
     library = build_shared(source, options=options, cache=cache, log=log, include=(include,), needs=(header,))

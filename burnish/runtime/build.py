@@ -152,8 +152,8 @@ def _native_part(name: str, *, double: bool, options: Options, cache: Cache, log
     paths = [path for path in sorted(NATIVE_DIR.glob("*.c")) if path.stem.endswith("_f64") == double]
     if not paths:
         raise NativeSourceMissing(NATIVE_DIR)
-    sources = tuple(CSource(path.read_text(), path.stem) for path in paths)
-    headers = "".join(path.read_text() for path in sorted(NATIVE_DIR.glob("*.h")))
+    sources = tuple(CSource(path.read_text(encoding="utf-8"), path.stem) for path in paths)
+    headers = "".join(path.read_text(encoding="utf-8") for path in sorted(NATIVE_DIR.glob("*.h")))
     return _obtain(_Job(name, sources, _NATIVE_FLAGS, True, headers), options, cache, log)
 
 
@@ -290,7 +290,7 @@ def _compile(job: _Job, compiler: Compiler, flags: Sequence[str], directory: Pat
 
     def compile_one(source: CSource) -> Path:
         text = directory / f"{source.stem}.c"
-        text.write_text(source.text)
+        text.write_text(source.text, encoding="utf-8")
         compile_object(compiler, [*flags, f"-I{NATIVE_DIR}"], text, text.with_suffix(".o"), deadline, seconds)
         return text.with_suffix(".o")
 

@@ -293,7 +293,7 @@ def _make(device: int, options: Options, log: CompileLog) -> Launcher:
 
 
 def launch_library(options: Options, log: CompileLog) -> ctypes.CDLL:
-    text = (NATIVE_DIR / "cuda" / "launch.c").read_text()
+    text = (NATIVE_DIR / "cuda" / "launch.c").read_text(encoding="utf-8")
     return build_shared(CSource(text, "CUDA launcher"), options=options, cache=open_cache(options), log=log)
 
 

@@ -134,7 +134,7 @@ def _source_of(module: str) -> Path | None:
 @functools.cache
 def _text_of(module: str) -> str:
     source = _source_of(module)
-    return source.read_text() if source is not None else ""
+    return source.read_text(encoding="utf-8") if source is not None else ""
 
 
 def _is_in_source(module: str, rest: list[str]) -> bool:
