@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
+import importlib
+import sys
 import threading
 import weakref
 from collections import Counter
@@ -21,6 +24,7 @@ from burnish.options import Options
 from burnish.runtime.later import later
 from burnish.stats import Stats
 from burnish.torch_private import dynamo
+from burnish.trust.signals import signals_wait
 
 if TYPE_CHECKING:
     from burnish.capture.deferred import DeferredFrames
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
     from burnish.capture.frame import Entrance
     from burnish.torch_private.probe import Lack
 
+_FRAMES = "burnish.capture.frame"
 _live: weakref.WeakSet[Handle] = weakref.WeakSet()
 
 
@@ -110,7 +115,7 @@ class Handle:
             from burnish.capture.eager_only import EagerEntrance
 
             return EagerEntrance(target, self.log, lack, foreign)
-        from burnish.capture.frame import Entrance  # TorchDynamo takes a second to import: not before it is needed
+        from burnish.capture.frame import Entrance
 
         return Entrance(target, self.options, self.log, foreign)
 
@@ -265,11 +270,16 @@ class Handle:
 
 
 def _why_eager() -> Lack | None:
-    """What of torch is missing without which nothing compiles."""
-    from burnish.torch_private import names, probe, versions
+    """What of torch is missing without which nothing compiles. TorchDynamo and what compiles is loaded here: that takes
+    a second, so not before it is needed."""
+    with contextlib.nullcontext() if _FRAMES in sys.modules else signals_wait():
+        from burnish.torch_private import names, probe, versions
 
-    versions.warn_of_newer_torch()
-    return probe.why(names.EAGER)
+        versions.warn_of_newer_torch()
+        lack = probe.why(names.EAGER)
+        if lack is None:
+            importlib.import_module(_FRAMES)
+        return lack
 
 
 def close_all(handles: Sequence[Handle]) -> None:

@@ -79,6 +79,7 @@ from burnish.trust.gate import Failure, GraphFacts
 from burnish.trust.record import Engine, GraphKind
 from burnish.trust.rehearsal import propose
 from burnish.trust.remembered import Verdicts
+from burnish.trust.signals import handlers_raise_through, is_handlers_own
 from burnish.trust.variant import Policy, Variant
 
 Kind = Literal["forward", "backward", "inference"]
@@ -343,7 +344,7 @@ class _Capture:
             if self.options.fault is not None and kind != "backward":
                 self.options.fault.compiling(self.log.compiles + 1)
             # So that a pass may make real tensors: a fake mode is active here.
-            with disable_current_modes(), patience.asked():
+            with handlers_raise_through(), disable_current_modes(), patience.asked():
                 program = compile_graph(
                     graph,
                     inputs,
@@ -358,6 +359,8 @@ class _Capture:
         except CONTROL_FLOW:
             raise
         except Exception as error:
+            if is_handlers_own(error):
+                raise
             serve_eager(self.log, "pipeline", error)
             if kind != "backward":
                 raise _Abandoned from error

@@ -92,6 +92,7 @@ from burnish.torch_private.versions import is_at_least
 from burnish.trust.background import worker_for
 from burnish.trust.garbage import patience
 from burnish.trust.record import WholeCall
+from burnish.trust.signals import handlers_raise_through
 from burnish.trust.variant import Variant
 from burnish.trust.whole_call import WholeCallRace
 
@@ -471,7 +472,8 @@ class FrameCompiler:
             return known
         if self.deferred is not None:
             return self.deferred(frame, cache_entry, frame_state)
-        return self.compile(frame, cache_entry, frame_state)
+        with handlers_raise_through():
+            return self.compile(frame, cache_entry, frame_state)
 
     def compile(self, frame: Any, cache_entry: Any, frame_state: Any) -> ConvertFrameReturn:
         """In this thread, now."""
