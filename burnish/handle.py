@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from burnish.errors import BadOptionValue, NothingToSeal
-from burnish.observe.log import CompileLog
+from burnish.observe.log import CompileLog, failure_reason
 from burnish.observe.registry import register
 from burnish.observe.sinks import sinks_for
 from burnish.options import Options
 from burnish.runtime.later import later
 from burnish.stats import Stats
 from burnish.torch_private import dynamo
-from burnish.trust.signals import signals_wait
+from burnish.trust.signals import is_handlers_own, signals_wait
 
 if TYPE_CHECKING:
     from burnish.capture.deferred import DeferredFrames
@@ -100,7 +100,7 @@ class Handle:
         self.eager = eager
         self.settings = settings
         self.options = settings.resolved()
-        self.name = settings.name or getattr(eager, "__qualname__", None) or type(eager).__name__
+        self.name = settings.name or attribute(eager, "__qualname__") or type(eager).__name__
         self.log = CompileLog(self.options.dump_dir, self.name, sinks_for(self.options))
         self.entrance = self._entrance(eager)
         self._forward: Entrance | EagerEntrance | None = None
@@ -117,7 +117,16 @@ class Handle:
             return EagerEntrance(target, self.log, lack, foreign)
         from burnish.capture.frame import Entrance
 
-        return Entrance(target, self.options, self.log, foreign)
+        try:
+            return Entrance(target, self.options, self.log, foreign)
+        except Exception as error:  # of an object that cannot be looked at: one without a hash, a trap in __getattr__
+            if foreign is not None or is_handlers_own(error):
+                raise
+            from burnish.capture.eager_only import EagerEntrance
+            from burnish.torch_private.probe import Lack
+
+            reason = f"it cannot be looked at: {failure_reason(error)}"
+            return EagerEntrance(target, self.log, Lack(reason, "compile a function that calls it", "capture"), foreign)
 
     @property
     def forward(self) -> Entrance | EagerEntrance:
@@ -267,6 +276,14 @@ class Handle:
 
     def __repr__(self) -> str:
         return f"<burnish handle of {self.name}: {self.in_words()}, {self.log.compiles} compiles>"
+
+
+def attribute(target: object, name: str, otherwise: object = None) -> Any:
+    """As `getattr`; also of objects whose `__getattr__` raises something else where there is nothing."""
+    try:
+        return getattr(target, name, otherwise)
+    except Exception:
+        return otherwise
 
 
 def _why_eager() -> Lack | None:

@@ -19,7 +19,7 @@ from burnish.trust.record import WholeCall
 
 def tell(log: CompileLog, lack: Lack) -> None:
     """Count it, and warn of an object's first."""
-    if log.fallback("torch", CompileError("torch", lack.reason, lack.way_out)):
+    if log.fallback(lack.stage, CompileError(lack.stage, lack.reason, lack.way_out)):
         warn(
             f"burnish: {log.name or 'this graph'} runs in eager: {lack.reason}. Way out: {lack.way_out}.",
             FallbackWarning,

@@ -66,6 +66,7 @@ class Lack:
 
     reason: str
     way_out: str
+    stage: str = "torch"
 
     def __str__(self) -> str:
         return self.reason
