@@ -330,7 +330,7 @@ class DeferredFrames:
 
 _CALLERS_MISTAKE = "eager raises on these inputs, too"
 _WAY_OUT = "compile it with background=False"
-_NO_THREAD = "the system lets this process start no thread to compile in"
+_NO_THREAD = "there is no thread to compile in: the system lets this process start no more, or the process ends"
 _MORE_THREADS = "raise its limit of processes and threads (ulimit -u, a container's pids limit)"
 _NEVER_FITS = (
     f"what was compiled did not fit the calls that followed, {_MOST_TRIES} times in a row: "

@@ -190,10 +190,12 @@ class Worker:
         self._is_there()
 
     def submit(self, job: Job) -> bool:
-        """False where there is no thread to do it."""
+        """False where there is no thread to do it, or it has ended with the process."""
         if not self._is_there():
             return False
         with _lock:
+            if self._stopped:
+                return False
             self._jobs.append(job)
         return self.ring()
 

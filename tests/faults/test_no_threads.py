@@ -71,3 +71,15 @@ def test_what_threads_would_have_done_is_done_or_left(no_threads: None, monkeypa
     later.finish()
     assert done == [1]
     Awakening([], []).end()
+
+
+@pytest.mark.parametrize("settings", [{"background": True}, {"budget": 3600.0}], ids=lambda each: "".join(each))
+def test_a_call_of_a_process_that_ends_waits_for_nobody(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(background, "_workers", {})
+    compiled = burnish.compile(scaled, **settings)
+    background._at_exit()  # atexit's functions, and the user's, are called after it
+    result, (warning,) = fallback_warnings(lambda: (compiled(X), compiled.burnish.wait(60))[0])
+    torch.testing.assert_close(result, scaled(X))
+    assert "the process ends" in warning
