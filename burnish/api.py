@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import functools
 import inspect
 import types
@@ -13,7 +14,7 @@ import torch
 
 from burnish.capture.traced_as import traced_as
 from burnish.errors import NotCompilable, NotCompiled, UnknownBackend
-from burnish.handle import Handle, Settings, reset_all
+from burnish.handle import Handle, Settings, attribute, reset_all
 from burnish.identity import compiled_module, disabled_module, handle_of_module
 from burnish.options import Options, nearest
 from burnish.stats import Stats
@@ -149,8 +150,8 @@ def _original(model: Any) -> Any:
     if handle is not None:
         return handle.eager
     if isinstance(model, torch.nn.Module):
-        return getattr(model, "_orig_mod", model)  # torch.compile(module)
-    return getattr(model, "_torchdynamo_orig_callable", model)  # torch.compile(function)
+        return attribute(model, "_orig_mod", model)  # torch.compile(module)
+    return attribute(model, "_torchdynamo_orig_callable", model)  # torch.compile(function)
 
 
 def _check_backend(backend: object) -> None:
@@ -170,7 +171,7 @@ def _compiled_function(function: Callable[..., Any], settings: Settings) -> Call
 
 def _way_in(function: Callable[..., Any], entrance: Any) -> Callable[..., Any]:
     """What something larger that is being compiled takes in is `function` itself. A coroutine function stays one, and a
-    generator function: web servers and event loops ask."""
+    generator function, of either kind: web servers and event loops ask."""
     if inspect.iscoroutinefunction(function):
 
         async def awaited(*args: Any, **kwargs: Any) -> Any:
@@ -183,6 +184,24 @@ def _way_in(function: Callable[..., Any], entrance: Any) -> Callable[..., Any]:
             return (yield from entrance.call(*args, **kwargs))
 
         return traced_as(function, iterated)
+    if inspect.isasyncgenfunction(function):
+
+        async def iterated_later(*args: Any, **kwargs: Any) -> Any:
+            inner = entrance.call(*args, **kwargs)
+            with contextlib.suppress(StopAsyncIteration):
+                value = await anext(inner)
+                while True:  # as `yield from`, which there is none of
+                    try:
+                        sent = yield value
+                    except GeneratorExit:
+                        await inner.aclose()
+                        raise
+                    except BaseException as thrown:
+                        value = await inner.athrow(thrown)
+                    else:
+                        value = await inner.asend(sent)
+
+        return traced_as(function, iterated_later)
     given = _plain_parameters(function)
     if given is not None:
         # With the function's own parameters Python packs no tuple and no dict: half of what this layer costs.
@@ -216,7 +235,7 @@ def _handle(target: object) -> Handle | None:
         return handle_of_module(target)
     if isinstance(target, (types.MethodType, staticmethod, classmethod)):
         target = target.__func__
-    handle = getattr(target, "burnish", None)
+    handle = attribute(target, "burnish")
     return handle if isinstance(handle, Handle) else None
 
 

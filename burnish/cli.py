@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import os
 import sys
 import time
@@ -42,6 +43,7 @@ exit status:
 def main(argv: Sequence[str] | None = None) -> int:
     arguments: argparse.Namespace | None = None
     try:
+        _print_what_can_be_printed()
         arguments = _parsed(argv)
         run: Callable[[argparse.Namespace], int] = arguments.run
         status = run(arguments)
@@ -56,6 +58,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         with contextlib.suppress(OSError):
             print(f"burnish: {message}", file=sys.stderr)
         return status
+
+
+def _print_what_can_be_printed() -> None:
+    """Our arrows and dots, and names in a user's language, are no reason to fail where the locale is C."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
+            stream.reconfigure(errors="replace")
 
 
 def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import traceback
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,6 +21,21 @@ class FallbackWarning(UserWarning):
 
 class UnknownTorchWarning(UserWarning):
     """torch is newer than those that this burnish was tested with."""
+
+
+def warn(message: str, category: type[Warning]) -> None:
+    """Tell the user something that costs no more than speed. Where the program makes errors of all warnings (`python -W
+    error`), it is shown and not raised: what is eager's result to be must not become an exception. Who wants one names
+    the category."""
+    try:
+        warnings.warn(message, category, stacklevel=3)
+    except category as made_an_error:
+        if any(action == "error" and named is category for action, _, named, *_ in warnings.filters):
+            raise
+        with contextlib.suppress(Exception):  # the program may have put its own function there
+            warnings.showwarning(made_an_error, category, __file__, 0)
+    except Exception:  # of such a function
+        pass
 
 
 # -- mistakes in a call to burnish: raised at once ---------------------------------------------------------------

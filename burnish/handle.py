@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
+import importlib
+import sys
 import threading
 import weakref
 from collections import Counter
@@ -14,19 +17,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from burnish.errors import BadOptionValue, NothingToSeal
-from burnish.observe.log import CompileLog
+from burnish.observe.log import CompileLog, failure_reason
 from burnish.observe.registry import register
 from burnish.observe.sinks import sinks_for
 from burnish.options import Options
 from burnish.runtime.later import later
 from burnish.stats import Stats
 from burnish.torch_private import dynamo
+from burnish.trust.signals import is_handlers_own, signals_wait
 
 if TYPE_CHECKING:
     from burnish.capture.deferred import DeferredFrames
     from burnish.capture.eager_only import EagerEntrance
     from burnish.capture.frame import Entrance
+    from burnish.torch_private.probe import Lack
 
+_FRAMES = "burnish.capture.frame"
 _live: weakref.WeakSet[Handle] = weakref.WeakSet()
 
 
@@ -94,7 +100,7 @@ class Handle:
         self.eager = eager
         self.settings = settings
         self.options = settings.resolved()
-        self.name = settings.name or getattr(eager, "__qualname__", None) or type(eager).__name__
+        self.name = settings.name or attribute(eager, "__qualname__") or type(eager).__name__
         self.log = CompileLog(self.options.dump_dir, self.name, sinks_for(self.options))
         self.entrance = self._entrance(eager)
         self._forward: Entrance | EagerEntrance | None = None
@@ -105,13 +111,22 @@ class Handle:
 
     def _entrance(self, target: Callable[..., Any]) -> Entrance | EagerEntrance:
         foreign = {"disable": True} if self.settings.disable else self.settings.for_torch_compile()
-        if reason := _why_eager():
+        if (lack := _why_eager()) is not None:
             from burnish.capture.eager_only import EagerEntrance
 
-            return EagerEntrance(target, self.log, reason, foreign)
-        from burnish.capture.frame import Entrance  # TorchDynamo takes a second to import: not before it is needed
+            return EagerEntrance(target, self.log, lack, foreign)
+        from burnish.capture.frame import Entrance
 
-        return Entrance(target, self.options, self.log, foreign)
+        try:
+            return Entrance(target, self.options, self.log, foreign)
+        except Exception as error:  # of an object that cannot be looked at: one without a hash, a trap in __getattr__
+            if foreign is not None or is_handlers_own(error):
+                raise
+            from burnish.capture.eager_only import EagerEntrance
+            from burnish.torch_private.probe import Lack
+
+            reason = f"it cannot be looked at: {failure_reason(error)}"
+            return EagerEntrance(target, self.log, Lack(reason, "compile a function that calls it", "capture"), foreign)
 
     @property
     def forward(self) -> Entrance | EagerEntrance:
@@ -263,12 +278,25 @@ class Handle:
         return f"<burnish handle of {self.name}: {self.in_words()}, {self.log.compiles} compiles>"
 
 
-def _why_eager() -> str:
-    """What of torch is missing without which nothing compiles; "" where all of it is there."""
-    from burnish.torch_private import names, probe, versions
+def attribute(target: object, name: str, otherwise: object = None) -> Any:
+    """As `getattr`; also of objects whose `__getattr__` raises something else where there is nothing."""
+    try:
+        return getattr(target, name, otherwise)
+    except Exception:
+        return otherwise
 
-    versions.warn_of_newer_torch()
-    return probe.why(names.EAGER)
+
+def _why_eager() -> Lack | None:
+    """What of torch is missing without which nothing compiles. TorchDynamo and what compiles is loaded here: that takes
+    a second, so not before it is needed."""
+    with contextlib.nullcontext() if _FRAMES in sys.modules else signals_wait():
+        from burnish.torch_private import names, probe, versions
+
+        versions.warn_of_newer_torch()
+        lack = probe.why(names.EAGER)
+        if lack is None:
+            importlib.import_module(_FRAMES)
+        return lack
 
 
 def close_all(handles: Sequence[Handle]) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from burnish.errors import CannotPickle
-from burnish.handle import Handle, Settings
+from burnish.handle import Handle, Settings, attribute
 from burnish.torch_private import dynamo
 
 _HANDLE = "_burnish_handle"
@@ -31,7 +31,7 @@ _classes: weakref.WeakValueDictionary[tuple[object, ...], type] = weakref.WeakVa
 
 def compiled_module(original: torch.nn.Module, settings: Settings) -> torch.nn.Module:
     """`original`, compiled: another object of (a subclass of) its class, over the same `__dict__`."""
-    shown = tuple(name for name in ("burnish", "eager") if not hasattr(original, name))
+    shown = tuple(name for name in ("burnish", "eager") if attribute(original, name, _HANDLE) is _HANDLE)
     return _twin(original, Handle(original, settings), ("compiled", type(original), shown), _compiled_members, shown)
 
 
@@ -41,7 +41,7 @@ def disabled_module(original: torch.nn.Module) -> torch.nn.Module:
 
 
 def handle_of_module(module: torch.nn.Module) -> Handle | None:
-    handle = getattr(module, _HANDLE, None)
+    handle = attribute(module, _HANDLE)
     return handle if isinstance(handle, Handle) else None
 
 

@@ -114,7 +114,7 @@ def run_child(
             _kill(process)  # what it started, if anything is left
             status = process.wait()
             timeline = sampler.stop()
-        found = json.loads(answer.read_text()) if answer.exists() else None
+        found = json.loads(answer.read_text(encoding="utf-8")) if answer.exists() else None
         if isinstance(found, dict) and "unusable" in found:
             raise TargetUnusable(found["unusable"])
         failure = None

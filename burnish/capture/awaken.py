@@ -16,6 +16,7 @@ from torch import fx
 
 from burnish.torch_private.fake_tensors import FakeTensor
 from burnish.trust.distance import distance
+from burnish.trust.process import has_started
 from burnish.trust.referee import NARROW
 
 _BY_SHAPE: Final = frozenset(  # libraries choose another kernel for another shape
@@ -93,8 +94,8 @@ class Awakening:
         self._compared = compared
         self._after = after
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="burnish-awaken", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, name="burnish-awaken", daemon=True)
+        self._thread = thread if has_started(thread) else None  # without it, the trial waits for what it wants
 
     def _run(self) -> None:
         if self._after is not None:
@@ -126,7 +127,8 @@ class Awakening:
         self.wait()
 
     def wait(self) -> None:
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
 
 
 def awaken_products(kinds: Iterable[Kind], *, compared: bool) -> None:

@@ -163,7 +163,9 @@ class DeferredFrames:
         if first is job:  # and no other thread was faster
             if self._background:
                 self._log.emit("background_queued", reason=f"{job.function}({job.inputs})")
-            submit(job, urgent=not self._background)
+            if not submit(job, urgent=not self._background):
+                job.finish("failed", _NO_THREAD)
+                serve_eager(self._log, "background", CompileError("background", _NO_THREAD, _MORE_THREADS))
             self._forget_old_jobs()
         return first
 
@@ -328,6 +330,8 @@ class DeferredFrames:
 
 _CALLERS_MISTAKE = "eager raises on these inputs, too"
 _WAY_OUT = "compile it with background=False"
+_NO_THREAD = "there is no thread to compile in: the system lets this process start no more, or the process ends"
+_MORE_THREADS = "raise its limit of processes and threads (ulimit -u, a container's pids limit)"
 _NEVER_FITS = (
     f"what was compiled did not fit the calls that followed, {_MOST_TRIES} times in a row: "
     "something that the code depends on changes from call to call, or is known by its identity"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import types
-import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +20,7 @@ import torch
 
 from burnish.capture.doubts import Doubt, Doubts, Ending, Line
 from burnish.capture.warm.guards import without_marks
-from burnish.errors import CompileError, FallbackWarning, GraphBreakError
+from burnish.errors import CompileError, FallbackWarning, GraphBreakError, warn
 from burnish.observe.log import CompileLog, failure_reason
 from burnish.stats import GraphBreak, Recompile
 from burnish.torch_private.dynamo import (
@@ -77,11 +76,10 @@ def serve_eager(log: CompileLog, stage: str, error: BaseException) -> None:
         stage, way_out = error.stage, error.way_out or way_out
     if log.fallback(stage, error):
         what = log.name or "this graph"
-        warnings.warn(
+        warn(
             f"burnish: {what} runs in eager because stage '{stage}' failed: {failure_reason(error)}. "
             f"Results are right, the speed is eager's; burnish.stats counts further ones. Way out: {way_out}.",
             FallbackWarning,
-            stacklevel=2,
         )
 
 

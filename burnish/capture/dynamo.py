@@ -80,6 +80,7 @@ from burnish.trust.gate import Failure, GraphFacts
 from burnish.trust.record import Engine, GraphKind
 from burnish.trust.rehearsal import propose
 from burnish.trust.remembered import Verdicts
+from burnish.trust.signals import handlers_raise_through, is_handlers_own
 from burnish.trust.variant import Policy, Variant
 
 Kind = Literal["forward", "backward", "inference"]
@@ -346,7 +347,7 @@ class _Capture:
             if self.options.fault is not None and kind != "backward":
                 self.options.fault.compiling(self.log.compiles + 1)
             # So that a pass may make real tensors: a fake mode is active here.
-            with disable_current_modes(), patience.asked():
+            with handlers_raise_through(), disable_current_modes(), patience.asked():
                 program = compile_graph(
                     graph,
                     inputs,
@@ -361,6 +362,8 @@ class _Capture:
         except CONTROL_FLOW:
             raise
         except Exception as error:
+            if is_handlers_own(error):
+                raise
             serve_eager(self.log, "pipeline", error)
             if kind != "backward":
                 raise _Abandoned from error
@@ -630,8 +633,8 @@ def burnish_backend(
     _torch_compile_log.dump_dir = settings.dump_dir
     _torch_compile_log.sinks = sinks_for(settings)
     warn_of_newer_torch()
-    if reason := why(EAGER):
-        tell(_torch_compile_log, reason)
+    if (lack := why(EAGER)) is not None:
+        tell(_torch_compile_log, lack)
         return graph.forward
     return make_backend(settings, _torch_compile_log)(graph, example_inputs)
 

@@ -1,30 +1,28 @@
-"""The way of a call where nothing can be compiled at all, because torch lacks a private name that all of it needs.
+"""The way of a call where nothing can be compiled at all, because torch lacks a private name that all of it needs,
+or cannot load the part that has it.
 
 It stands in for `frame.Entrance`, which cannot even be imported then: the same methods, and eager serves.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from burnish.errors import CompileError, FallbackWarning
+from burnish.errors import CompileError, FallbackWarning, warn
 from burnish.observe.log import CompileLog
+from burnish.torch_private.probe import Lack
 from burnish.trust.record import WholeCall
 
-_WAY_OUT = "install a torch that burnish knows, or a newer burnish: `burnish doctor` says which"
 
-
-def tell(log: CompileLog, reason: str) -> None:
+def tell(log: CompileLog, lack: Lack) -> None:
     """Count it, and warn of an object's first."""
-    if log.fallback("torch", CompileError("torch", reason, _WAY_OUT)):
-        warnings.warn(
-            f"burnish: {log.name or 'this graph'} runs in eager: {reason}. Way out: {_WAY_OUT}.",
+    if log.fallback(lack.stage, CompileError(lack.stage, lack.reason, lack.way_out)):
+        warn(
+            f"burnish: {log.name or 'this graph'} runs in eager: {lack.reason}. Way out: {lack.way_out}.",
             FallbackWarning,
-            stacklevel=2,
         )
 
 
@@ -35,19 +33,19 @@ class EagerEntrance:
     is_racing = False
 
     def __init__(
-        self, target: Callable[..., Any], log: CompileLog, reason: str, foreign: dict[str, Any] | None = None
+        self, target: Callable[..., Any], log: CompileLog, lack: Lack, foreign: dict[str, Any] | None = None
     ) -> None:
         self.target = target
         self.call = target
         self._log = log
-        self._reason = reason
+        self._lack = lack
         if foreign is None:
-            tell(log, reason)
+            tell(log, lack)
         elif not foreign.get("disable"):
             self.call = torch.compile(target, **foreign)
 
     def restart(self) -> None:
-        tell(self._log, self._reason)
+        tell(self._log, self._lack)
 
     def whole_calls(self) -> tuple[WholeCall, ...]:
         return ()

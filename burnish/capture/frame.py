@@ -92,6 +92,7 @@ from burnish.torch_private.versions import is_at_least
 from burnish.trust.background import worker_for
 from burnish.trust.garbage import patience
 from burnish.trust.record import WholeCall
+from burnish.trust.signals import handlers_raise_through
 from burnish.trust.variant import Variant
 from burnish.trust.whole_call import WholeCallRace
 
@@ -286,7 +287,11 @@ class Entrance:
         self, call: Callable[..., Any], frame: types.FunctionType, deferred: DeferredFrames, hooks: Hooks | None
     ) -> Callable[..., Any]:
         worker_for(urgent=False).expect()
-        ring = lambda: worker_for(urgent=False).ring(deferred.admit_first)  # noqa: E731
+
+        def ring() -> None:
+            if not worker_for(urgent=False).ring(deferred.admit_first):
+                deferred.admit_first()  # which says that nobody is there to compile it
+
         ordinary = lambda: _is_ordinary(hooks)  # noqa: E731
         return deferred.lobby.entrance(self.target, call, frame, ordinary, deferred.pace.calls, ring)
 
@@ -467,7 +472,8 @@ class FrameCompiler:
             return known
         if self.deferred is not None:
             return self.deferred(frame, cache_entry, frame_state)
-        return self.compile(frame, cache_entry, frame_state)
+        with handlers_raise_through():
+            return self.compile(frame, cache_entry, frame_state)
 
     def compile(self, frame: Any, cache_entry: Any, frame_state: Any) -> ConvertFrameReturn:
         """In this thread, now."""

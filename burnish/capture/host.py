@@ -22,6 +22,7 @@ from burnish.options import Options
 from burnish.runtime.build import NATIVE_DIR, CSource, build_shared
 from burnish.runtime.cache import open_cache
 from burnish.torch_private.tensors import TensorBase, dispatch_keys
+from burnish.trust.process import has_started
 
 _WORD = 8
 _IN_PYTHON_OBJECT = range(16, 64, _WORD)  # behind the count of references and the type
@@ -51,9 +52,11 @@ def host_if_built() -> Host | None:
 
 
 def prepare_host(options: Options) -> None:
-    """Build it in the background, while the program that will want it is compiled."""
+    """Build it in the background, while the program that will want it is compiled. Where no thread can be had, whoever
+    wants it builds it."""
     if not _found:
-        threading.Thread(target=host_library, args=(options, CompileLog()), name="burnish-host", daemon=True).start()
+        work = (options, CompileLog())
+        has_started(threading.Thread(target=host_library, args=work, name="burnish-host", daemon=True))
 
 
 def _opened(options: Options) -> tuple[Host | None, str]:
@@ -71,7 +74,9 @@ def _built(options: Options, log: CompileLog) -> Host:
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         raise LookupError("a Python without its lock: the extension relies on it")
     include = Path(sysconfig.get_paths()["include"])
-    text = (NATIVE_DIR / "host" / "host.c").read_text() + f"\n/* for {sys.implementation.cache_tag} */\n"
+    text = (NATIVE_DIR / "host" / "host.c").read_text(
+        encoding="utf-8"
+    ) + f"\n/* for {sys.implementation.cache_tag} */\n"
     source = CSource(text, "host")
     cache, header = open_cache(options), include / "Python.h"
     library = build_shared(source, options=options, cache=cache, log=log, include=(include,), needs=(header,))

@@ -77,7 +77,7 @@ def run_explain(arguments: argparse.Namespace) -> int:
         if not arguments.dump:
             console.print("\nMore: --full, --timings, --json, --tuning; --dump DIR writes every stage as a file.")
     if arguments.dump:
-        (arguments.dump / "stats.txt").write_text(f"{explanation.stats}\n")
+        (arguments.dump / "stats.txt").write_text(f"{explanation.stats}\n", encoding="utf-8")
         if not arguments.json and not arguments.tuning:
             _print_files(arguments.dump)
     return 0

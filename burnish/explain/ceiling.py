@@ -83,7 +83,7 @@ def _machine(device: torch.device) -> str:
 
 def _read(place: Path) -> dict[str, float]:
     try:
-        found = json.loads(place.read_text())
+        found = json.loads(place.read_text(encoding="utf-8"))
         return {str(k): float(v) for k, v in found.items() if float(v) > 0}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
@@ -93,5 +93,5 @@ def _write(place: Path, known: dict[str, float]) -> None:
     with contextlib.suppress(OSError):  # it is measured again next time
         place.parent.mkdir(parents=True, exist_ok=True)
         fresh = place.with_suffix(f".{os.getpid()}.tmp")
-        fresh.write_text(json.dumps(known))
+        fresh.write_text(json.dumps(known), encoding="utf-8")
         os.replace(fresh, place)

@@ -223,7 +223,7 @@ class CompileLog:
         try:
             path = self.dump_dir / filename
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
+            path.write_text(text, encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             self.fallback("dump", error)
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 from burnish.trust.budget import current_deadline
+from burnish.trust.process import has_started
 
 Wait = Callable[[], None]
 Made = TypeVar("Made")
@@ -51,7 +52,8 @@ def wait_last(wait: Wait) -> None:
 
 
 class Coming(Generic[Made]):
-    """What another thread is making, in the name of this one; call it to have it. Raises what making it raised."""
+    """What another thread is making, in the name of this one; call it to have it. Raises what making it raised. Where
+    no other thread can be had, it is made at once."""
 
     def __init__(self, make: Callable[[], Made]) -> None:
         self._made: list[Made] = []
@@ -65,11 +67,14 @@ class Coming(Generic[Made]):
             except BaseException as error:  # for whoever waits
                 self._error = error
 
-        self._thread = threading.Thread(target=run, name="burnish-build", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=run, name="burnish-build", daemon=True)
+        self._thread = thread if has_started(thread) else None
+        if self._thread is None:
+            run()
 
     def __call__(self) -> Made:
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
         if self._error is not None:
             raise self._error
         return self._made[0]

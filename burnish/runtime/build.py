@@ -47,7 +47,7 @@ from burnish.runtime.compiler import (
 from burnish.runtime.library_loading import CannotLoad, load_library
 from burnish.runtime.scratch import own_directory
 from burnish.trust.budget import UNLIMITED, Cancelled, Deadline, current_deadline
-from burnish.trust.process import HELPFUL
+from burnish.trust.process import HELPFUL, has_started
 
 NATIVE_DIR = Path(__file__).parent / "native"
 
@@ -152,8 +152,8 @@ def _native_part(name: str, *, double: bool, options: Options, cache: Cache, log
     paths = [path for path in sorted(NATIVE_DIR.glob("*.c")) if path.stem.endswith("_f64") == double]
     if not paths:
         raise NativeSourceMissing(NATIVE_DIR)
-    sources = tuple(CSource(path.read_text(), path.stem) for path in paths)
-    headers = "".join(path.read_text() for path in sorted(NATIVE_DIR.glob("*.h")))
+    sources = tuple(CSource(path.read_text(encoding="utf-8"), path.stem) for path in paths)
+    headers = "".join(path.read_text(encoding="utf-8") for path in sorted(NATIVE_DIR.glob("*.h")))
     return _obtain(_Job(name, sources, _NATIVE_FLAGS, True, headers), options, cache, log)
 
 
@@ -169,7 +169,7 @@ def prepare_native(options: Options, log: CompileLog) -> None:
             native_library(options, open_cache(options), CompileLog())
         log.beside("cc native library", begin, time.perf_counter())
 
-    threading.Thread(target=build, name="burnish-native", daemon=True).start()
+    has_started(threading.Thread(target=build, name="burnish-native", daemon=True))
 
 
 @functools.cache
@@ -290,7 +290,7 @@ def _compile(job: _Job, compiler: Compiler, flags: Sequence[str], directory: Pat
 
     def compile_one(source: CSource) -> Path:
         text = directory / f"{source.stem}.c"
-        text.write_text(source.text)
+        text.write_text(source.text, encoding="utf-8")
         compile_object(compiler, [*flags, f"-I{NATIVE_DIR}"], text, text.with_suffix(".o"), deadline, seconds)
         return text.with_suffix(".o")
 

@@ -26,6 +26,7 @@ from burnish.runtime.cache import open_cache
 from burnish.runtime.scratch import own_directory
 from burnish.runtime.triton_build import KernelBuilder
 from burnish.runtime.triton_compile import BuiltKernel, KernelSource, compile_with_triton, described
+from burnish.trust.process import has_started
 
 DRIVER_LIBRARY = "libcuda.so.1"
 _DRIVER_CALLS = 15  # function pointers in the C file's `driver`
@@ -296,7 +297,7 @@ def _make(device: int, options: Options, log: CompileLog) -> Launcher:
 
 
 def launch_library(options: Options, log: CompileLog) -> ctypes.CDLL:
-    text = (NATIVE_DIR / "cuda" / "launch.c").read_text()
+    text = (NATIVE_DIR / "cuda" / "launch.c").read_text(encoding="utf-8")
     return build_shared(CSource(text, "CUDA launcher"), options=options, cache=open_cache(options), log=log)
 
 
@@ -307,4 +308,4 @@ def prepare_launcher(options: Options) -> None:
         with contextlib.suppress(Exception):
             launch_library(options, CompileLog())
 
-    threading.Thread(target=build, name="burnish-launcher", daemon=True).start()
+    has_started(threading.Thread(target=build, name="burnish-launcher", daemon=True))

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from burnish.trust.process import at_exit
+from burnish.trust.process import at_exit, has_started
 
 QUIET_SECONDS = 1.0
 EXIT_SECONDS = 5.0
@@ -41,8 +41,10 @@ class Later:
             self._left.append(work)
             self._due = time.monotonic() + self._quiet_seconds
             if self._thread is None:
-                self._thread = threading.Thread(target=self._wait_and_finish, name="burnish-later", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._wait_and_finish, name="burnish-later", daemon=True)
+                self._thread = thread  # which sets it to None when it is done
+                if not has_started(thread):
+                    self._thread = None  # what is asked for next tries again, and the end of the process does the rest
 
     def _wait_and_finish(self) -> None:
         while True:

@@ -72,7 +72,7 @@ def load_python(text: str) -> ModuleType:
     name = f"kernels_{hashlib.sha256(text.encode()).hexdigest()[:24]}"
     path = own_directory() / f"{name}.py"
     fresh = path.with_suffix(f".{threading.get_ident()}")
-    fresh.write_text(text)
+    fresh.write_text(text, encoding="utf-8")
     os.replace(fresh, path)  # whole or not at all: another thread may be reading the same kernels
     spec = importlib.util.spec_from_file_location(f"burnish_{name}", path)
     assert spec is not None and spec.loader is not None

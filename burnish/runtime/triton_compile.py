@@ -137,7 +137,7 @@ def described(compiled: Any) -> BuiltKernel:
 def _module(source: KernelSource, folder: Path) -> ModuleType:
     """The file is this process's and nobody else's: what another could have written is never run."""
     handle, path = tempfile.mkstemp(suffix=".py", prefix=f"{source.function}_", dir=folder)
-    with os.fdopen(handle, "w") as file:
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write(source.text)
     spec = importlib.util.spec_from_file_location(f"burnish_kernel_{source.function}", path)
     assert spec is not None and spec.loader is not None

@@ -20,7 +20,7 @@ from pathlib import Path
 from burnish.errors import CompileError
 from burnish.runtime.frames import receive, send
 from burnish.runtime.triton_compile import BuiltKernel, KernelSource
-from burnish.trust.process import at_exit
+from burnish.trust.process import at_exit, has_started
 
 MOST_WORKERS = 16
 _KERNEL_SECONDS = 90.0  # after which a worker is given up; the slowest kernels take a few
@@ -254,7 +254,7 @@ def workers() -> WorkerPool:
 
 def prepare_workers() -> None:
     """Let them import Triton while there is other work to do."""
-    threading.Thread(target=workers, name="burnish-workers", daemon=True).start()
+    has_started(threading.Thread(target=workers, name="burnish-workers", daemon=True))
 
 
 def _after_fork() -> None:

@@ -23,7 +23,17 @@ AS_TORCH_DOES = "torch does as it always does, which takes longer"
 
 
 class PrivateNameMissing(AttributeError):
-    """A name was used that the running torch does not have."""
+    """A name was used that the running torch does not have, or cannot load."""
+
+    @property
+    def failure(self) -> str:
+        """What loading that part of torch raised, if that says nothing about the name; "" if the name is not there."""
+        cause = self.__cause__
+        if cause is None or isinstance(cause, AttributeError):
+            return ""
+        if isinstance(cause, ModuleNotFoundError) and str(cause.name).partition(".")[0] == "torch":
+            return ""
+        return f"{type(cause).__name__}: {cause}".removesuffix(": ")
 
 
 class _NoOther:

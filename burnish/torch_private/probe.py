@@ -60,17 +60,33 @@ def probe() -> Probe:
     return Probe(tuple(found), tuple(name for name in expected if name not in found))
 
 
+@dataclass(frozen=True)
+class Lack:
+    """Why a fallback is taken."""
+
+    reason: str
+    way_out: str
+    stage: str = "torch"
+
+    def __str__(self) -> str:
+        return self.reason
+
+
 @functools.cache
-def missing_for(fallback: str) -> tuple[PrivateName, ...]:
-    """The names that this fallback is for, and that are not there. Loads what they are in; asked once a process."""
-    return tuple(name for name in NAMES if fallback in name.fallback and _is_expected(name) and not _can_be_had(name))
-
-
-def why(fallback: str) -> str:
-    """What is missing, where this fallback is taken; "" where it is not."""
-    paths = [name.path for name in missing_for(fallback)]
-    more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
-    return f"torch {torch.__version__} has no {', '.join(paths[:3])}{more}" if paths else ""
+def why(fallback: str) -> Lack | None:
+    """What is missing, where this fallback is taken. Loads the parts of torch that it is about; asked once a process,
+    since what failed to load half-way fails for another reason the next time."""
+    wanted = [name for name in NAMES if fallback in name.fallback and _is_expected(name)]
+    missing = {name.path: error for name in wanted if (error := _missing(name)) is not None}
+    for path, error in missing.items():
+        if error.failure:
+            reason = f"torch {torch.__version__} cannot load {path}: {error.failure}"
+            return Lack(reason, "mend what that names, and start the process again")
+    if not missing:
+        return None
+    more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+    reason = f"torch {torch.__version__} has no {', '.join([*missing][:3])}{more}"
+    return Lack(reason, "install a torch that burnish knows, or a newer burnish: `burnish doctor` says which")
 
 
 def _is_expected(name: PrivateName) -> bool:
@@ -88,11 +104,15 @@ def _is_there(name: PrivateName) -> bool:
 
 
 def _can_be_had(name: PrivateName) -> bool:
+    return _missing(name) is None
+
+
+def _missing(name: PrivateName) -> PrivateNameMissing | None:
     try:
         name.found()
-    except PrivateNameMissing:
-        return False
-    return True
+    except PrivateNameMissing as error:
+        return error
+    return None
 
 
 def _module_of(path: str) -> tuple[str | None, list[str]]:
@@ -115,7 +135,7 @@ def _source_of(module: str) -> Path | None:
 @functools.cache
 def _text_of(module: str) -> str:
     source = _source_of(module)
-    return source.read_text() if source is not None else ""
+    return source.read_text(encoding="utf-8") if source is not None else ""
 
 
 def _is_in_source(module: str, rest: list[str]) -> bool:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import functools
 import re
-import warnings
 
 import torch
 
-from burnish.errors import UnknownTorchWarning
+from burnish.errors import UnknownTorchWarning, warn
 
 KNOWN = ((2, 11), (2, 14))  # the first and the last
 
@@ -36,9 +35,8 @@ def warn_of_newer_torch() -> None:
     """Once a process, at its first compile, which goes on."""
     if is_newer_than_known():
         first, last = (f"{major}.{minor}" for major, minor in KNOWN)
-        warnings.warn(
+        warn(
             f"torch {torch.__version__} is newer than this burnish knows ({first} to {last}). What works is compiled, "
             "what does not runs in eager; `burnish doctor` says which of torch's private names are missing.",
             UnknownTorchWarning,
-            stacklevel=2,
         )

@@ -24,7 +24,7 @@ from burnish.observe.log import failure_reason
 from burnish.trust.budget import Cancelled, Deadline
 from burnish.trust.garbage import Patience, patience
 from burnish.trust.jobs import JobState, JobStats
-from burnish.trust.process import at_exit
+from burnish.trust.process import at_exit, has_started
 
 SLICE_SECONDS = 0.0005  # processor time that a compile takes in one go while calls are in flight ...
 REST_SECONDS = 0.005  # ... and then it rests for at least so long, ...
@@ -186,17 +186,34 @@ class Worker:
         self._changed = threading.Condition(_lock)
         self._held = False
         self._stopped = False
-        self._thread = threading.Thread(target=self._loop, name="burnish-compile", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
+        self._is_there()
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: Job) -> bool:
+        """False where there is no thread to do it, or it has ended with the process."""
+        if not self._is_there():
+            return False
         with _lock:
+            if self._stopped:
+                return False
             self._jobs.append(job)
-        self.ring()
+        return self.ring()
 
-    def ring(self, bring: Callable[[], None] = _nothing) -> None:
-        """Wake the thread and have it call `bring`, which submits jobs. The one who rings waits for nothing."""
+    def ring(self, bring: Callable[[], None] = _nothing) -> bool:
+        """Wake the thread and have it call `bring`, which submits jobs. The one who rings waits for nothing. False
+        where there is no thread."""
+        if self._thread is None and not self._is_there():
+            return False
         self._rings.put(bring)
+        return True
+
+    def _is_there(self) -> bool:
+        """The thread; a system that allows no more of them now may later."""
+        with _lock:
+            if self._thread is None:
+                thread = threading.Thread(target=self._loop, name="burnish-compile", daemon=True)
+                self._thread = thread if has_started(thread) else None
+            return self._thread is not None
 
     def expect(self) -> None:
         """Somebody will ring soon. To wake a thread costs the one who does it 15 us, a third of a small model's call:
@@ -278,8 +295,10 @@ class Worker:
                 self._current.deadline.cancel("cancelled because the process ends")
             for job in self._jobs:
                 job.finish("cancelled", "the process ends")
-        self.ring()
-        self._thread.join(seconds)
+            thread = self._thread
+        if thread is not None:
+            self.ring()
+            thread.join(seconds)
 
     def abandon(self) -> None:
         """In a forked child, where the thread is not: its jobs will be asked for again."""
@@ -293,10 +312,10 @@ _workers: dict[bool, Worker] = {}
 after_fork_in_child: list[Callable[[], None]] = []  # what else must be put right there
 
 
-def submit(job: Job, urgent: bool) -> None:
-    """`urgent` jobs are those that a call waits for: they have a thread of their own."""
+def submit(job: Job, urgent: bool) -> bool:
+    """`urgent` jobs are those that a call waits for: they have a thread of their own. False where there is none."""
     with _lock:
-        worker_for(urgent).submit(job)
+        return worker_for(urgent).submit(job)
 
 
 def worker_for(urgent: bool) -> Worker:

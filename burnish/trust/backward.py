@@ -19,6 +19,7 @@ from burnish.trust.inputs import RandomState, devices_of
 from burnish.trust.record import GateStats
 from burnish.trust.referee import ROOM, InFloat64, Opinion, Results, first_look, judge, rounding_beside
 from burnish.trust.remembered import Verdicts
+from burnish.trust.signals import is_handlers_own
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 # Runs eager's form of it, and hands each result over once: whole, or in pieces along a dimension, from a place on; and
@@ -65,6 +66,8 @@ class WatchedBackward:
         try:
             result = self._program(args)
         except Exception as error:
+            if is_handlers_own(error):
+                raise
             stand_in: Sequence[Any] = self._eager(*held)  # or what eager raises as well
             self._fail(Failure.of(error))
             return stand_in
@@ -86,6 +89,8 @@ class WatchedBackward:
         try:
             return self._program(args)
         except Exception as error:
+            if is_handlers_own(error):
+                raise
             if not args:
                 self._fail(Failure.of(error))
                 raise

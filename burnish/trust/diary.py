@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-
-from burnish.errors import CompileError, FallbackWarning
+from burnish.errors import CompileError, FallbackWarning, warn
 from burnish.observe.log import CompileLog
 from burnish.trust.gate import Failure
 from burnish.trust.record import SizeClass
@@ -44,12 +42,11 @@ class Diary:
         cause = "exception" if failure.stack else "numbers"
         self._log.emit("rollback", variant=self._name, reason=failure.reason, cause=cause)
         if first:
-            warnings.warn(
+            warn(
                 f"burnish: {self._log.name or 'a compiled object'} runs {self._name} in eager, because of the compiled "
                 f"one: {failure.reason}. Results are right, the speed is eager's; burnish.stats has the stack. "
                 "Way out: `burnish verify` finds the kernel, and .burnish.retry() tries again.",
                 FallbackWarning,
-                stacklevel=2,
             )
 
     def retried(self, variant: Variant) -> None:

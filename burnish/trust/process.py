@@ -19,6 +19,16 @@ def give_way(process: int, niceness: int = NICE) -> None:
         os.setpriority(os.PRIO_PROCESS, process, niceness)
 
 
+def has_started(thread: threading.Thread) -> bool:
+    """Start it. False where the system allows no more: a container's limit of processes counts threads, too. And none
+    starts once the interpreter is ending."""
+    try:
+        thread.start()
+    except (RuntimeError, MemoryError):
+        return False
+    return True
+
+
 def give_back_freed_memory() -> None:
     """What was freed goes back to the system, where malloc would keep it for later."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None

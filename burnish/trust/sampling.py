@@ -26,7 +26,7 @@ import torch
 from burnish.capture.snapshot import CannotSnapshot, ThreadState
 from burnish.trust.gate import Call, Failure, GraphFacts
 from burnish.trust.inputs import CannotCopy, RandomState, SideInputs, devices_of
-from burnish.trust.process import at_exit, give_way
+from burnish.trust.process import at_exit, give_way, has_started
 from burnish.trust.referee import InFloat64, Opinion, Results, judge
 
 _MOST_WAITING = 4
@@ -248,21 +248,24 @@ class Comparer:
         self._process = 0
 
     def submit(self, sample: Sample) -> bool:
-        """False if there is no room: the caller does not wait."""
+        """False if there is no room, or no thread: the caller does not wait."""
         with self._changed:
             if self._ending or len(self._waiting) >= _MOST_WAITING:
                 return False
-            if self._process != os.getpid():
-                self._start()
+            if self._process != os.getpid() and not self._has_started():
+                return False
             self._waiting.append(sample)
             self._changed.notify_all()
             return True
 
-    def _start(self) -> None:
-        self._process, self._busy = os.getpid(), False
+    def _has_started(self) -> bool:
+        self._busy = False
         self._waiting.clear()
+        if not has_started(threading.Thread(target=self._work, name="burnish-comparer", daemon=True)):
+            return False  # the next sample tries again
+        self._process = os.getpid()
         at_exit(self.end)
-        threading.Thread(target=self._work, name="burnish-comparer", daemon=True).start()
+        return True
 
     def _work(self) -> None:
         give_way(threading.get_native_id())

@@ -28,6 +28,7 @@ from burnish.trust.inputs import RandomState, devices_of
 from burnish.trust.record import Engine, GateStats, SizeClass, State, VariantStats
 from burnish.trust.remembered import Verdicts, class_part
 from burnish.trust.sampling import gaps, sampled
+from burnish.trust.signals import handlers_raise_through, is_handlers_own
 from burnish.trust.size_classes import SizeClasses
 
 _SLOW = 1.25  # times what eager took in the race: a sampled call that takes longer is slow
@@ -312,9 +313,11 @@ class Variant:
             modules_us=self.modules_us,
         )
         try:
-            with _without_anomaly_mode():
+            with handlers_raise_through(), _without_anomaly_mode():
                 verdict = gate.judge(self.eager, self._engines, args, self._ready)
         except Exception as error:
+            if is_handlers_own(error):
+                raise
             raise TrialRaised from error
         return dataclasses.replace(verdict, stats=dataclasses.replace(verdict.stats, size_class=self._size_class))
 
@@ -546,6 +549,8 @@ class Variant:
             raise error.error from error.error.__cause__
         if isinstance(error, AssumptionUnmet):
             return self._serve_unmet(str(error), args)
+        if is_handlers_own(error):
+            raise error
         if self.facts.kind == "training" and hooks_are_active():
             raise error  # the hooks' own: checkpointing ends a recomputation by raising
         if getattr(error, "of_earlier_call", False):

@@ -68,7 +68,7 @@ class Tuning:
             path = Path(source).expanduser()
             if path.stat().st_size > _LONGEST:
                 raise ValueError(source)
-            source = json.loads(path.read_text())
+            source = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(source, Mapping):
             raise TypeError(source)
         forms, device = source.get("forms", source), source.get("device", "")

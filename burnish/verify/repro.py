@@ -74,7 +74,7 @@ def write_repro(calls: Calls, culprit: Culprit, name: str, path: Path) -> Path:
     text = (
         text.replace("import torch\n", "from pathlib import Path\n\nimport torch\n", 1) if "Path(" in inputs else text
     )
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     return path
 
 

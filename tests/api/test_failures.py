@@ -118,7 +118,7 @@ def test_bad_inputs_do_not_spoil_good_ones():
     assert burnish.stats(compiled).compiles == 1
 
 
-def test_warnings_as_errors_reach_the_user(use_pipeline):
+def test_warnings_that_are_named_as_errors_reach_the_user(use_pipeline):
     use_pipeline(failing(CompileError("schedule", "no")))
     compiled = burnish.compile(lambda x: x + 1)
     with warnings.catch_warnings():
@@ -164,3 +164,29 @@ def test_a_pipeline_may_make_real_tensors(use_pipeline):
     use_pipeline(compile_graph)
     burnish.compile(lambda x: x + 1)(torch.ones(2))
     assert type(made[0]) is torch.Tensor and made[0].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("settings", [{}, {"budget": 60.0}, {"background": True}], ids=lambda each: "".join(each))
+def test_where_all_warnings_are_errors_it_is_shown_and_not_raised(use_pipeline, settings, recwarn):
+    use_pipeline(failing(CompileError("schedule", "too many axes", "make it smaller")))
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    x = torch.randn(2, 4)
+    warnings.simplefilter("error")
+    compiled = burnish.compile(model, **settings)
+    for _ in range(3):
+        assert torch.equal(compiled(x), model(x))
+        assert compiled.burnish.wait(60)
+    assert {failed.stage for failed in burnish.stats(compiled).fallbacks} == {"schedule"}
+    assert ["too many axes" in str(each.message) for each in recwarn] == [True]
+
+
+def test_a_way_of_showing_warnings_that_fails(use_pipeline, monkeypatch):
+    def show(*args, **kwargs):
+        raise ConnectionError("nobody listens")
+
+    use_pipeline(failing(CompileError("schedule", "too many axes")))
+    for action in ("always", "error"):
+        with warnings.catch_warnings():
+            warnings.simplefilter(action)
+            monkeypatch.setattr(warnings, "showwarning", show)
+            assert torch.equal(burnish.compile(lambda x: x + 1)(torch.ones(2)), torch.full((2,), 2.0))

@@ -84,3 +84,11 @@ def test_a_process_that_ended_is_told_in_one_line(
     main(["workloads"])
     error = capsys.readouterr().err
     assert error == "burnish: measuring 'mlp' failed: its process ended with status -9, saying: MemoryError: no room\n"
+
+
+def test_a_locale_without_our_letters_is_no_failure(tmp_path: Path) -> None:
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "BURNISH_CC": "/no/such/compiler"}
+    environment = {**os.environ, **plain, "BURNISH_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", "burnish", "doctor"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert "tier: " in done.stdout and done.stderr == ""

@@ -119,6 +119,22 @@ def test_a_name_that_is_really_gone(tmp_path: Path) -> None:
     assert compiles == "False" and any("has no torch._dynamo.mark_static_address" in line for line in told)
 
 
+def test_a_part_that_cannot_be_loaded_is_not_said_to_be_missing(tmp_path: Path) -> None:
+    code = """
+import warnings, torch, importlib.abc, sys
+class Refuses(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "torch._dynamo.convert_frame":
+            raise FileNotFoundError(2, "No usable temporary directory found")
+sys.meta_path.insert(0, Refuses())
+"""
+    compiles, *told = python(code + _COMPILES, tmp_path).split("|")
+    (warning,) = (line for line in told if "runs in eager" in line)
+    assert compiles == "False"
+    assert "cannot load torch._dynamo" in warning and "No usable temporary directory" in warning
+    assert "has no" not in warning and "install a torch" not in warning
+
+
 def test_doctor_says_what_is_missing_and_what_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     assert software.check_private_names().says == str(probe.probe())
     gone = names.PrivateName("torch._dynamo.guards.NoSuchBuilder", "a test", fallback="nothing is done")

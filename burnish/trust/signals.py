@@ -1,0 +1,98 @@
+"""Signals that Python handles while burnish is at work. What a handler raises (a time limit, Ctrl-C) is the program's
+own, meant for the code around the call: it is neither a failure of a compile, nor may it leave anything half made."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import signal
+import threading
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+Handler = Callable[[int, types.FrameType | None], Any]
+
+
+class HandlerRaised(BaseException):
+    """Carries an exception past those who would take it for a failure. Not an Exception: nobody on the way may."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+@contextlib.contextmanager
+def _handled_by(instead: Callable[[int, types.FrameType | None, Handler], None]) -> Iterator[None]:
+    """The program's handlers are passed to `instead`; outside the main thread, where none is called, nothing is."""
+    handlers: dict[int, Handler] = {}
+    inside = threading.current_thread() is threading.main_thread()
+
+    def handle(number: int, frame: types.FrameType | None) -> None:
+        instead(number, frame, handlers[number]) if inside else handlers[number](number, frame)
+
+    try:
+        for number in signal.valid_signals() if inside else ():
+            if callable(handler := signal.getsignal(number)):
+                handlers[number] = handler
+                signal.signal(number, handle)
+        yield
+    finally:
+        inside = False
+        for handled, handler in handlers.items():
+            if signal.getsignal(handled) is handle:  # and nobody has put another there meanwhile
+                signal.signal(handled, handler)
+
+
+@contextlib.contextmanager
+def signals_wait() -> Iterator[None]:
+    """Signals are handled when this is left. What a handler raises in the midst of an import leaves modules half made,
+    and the process without them until it ends."""
+    came: list[int] = []
+    with _handled_by(lambda number, frame, handler: came.append(number)):
+        yield
+    for number in came:
+        signal.raise_signal(number)
+
+
+_passing: list[None] = []  # one element while handlers' exceptions are carried: only the main thread has any
+
+
+@contextlib.contextmanager
+def handlers_raise_through() -> Iterator[None]:
+    """What a handler raises in here is raised by this, whatever `except Exception` it has come by."""
+    if _passing or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def carry(number: int, frame: types.FrameType | None, handler: Handler) -> None:
+        try:
+            handler(number, frame)
+        except Exception as error:
+            raise HandlerRaised(error) from None
+
+    _passing.append(None)
+    try:
+        with _handled_by(carry):
+            yield
+    except HandlerRaised as raised:
+        raise raised.error from None
+    finally:
+        _passing.clear()
+
+
+def is_handlers_own(error: BaseException) -> bool:
+    """Whether one of the program's handlers of signals raised it."""
+    codes = {_code(handler) for number in signal.valid_signals() if callable(handler := signal.getsignal(number))}
+    at = error.__traceback__
+    while at is not None:
+        if at.tb_frame.f_code in codes:
+            return True
+        at = at.tb_next
+    return False
+
+
+def _code(handler: Any) -> types.CodeType | None:
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    function = handler if hasattr(handler, "__code__") else getattr(handler, "__func__", type(handler).__call__)
+    return getattr(function, "__code__", None)

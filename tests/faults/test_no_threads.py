@@ -1,0 +1,85 @@
+"""A system that lets the process start no more threads (a container's pids limit): calls go on, with a reason."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+import burnish
+from burnish.capture import host
+from burnish.capture.awaken import Awakening
+from burnish.runtime import build
+from burnish.runtime.beside import Coming
+from burnish.runtime.later import Later
+from burnish.trust import background, sampling
+from tests.against_eager import fallback_warnings
+
+X = torch.linspace(-1, 2, 24).reshape(4, 6)
+
+
+def scaled(x: torch.Tensor) -> torch.Tensor:
+    return (x * 3 + 1).relu().sum(-1)
+
+
+@pytest.fixture
+def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    build.forget_loaded()
+    monkeypatch.setattr(host, "_found", [])
+    monkeypatch.setattr(background, "_workers", {})
+    monkeypatch.setattr(sampling, "comparer", sampling.Comparer())
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"background": True}, {"budget": 60.0}, {"sample": 1.0}], ids=lambda each: "".join(each)
+)
+def test_every_call_returns_eagers_result(no_threads: None, settings: dict[str, Any]) -> None:
+    said: list[str] = []
+    compiled, more = fallback_warnings(lambda: burnish.compile(scaled, **settings))
+    said += more
+    for _ in range(6):
+        result, more = fallback_warnings(lambda: compiled(X))
+        said += more
+        torch.testing.assert_close(result, scaled(X))
+    assert compiled.burnish.wait(60)
+    (warning,) = said
+    assert "runs in eager" in warning and "thread" in warning
+    assert burnish.stats(compiled).fallbacks
+
+
+def test_a_thread_that_could_not_be_had_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(background, "has_started", lambda thread: False)
+        worker = background.Worker()
+        assert not worker.ring()
+    over = threading.Event()
+    assert worker.ring(over.set) and over.wait(60)
+    worker.stop(60)
+
+
+def test_what_threads_would_have_done_is_done_or_left(no_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Coming(lambda: 3)() == 3
+    later, done = Later(), list[int]()
+    later.do(lambda: done.append(1))
+    assert done == []
+    later.finish()
+    assert done == [1]
+    Awakening([], []).end()
+
+
+@pytest.mark.parametrize("settings", [{"background": True}, {"budget": 3600.0}], ids=lambda each: "".join(each))
+def test_a_call_of_a_process_that_ends_waits_for_nobody(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(background, "_workers", {})
+    compiled = burnish.compile(scaled, **settings)
+    background._at_exit()  # atexit's functions, and the user's, are called after it
+    result, (warning,) = fallback_warnings(lambda: (compiled(X), compiled.burnish.wait(60))[0])
+    torch.testing.assert_close(result, scaled(X))
+    assert "the process ends" in warning
