@@ -75,8 +75,8 @@ def _is_one_of_eagers(case: Case, find: Find, device: str) -> bool:
     kinds = [s.kind for s in case.calls[find.call].storages]
     if device == "cuda" and any(re.search(r"accumulate|index_add|scatter_add|scatter_reduce", t) for t in templates):
         return "tiny" in kinds
-    if find.kind == "strides" and any("Conv" in line or "conv" in line for line in case.texts.splitlines()):
-        return any(1 in arg.shape for arg in case.calls[find.call].args)  # by them eager may choose channels-last
+    if find.kind == "strides":  # docs/limits.md
+        return any(re.search(r"[Cc]onv|[Bb]atch_?[Nn]orm|unfold|as_strided", line) for line in case.texts.splitlines())
     if case.calls[find.call].mode == "inference" and any("torch.func." in t for t in templates):
         return find.kind in ("value", "not finite")  # eager's derivatives are zero there
     if find.kind == "no exception":
