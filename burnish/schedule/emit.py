@@ -165,7 +165,7 @@ class Emitter:
         env: dict[str, Dim] = {a.name: i for a, i in zip(op.axes, index, strict=True)}
         for k, tensor in enumerate(indices):
             size = next(s for e, s in zip(op.index, shape, strict=True) if any(x.name == f"%{k}" for x in symbols(e)))
-            if size == 0:  # not even the element that is read instead of one out of range is there
+            if size == 0 and 0 not in tensor.shape:  # nor is there the element that is read instead of one out of range
                 raise CompileError("schedule", "an index into a dimension of no elements")
             place = self.body.emit(Checked(self.value(tensor, index), size, raises=op.raises))
             env[f"%{k}"] = value_symbol(place)
