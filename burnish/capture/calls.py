@@ -39,7 +39,7 @@ def in_memory(gradient: Any) -> Any:
         return gradient
     if gradient._is_zerotensor():
         return torch.zeros(gradient.shape, dtype=gradient.dtype, device=gradient.device)
-    return gradient.resolve_neg().resolve_conj() if gradient.is_neg() or gradient.is_conj() else gradient
+    return gradient.resolve_neg().resolve_conj()  # itself where neither is so
 
 
 def memory_of(tensor: torch.Tensor) -> int:

@@ -288,10 +288,11 @@ def _replace(function: Any, replay: Callable[[], Replay]) -> None:
             # Saved tensors whose memory a backward might write to: ours does not, and need not refuse retain_graph.
             function.metadata.bw_donated_idxs = []
             replay().let_go(ctx)
-            if boxed:
+            if boxed:  # the caller's own list, so that gradients go as soon as they have been read
                 gradients[0][:] = map(in_memory, gradients[0])
-                return backward(_WithoutInputs(ctx), *gradients)
-            return backward(_WithoutInputs(ctx), *map(in_memory, gradients))
+            else:
+                gradients = tuple(map(in_memory, gradients))
+            return backward(_WithoutInputs(ctx), *gradients)
         return replay().gradients(ctx, gradients[0] if boxed else gradients)
 
     for name, method in (("forward", saving), ("backward", _untraced(recorded))):
