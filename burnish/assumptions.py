@@ -39,7 +39,7 @@ class TensorInput:
     negative: bool = False  # its memory holds the negatives of its values
     conjugate: bool = False
     requires_grad: bool = False
-    written: bool = False  # a call changes it: it must not overlap another input
+    written: bool = False  # a call changes it: it must not overlap another input, nor its elements one another
 
     def __str__(self) -> str:
         sizes, strides = (", ".join(map(str, dims)) for dims in (self.shape, self.strides))
@@ -151,6 +151,8 @@ class Assumptions:
         for k, expected in enumerate(self.inputs):
             if not isinstance(expected, TensorInput) or not expected.written:
                 continue
+            if meets_itself(args[k].shape, args[k].stride()):
+                return f"{expected.name} is written and its elements share memory"
             for j, place in enumerate(places):
                 if j != k and overlap(places[k], place):
                     return f"{expected.name} is written and overlaps {self.inputs[j].name} in memory"
@@ -248,6 +250,18 @@ def memory_of(x: torch.Tensor) -> Place | None:
     steps = sum((d - 1) * s for d, s in zip(x.shape, x.stride(), strict=True))
     start = x.data_ptr()
     return start, start + (steps + 1) * x.itemsize
+
+
+def meets_itself(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether elements may share memory: a dimension does not step over all that the narrower ones span."""
+    if 0 in shape:
+        return False
+    reach = 0
+    for stride, size in sorted((s, d) for d, s in zip(shape, strides, strict=True) if d != 1):
+        if stride <= reach:
+            return True
+        reach += (size - 1) * stride
+    return False
 
 
 def overlap(a: Place | None, b: Place | None) -> bool:

@@ -15,11 +15,12 @@ import torch
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
+from burnish.assumptions import meets_itself
 from burnish.capture.calls import memory_of, memory_of_node
 from burnish.capture.symbols import Symbols
 from burnish.errors import CompileError
 from burnish.ir.dtypes import from_torch
-from burnish.ir.expr import Dim, Expr, coefficient
+from burnish.ir.expr import Dim, Expr, coefficient, is_less, terms_of
 from burnish.ir.graph import Constant, Extern, Full, Graph, Input, Node, Ref, TensorType, View
 from burnish.lower import LOWERINGS
 from burnish.lower.builder import Builder, NotLowered
@@ -434,16 +435,28 @@ def _steps(value: Node) -> tuple[Dim, ...]:
 
 
 def _meets_itself(shape: Sequence[Dim], strides: Sequence[Dim]) -> bool:
-    """Whether elements may share memory: a dimension does not step over all that the narrower ones span."""
-    pairs = [(s, d) for d, s in zip(shape, strides, strict=False) if d != 1]
-    if not all(isinstance(x, int) for pair in pairs for x in pair) or any(d == 0 for _, d in pairs):
+    """Whether elements are known to share memory. Where sizes vary, each call looks at the inputs that it writes."""
+    pairs = [(d, s) for d, s in zip(shape, strides, strict=False) if d != 1]
+    if any(d == 0 for d, _ in pairs):
         return False
-    reach: Any = 0
-    for stride, size in sorted(pairs):
-        if stride <= reach:
-            return True
-        reach += (size - 1) * stride
-    return False
+    known = [(d, s) for d, s in pairs if isinstance(d, int) and isinstance(s, int)]
+    is_known = len(known) == len(pairs)
+    return meets_itself(*zip(*known, strict=True)) if is_known and known else any(s == 0 for _, s in pairs)
+
+
+def _never_meets_itself(shape: Sequence[Dim], strides: Sequence[Dim]) -> bool:
+    """Whether no two elements share memory, at whatever sizes: a dimension steps over all that narrower ones span."""
+    reach: Dim = 0
+    for stride, size in sorted(((s, d) for d, s in zip(shape, strides, strict=True) if d != 1), key=_factors_of_stride):
+        if not is_less(reach, stride):
+            return False
+        reach = reach + stride * (size - 1)
+    return True
+
+
+def _factors_of_stride(pair: tuple[Dim, Dim]) -> tuple[int, int]:
+    stride, _ = pair
+    return max(map(len, terms_of(stride)), default=0), max(terms_of(stride).values(), default=0)
 
 
 def require_known_views(gm: GraphModule, metadata: Any) -> None:
@@ -454,13 +467,17 @@ def require_known_views(gm: GraphModule, metadata: Any) -> None:
     if not any(isinstance(p.meta.get("val"), torch.SymInt) for p in placeholders):
         return
     (output,) = gm.graph.find_nodes(op="output")
-    results = output.args[0][len(metadata.mutated_inp_runtime_indices) :]
+    results, symbols = output.args[0][len(metadata.mutated_inp_runtime_indices) :], Symbols()
     for result, info in zip(results, metadata.output_info, strict=False):  # after them what it saves
         if info.output_type.name != "alias_of_input" or not isinstance(result, FxNode):
             continue
         origin = _origin(result)
-        if origin not in placeholders or not _same_kind(result.meta["val"], origin.meta["val"]):
+        if origin not in placeholders or not _same_kind(result.meta["val"], base := origin.meta["val"]):
             raise CompileError("capture", "a result views an input that the call changes, or as another type, by sizes")
+        # Autograd gives an element of memory that several share a part of what reaches it through such a window.
+        shape, strides = (tuple(map(symbols.dim, dims)) for dims in (base.shape, base.stride()))
+        if info.requires_grad and not _never_meets_itself(shape, strides):
+            raise CompileError("capture", "a result views an input whose elements may share memory, by sizes")
 
 
 def _same_kind(val: torch.Tensor, base: torch.Tensor) -> bool:

@@ -44,7 +44,7 @@ from burnish.ir.body import (
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, Expr, coefficient, mentions, product, render, symbols
 from burnish.ir.scalar import TRANSCENDENTAL
-from burnish.schedule.axes import column_axis, row_order
+from burnish.schedule.axes import column_axis, counts_up, row_order
 from burnish.schedule.phases import Phases, cost
 
 _STRIP = 64  # columns handled together
@@ -395,7 +395,7 @@ class _RowNest(_Nest):
                 if n in scratch:
                     p.line(f"t{n}[{p.index(linear)}] = v{n};")
         for n in reductions:
-            _accumulate(p, n, f"b{n}" if n in blocked else f"v{n}")
+            _accumulate(p, n, f"b{n}" if n in blocked else f"v{n}", (*outer, inner))
         p.close()
         for n in values:
             if n in kept:
@@ -506,7 +506,7 @@ class _ColumnNest(_Nest):
         for n in values:
             p.statement(n)
         for n in reductions:
-            _accumulate(p, n, f"w{n}[l]", best=f"m{n}[l]")
+            _accumulate(p, n, f"w{n}[l]", p.loop.reduction, best=f"m{n}[l]")
         p.close()
         if blocked:
             p.open(f"if (++rows{phase} == {_BLOCK_ROWS})")
@@ -536,7 +536,9 @@ def _declare_accumulator(p: LoopPrinter, n: int) -> None:
         p.line(f"{VALUE_TYPE[i.dtype]} v{n} = {reduction_identity(i.kind, i.dtype)};")
 
 
-def _accumulate(p: LoopPrinter, n: int, acc: str, best: str | None = None) -> None:
+def _accumulate(p: LoopPrinter, n: int, acc: str, order: Sequence[Axis], best: str | None = None) -> None:
+    """`order` is that of the loops around it: of equal values the first in eager's counting wins, in whatever order
+    they are met."""
     i = p.body[n]
     assert isinstance(i, Reduced)
     value = p.ref(i.arg)
@@ -544,11 +546,16 @@ def _accumulate(p: LoopPrinter, n: int, acc: str, best: str | None = None) -> No
         p.line(f"{acc} = {combine_text(i.kind, i.dtype, acc, value)};")
         return
     m = best or f"m{n}"
-    sign = ">" if i.kind == "argmax" else "<"
-    beats = f"{value} {sign} {m}"
+    at = p.index(i.at)
+    beats = f"{value} {'>' if i.kind == 'argmax' else '<'} {m}"
+    ahead = "" if counts_up(i.at, order) else f"{at} < {acc}"
+    if ahead:
+        beats += f" || ({value} == {m} && {ahead})"
     if p.dtype(i.arg).is_float:  # the first NaN wins and stays
         beats = f"({m} == {m}) && ({beats} || {value} != {value})"
-    p.line(f"if ({beats}) {{ {m} = {value}; {acc} = {p.index(i.at)}; }}")
+        if ahead:
+            beats = f"({beats}) || ({m} != {m} && {value} != {value} && {ahead})"
+    p.line(f"if ({beats}) {{ {m} = {value}; {acc} = {at}; }}")
 
 
 def _reduction_clause(i: Instr, name: str) -> str:

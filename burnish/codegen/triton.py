@@ -212,6 +212,7 @@ _WITHOUT_INSTRUCTIONS = {
     "bn.signed_byte": "bn.plain_float",
     "bn.unsigned_byte": "bn.plain_float",
     "bn.halves_in_words": "bn.plain_words",
+    "bn.short": "bn.plain_short",
 }
 
 

@@ -80,6 +80,8 @@ def cast_text(have: DType, want: DType, value: str) -> str:
     if have.is_float and want in (DType.u8, DType.i8, DType.i16):
         # Out-of-range conversions are undefined: go through the widest integer first, as eager's do.
         return f"{value}.to(tl.int64).to({STORED_TYPE[want]})"
+    if have in (DType.i32, DType.i64) and want is DType.i16:
+        return f"bn.short({value}.to(tl.int32))"
     return f"{value}.to({VALUE_TYPE[want]})"
 
 
@@ -99,6 +101,7 @@ _INFIX = {
     "or": "|",
     "xor": "^",
 }
+_MAY_NEGATE = frozenset("add sub mul neg abs floordiv truncdiv mod fmod".split())  # in LLVM's hands; see bn.short
 _ON_BOOL = {"add": "|", "mul": "&", "maximum": "|", "minimum": "&", "fmax": "|", "fmin": "&"}
 _TRITON = frozenset("abs floor ceil rsqrt exp2 log log2 sin cos erf".split())
 
@@ -128,6 +131,9 @@ def apply_text(fn: str, dtype: DType, operand: DType, args: list[str]) -> str:
         return f"tl.where({', '.join(args)})"
     if kind is DType.bool and fn in _ON_BOOL:
         return f"({args[0]} {_ON_BOOL[fn]} {args[1]})"
+    if kind is DType.i16 and fn in _MAY_NEGATE:
+        words = [f"tl.cast({a}, tl.int32)" for a in args]
+        return f"bn.short({apply_text(fn, DType.i32, DType.i32, words)})"
     if fn in _INFIX:
         return f"({args[0]} {_INFIX[fn]} {args[1]})"
     if fn == "not" or (fn == "invert" and kind is DType.bool):

@@ -104,6 +104,22 @@ def plain_words(b):
     return b.to(tl.int32) * 0x010100 | 0x40000000
 
 
+# --- integers of 16 bits, computed in 32 -------------------------------------------------------------------------
+
+
+@triton.jit
+def short(word):
+    """The lower half. ptxas (of CUDA 12.8) negates 16 bits in 32, and forgets that the least number wraps around. LLVM,
+    which would go back to 16 bits, does not look into this."""
+    return tl.inline_asm_elementwise("cvt.u16.u32 $0, $1;", "=h,r", [word], tl.int16, is_pure=True, pack=1)
+
+
+@triton.jit
+def plain_short(word):
+    """As `short`, for the interpreter."""
+    return word.to(tl.int16)
+
+
 # --- floats -----------------------------------------------------------------------------------------------------
 
 

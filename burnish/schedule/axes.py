@@ -22,7 +22,7 @@ from burnish.ir.body import (
     remap,
     value_refs,
 )
-from burnish.ir.expr import Dim, Expr, coefficient, is_nonneg, mentions, substitute
+from burnish.ir.expr import Dim, Expr, coefficient, is_less, is_nonneg, mentions, substitute
 
 
 def normalise(loop: Loop) -> Loop:
@@ -109,6 +109,17 @@ def row_order(loop: Loop) -> tuple[Axis, ...]:
         return sum(1 for i in loop.body if isinstance(i, Load | Store) and coefficient(i.index, a.name) == 1)
 
     return tuple(sorted(loop.reduction, key=contiguous))
+
+
+def counts_up(place: Dim, order: Sequence[Axis]) -> bool:
+    """Whether `place` grows from each point to the next, where the last axis of `order` runs fastest."""
+    reach: Dim = 0
+    for a in reversed(order):
+        step = coefficient(place, a.name)
+        if step is None or not is_less(reach, step):
+            return False
+        reach = reach + step * (a.size - 1)
+    return True
 
 
 def hits_each_once(offset: Dim, axes: Sequence[Axis], body: Sequence[Instr]) -> bool:

@@ -111,7 +111,8 @@ class Program:
 
     @property
     def is_random(self) -> bool:
-        text = "\n".join([*(s.template for s in self.steps), *(m.text for m in self.members if "Drop" in m.text)])
+        steps = [s.template for s in self.steps if "training=False" not in s.template]
+        text = "\n".join([*steps, *(m.text for m in self.members if "Drop" in m.text)])
         return any(word in text for word in ("dropout", "Dropout", "rand", "bernoulli"))
 
 

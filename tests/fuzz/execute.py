@@ -95,8 +95,11 @@ class _Perturbed(TorchDispatchMode):
         self.noise = noise
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
         name = func._schema.name.split("::")[1]
+        if name in _SUMS and getattr(kwargs.get("dtype"), "is_floating_point", False):  # of integers, too large for it
+            args = (self.noise.operand(args[0].to(kwargs["dtype"])), *args[1:])
+        result = func(*args, **kwargs)
         returns = func._schema.returns
         if name in EXACT or name in _EXACT or any(r.alias_info is not None for r in returns):
             return result

@@ -568,7 +568,7 @@ def dropped(w: Writer) -> None:
             "torch.rand_like({0}) * {0}",
             "{0} + torch.randn_like({0})",
             "torch.nn.Dropout(0.3)",
-            "torch.bernoulli({0}.sigmoid().nan_to_num(0.5))",
+            "torch.bernoulli({0}.sigmoid().nan_to_num(0.5).clamp(0, 1))",
             "F.dropout({0}, 0.4, training=False)",
         ]
     )

@@ -49,6 +49,11 @@ def lost(report: Report) -> bool:
     return bool(told)
 
 
+def _ended(report: Report) -> bool:
+    """Whether a case took the device, or its life, from its process."""
+    return lost(report) or any(f.kind == "crash" for f in report.finds)
+
+
 def _done(phase: str, case: Case, folder: Path, device: str) -> Report:
     if phase == "triton":
         from tests.fuzz.interpreted import run_interpreted
@@ -137,7 +142,7 @@ class Bench:
                 if report.finds:
                     return report
             report = self.worker.run(self.phase, case, folder)
-            if lost(report) and lost(self.worker.run("eager", case, folder)):
+            if _ended(report) and _ended(self.worker.run("eager", case, folder)):
                 return Report()  # there is nothing to compare with
             return report
         finally:

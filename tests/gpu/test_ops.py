@@ -119,3 +119,35 @@ def test_the_least_number_by_minus_one_wraps_around(dtype: torch.dtype, rounding
     for by in (-1, torch.tensor(-1, dtype=dtype, device=DEVICE)):
         fn = lambda x, by=by: torch.fmod(torch.div(x, by, rounding_mode=rounding), -3)  # noqa: E731
         assert torch.equal(compiled(fn)(x), fn(x))
+
+
+_STEPS = {
+    "negated": lambda x: -x,
+    "from zero": lambda x: 0 - x,
+    "from five": lambda x: 5 - x,
+    "by minus one": lambda x: x * -1,
+    "by minus four": lambda x: x * -4,
+    "inverted and one more": lambda x: ~x + 1,
+    "absolute": torch.abs,
+    "less one": lambda x: x - 1,
+    "itself taken twice": lambda x: x - x * 2,
+    "negated before": lambda x: (-x.to(torch.int32)).to(x.dtype),
+    "negated long before": lambda x: (0 - x.to(torch.int64) * 4).to(x.dtype),
+    "sign turned": lambda x: x * (x < 0).to(x.dtype) * -2 + x,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16])
+@pytest.mark.parametrize("name", _STEPS)
+def test_small_integers_wrap_around_before_the_next_step(dtype: torch.dtype, name: str) -> None:
+    """Every number, and what is computed of the result: a register has more bits than it."""
+    from tests.gpu.on_device import compiled
+
+    def fn(x):
+        y = _STEPS[name](x)
+        wide = y.to(torch.int32), y.to(torch.int64) * 3, y.to(torch.float32), y.to(torch.float64) / 2
+        return wide, y // 3, y % 7, torch.fmod(y, -3), y >> 1, y < 0, y.clamp(-5, 5), y.to(torch.int32).abs()
+
+    limits = torch.iinfo(dtype)
+    x = torch.arange(limits.min, limits.max + 1, device=DEVICE).to(dtype)
+    torch.testing.assert_close(compiled(fn)(x), fn(x), rtol=0, atol=0)

@@ -48,6 +48,7 @@ STATED = Assumptions(
         _tensor("w", 4, 4),
         OtherInput("flag"),
         _tensor("p", 3, offset=2),
+        _tensor("y", ROWS, sym("s1", 2), strides=(sym("s2", 1), sym("s3", 1)), written=True),
     )
 )
 
@@ -60,6 +61,7 @@ def _inputs(**others: Any) -> list[Any]:
         "w": torch.ones(4, 4),
         "flag": None,
         "p": memory[2:5],
+        "y": torch.ones(3, 5),
         **others,
     }
     return list(values.values())
@@ -68,7 +70,7 @@ def _inputs(**others: Any) -> list[Any]:
 MEMORY = torch.arange(64.0)
 VIOLATIONS: dict[str, dict[str, Any]] = {
     "a size that another input does not have": {"n": 4},
-    "a size below the least": {"n": 1, "x": torch.ones(1, 4)},
+    "a size below the least": {"n": 1, "x": torch.ones(1, 4), "y": torch.ones(1, 5)},
     "other strides": {"w": torch.ones(4, 4).t()},
     "other strides of a size that is not fixed": {"x": torch.ones(4, 3).t()},
     "another type": {"w": torch.ones(4, 4, dtype=torch.float64)},
@@ -84,12 +86,14 @@ VIOLATIONS: dict[str, dict[str, Any]] = {
     "another device": {"w": torch.ones(4, 4, device="meta")},
     "a written input that overlaps": {"x": MEMORY[:12].view(3, 4), "w": MEMORY[8:24].view(4, 4)},
     "a written input inside another": {"x": MEMORY[4:16].view(3, 4), "w": MEMORY[:16].view(4, 4)},
+    "a written input whose elements share memory": {"y": MEMORY.as_strided((3, 4), (2, 1))},
     "another place in the storage": {"p": MEMORY[3:6]},
 }
 MET: dict[str, dict[str, Any]] = {
     "as stated": {},
-    "another size": {"n": 5, "x": torch.ones(5, 4)},
+    "another size": {"n": 5, "x": torch.ones(5, 4), "y": torch.ones(5, 6)},
     "a parameter": {"w": nn.Parameter(torch.ones(4, 4))},
+    "rows that lie apart": {"y": MEMORY.as_strided((3, 4), (9, 2))},
     "side by side in one storage": {"x": MEMORY[:12].view(3, 4), "w": MEMORY[12:28].view(4, 4)},
 }
 
@@ -355,3 +359,44 @@ def test_a_sealed_input_of_zeros_that_lie_in_no_memory():
     c(torch.zeros(4))
     burnish.seal(c)
     assert torch.equal(c(torch._efficientzerotensor(4)), torch.ones(4))
+
+
+def _windows(*layouts: tuple[tuple[int, int], tuple[int, int]]) -> list[Any]:
+    return [lambda shape=shape, by=by: (torch.arange(1.0, 200.0).as_strided(shape, by),) for shape, by in layouts]
+
+
+@pytest.mark.parametrize(
+    "layouts",
+    [
+        [((4, 5), (3, 1)), ((6, 5), (3, 1))],
+        [((4, 5), (7, 1)), ((6, 9), (7, 1))],
+        [((4, 4), (1, 1)), ((5, 5), (1, 1))],
+    ],
+    ids=["rows that overlap", "rows that come to overlap", "one step for both"],
+)
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_written_input_of_any_size_whose_elements_share_memory(layouts, sealed):
+    def fn(x):
+        x.mul_(2).add_(1)
+        return x.sum()
+
+    c = burnish.compile(fn, dynamic=True, **FORCED)
+    c(torch.ones(3, 8)[:, :5])
+    if sealed:
+        burnish.seal(c)
+    for make in _windows(*layouts):
+        (ours,), (theirs,) = make(), make()
+        assert torch.equal(c(ours), fn(theirs)) and torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("by", [(0, 1), (1, 1)], ids=["expanded", "unfolded"])
+def test_gradients_through_a_view_of_memory_that_elements_share(by):
+    def fn(x):
+        return x.unsqueeze(-1).expand(*x.shape, 2)
+
+    gradients = []
+    for call in (fn, burnish.compile(fn, dynamic=True, **FORCED)):
+        x = torch.arange(20.0).as_strided((4, 5), by).detach().requires_grad_()
+        call(x).backward(torch.arange(40.0).reshape(4, 5, 2))
+        gradients.append(x.grad)
+    assert torch.equal(*gradients)

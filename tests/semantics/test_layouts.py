@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import nan
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -120,6 +122,26 @@ def test_an_empty_tensor_joined():
 
 def test_gradients_of_nothing():
     check(lambda x: (x * x).sum() + x.sum(0).sum(), torch.randn(0, 3, requires_grad=True))
+
+
+@pytest.mark.parametrize("pick", [torch.argmin, torch.argmax])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int16])
+def test_the_first_of_equals_in_memory_of_another_order(pick, dtype):
+    """What is converted is written in its own order, in which the equal ones are met."""
+
+    def fn(x):
+        y = x.to(dtype)
+        return y, pick(y)
+
+    for seed in range(8):
+        torch.manual_seed(seed)
+        check(fn, torch.randint(0, 3, (128,)).float().as_strided((2, 2, 2, 2), (1, 32, 16, 64)))
+
+
+def test_the_first_nan_in_memory_of_another_order():
+    x = torch.zeros(128).as_strided((2, 2, 2, 2), (1, 32, 16, 64)).clone()
+    x[0, 1, 0, 1] = x[1, 0, 0, 0] = x[0, 1, 1, 0] = nan
+    check(lambda x: (x.double(), x.double().argmin(), x.double().argmax()), x)
 
 
 def test_scalars():

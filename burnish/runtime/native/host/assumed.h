@@ -185,6 +185,22 @@ static int sizes_fit(Assumed *a, const input *e, PyObject *x, int binding)
     return 1;
 }
 
+/* Whether its elements may share memory: a dimension does not step over all that the narrower ones span. */
+static int meets_itself(int64_t dim, const int64_t *sizes, const int64_t *strides)
+{
+    int meets = 0;
+    for (int64_t k = 0; k < dim; k++) {
+        int64_t reach = 0;
+        for (int64_t j = 0; j < dim; j++)
+            if (strides[j] < strides[k] || (strides[j] == strides[k] && j > k))
+                reach += (sizes[j] - 1) * strides[j];
+        if (!sizes[k])
+            return 0;
+        meets |= sizes[k] > 1 && strides[k] <= reach;
+    }
+    return meets;
+}
+
 /* Where its elements lie, if it is not where the last one was. */
 static int find_memory(input *e, PyObject *x)
 {
@@ -196,6 +212,8 @@ static int find_memory(input *e, PyObject *x)
         return 1;
     void *t = tensor_of(x);
     if (torch.sizes(t, &sizes) || torch.strides(t, &strides))
+        return 0;
+    if (e->written && !e->is_fixed && meets_itself(e->dim, sizes, strides))
         return 0;
     e->begin = e->end = address_of(x);
     int64_t steps = 0;
