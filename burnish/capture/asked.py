@@ -30,7 +30,7 @@ def as_eager_has_it(op: OpOverload, decomposed: Decomposition) -> Decomposition:
         result = decomposed(*args, **kwargs)
         if result is NotImplemented or not _is_odd(args):
             return result
-        return _agreed(result, _asked(op, args, kwargs))
+        return _agreed(result, asked(op, args, kwargs))
 
     return run
 
@@ -43,7 +43,7 @@ def laid_out_as_eager_does(op: OpOverload) -> Decomposition:
             return NotImplemented
         _asking.within = True
         try:
-            return _agreed(op(*args, **kwargs), _asked(op, args, kwargs))
+            return _agreed(op(*args, **kwargs), asked(op, args, kwargs))
         finally:
             _asking.within = False
 
@@ -105,7 +105,7 @@ def _hint(d: Any) -> int | None:
     return hint if isinstance(hint, int) else None
 
 
-def _asked(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor] | None:
+def asked(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor] | None:
     """Eager's results, without their values; None where it cannot be asked. What it refuses is left to it."""
     flat, spec = pytree.tree_flatten((tuple(args), kwargs))
     kinds = [_kind(a) for a in flat]

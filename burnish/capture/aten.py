@@ -16,6 +16,7 @@ from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
 from burnish.assumptions import meets_itself
+from burnish.capture.asked import asked
 from burnish.capture.calls import memory_of, memory_of_node
 from burnish.capture.symbols import Symbols
 from burnish.errors import CompileError
@@ -26,7 +27,7 @@ from burnish.lower import LOWERINGS
 from burnish.lower.builder import Builder, NotLowered
 from burnish.schedule.layouts import dot
 from burnish.torch_private.aot import with_effects
-from burnish.torch_private.operators import OpOverload
+from burnish.torch_private.operators import OpOverload, pytree
 
 _TOKENS = frozenset(
     getattr(torch.ops.prims, name).default for name in ("_make_token", "_sink_tokens") if hasattr(torch.ops.prims, name)
@@ -230,9 +231,21 @@ class _Importer:
                 reason = str(why)
             except (TypeError, ValueError, AssertionError, IndexError, KeyError, AttributeError) as why:
                 reason = f"{type(why).__name__}: {why}"
+        self._require_true_shape(fx_node, target, val)
         self.captured.externs.append((name, reason))
         args = [self._as_eager_shows(shown, a) for shown, a in zip(fx_node.args, args, strict=True)]
         return self._extern(target, args, kwargs, val, name)
+
+    def _require_true_shape(self, fx_node: FxNode, target: OpOverload, val: Any) -> None:
+        """torch 2.11 traces some reductions of a single element with the dimensions that eager leaves out."""
+        if not isinstance(val, torch.Tensor) or val.dim() == 0 or any(d != 1 for d in self._type(val).shape):
+            return
+        if target.namespace != "aten" or torch.Tag.nondeterministic_seeded in target.tags:
+            return
+        args, kwargs = pytree.tree_map(_traced, (tuple(fx_node.args), dict(fx_node.kwargs)))
+        known = asked(target, args, kwargs)
+        if known is not None and [t.dim() for t in known] != [val.dim()]:
+            raise CompileError("capture", f"torch traces other sizes of {target} than it returns")
 
     def _as_eager_shows(self, fx: Any, value: Any) -> Any:
         """An operand of an ATen call. What eager has copied out of memory that elements share (`contiguous` of an
@@ -480,10 +493,24 @@ def require_known_views(gm: GraphModule, metadata: Any) -> None:
             raise CompileError("capture", "a result views an input whose elements may share memory, by sizes")
 
 
+def require_whole_windows(gm: GraphModule) -> None:
+    """What is written through windows of a tensor (`unfold`), AOTAutograd puts back by the gradient of the windows,
+    which is zero for what lies in none of them."""
+    for node in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.unfold_backward.default):
+        _, sizes, dim, size, step = node.args
+        whole = sizes[dim] if sizes else 1
+        if not isinstance(whole, int) or size != step or whole % step:
+            raise CompileError("capture", "windows of a tensor are written, and tracing forgets what lies in none")
+
+
 def _same_kind(val: torch.Tensor, base: torch.Tensor) -> bool:
     """A view of another type (complex as real), or of other values, is no strided window of its base."""
     same_values = val.is_conj() == base.is_conj() and val.is_neg() == base.is_neg()
     return bool(val.dtype == base.dtype and same_values)
+
+
+def _traced(value: Any) -> Any:
+    return value.meta["val"] if isinstance(value, FxNode) else value
 
 
 def _nodes_in(value: Any) -> list[Node]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import fx
 from torch.utils.checkpoint import checkpoint
 
@@ -25,14 +26,19 @@ def drawing_alike_in_checkpoints(graph: fx.GraphModule) -> fx.GraphModule:
     like.output(like.graph_copy(graph.graph, copies))
     for node in regions:
         copies[node].target = _checkpointed
-        copies[node].kwargs = {name: value for name, value in node.kwargs.items() if name not in _SETTINGS}
+        others = {name: value for name, value in node.kwargs.items() if name not in _SETTINGS}
+        copies[node].kwargs = {"is_reentrant": bool(node.kwargs.get("use_reentrant")), **others}
     return fx.GraphModule(graph, like)
 
 
 _SETTINGS = ("use_reentrant", "preserve_rng_state", "determinism_check", "debug", "early_stop", "context_fn")
 
 
-def _checkpointed(region: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+def _checkpointed(region: fx.GraphModule, *args: Any, is_reentrant: bool, **kwargs: Any) -> Any:
+    tensors = [x for x in args if isinstance(x, torch.Tensor)]
+    if is_reentrant and any(x.is_inference() for x in tensors) and not any(x.requires_grad for x in tensors):
+        with torch.no_grad():  # as that kind of checkpoint does; the other would save them, which nobody may
+            return region(*args, **kwargs)
     context = region.meta.get("_checkpoint_context_fn")
     settings = {} if context is None else {"context_fn": context}
     return checkpoint(region, *args, use_reentrant=False, **settings, **kwargs)

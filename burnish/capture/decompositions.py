@@ -35,7 +35,7 @@ _NEVER = frozenset(
     native_dropout dropout bernoulli rand randn randint rand_like randn_like randint_like randperm multinomial normal
     uniform exponential geometric cauchy log_normal random rrelu_with_noise rrelu_with_noise_functional
     _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward
-    scaled_dot_product_attention _scaled_dot_product_attention_math convolution _convolution
+    scaled_dot_product_attention _scaled_dot_product_attention_math convolution _convolution unfold_backward
     """.split()
 )
 # Taken apart where their operands are of one real type. torch's decomposition takes an integer beside a float16 to

@@ -30,7 +30,7 @@ from burnish.capture.as_in_eager import (
     views_without_history,
 )
 from burnish.capture.assume import apart, counts_from_storage
-from burnish.capture.aten import require_known_views
+from burnish.capture.aten import require_known_views, require_whole_windows
 from burnish.capture.awaken import awaken
 from burnish.capture.checkpoints import drawing_alike_in_checkpoints
 from burnish.capture.diagnosis import CONTROL_FLOW, serve_eager
@@ -342,8 +342,10 @@ class _Capture:
         try:
             from burnish.pipeline import compile_graph
 
-            if kind != "backward" and metadata is not None:
-                require_known_views(graph, metadata)
+            if kind != "backward":
+                require_whole_windows(graph)
+                if metadata is not None:
+                    require_known_views(graph, metadata)
             if self.options.fault is not None and kind != "backward":
                 self.options.fault.compiling(self.log.compiles + 1)
             # So that a pass may make real tensors: a fake mode is active here.

@@ -213,6 +213,10 @@ _WITHOUT_INSTRUCTIONS = {
     "bn.unsigned_byte": "bn.plain_float",
     "bn.halves_in_words": "bn.plain_words",
     "bn.short": "bn.plain_short",
+    "bn.i32_of_f32": "bn.plain_i32",
+    "bn.i32_of_f64": "bn.plain_i32",
+    "bn.i64_of_f32": "bn.plain_i64",
+    "bn.i64_of_f64": "bn.plain_i64",
 }
 
 

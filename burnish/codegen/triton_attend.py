@@ -184,7 +184,7 @@ class _Printer:
         if self.mask is not None:  # a row may see no key at all
             self.line('level = tl.where(higher == float("-inf"), 0.0, higher)', 2)
         level = "level" if self.mask is not None else "higher"
-        self.line(f"p = tl.exp2(w - {level}[:, None])", 2)
+        self.line(f"p = tl.exp2(libdevice.sub_rn(w, {level}[:, None]))", 2)  # not of a product that is rounded anew
         self.line(f"kept = tl.exp2(most - {level})", 2)
         self.line("total = total * kept + tl.sum(p, 1)", 2)
         self.line(f"v = tl.load({self.base(self.v, 'shared')} + {at_v}{v_mask})", 2)

@@ -186,7 +186,7 @@ class _Printer:
             self.line(f'w = tl.where({_across(self.xm)}, w, float("-inf"))', indent)
         self.line("higher = tl.maximum(most, tl.max(w, 1))", indent)
         self.line('level = tl.where(higher == float("-inf"), 0.0, higher)', indent)
-        self.line("weight = tl.exp2(w - level[:, None])", indent)
+        self.line("weight = tl.exp2(libdevice.sub_rn(w, level[:, None]))", indent)
         self.line("kept = tl.exp2(most - level)", indent)
         self.line("total = total * kept + tl.sum(weight, 1)", indent)
         assert self.v.dtype is not None

@@ -137,6 +137,9 @@ class LoopPrinter:
         level = loop.element_level()
         elements = [i for n, i in enumerate(loop.body) if isinstance(i, Store) and (level[n] or not loop.reduction)]
         self.rounds = bool(elements) and all(s.dtype is DType.bf16 or s.mode == "total" for s in elements)
+        # Half a unit of a large number is any factor of an exponential: there a product is rounded as it is for others
+        # (the largest of them), which a fused multiply-add would not do.
+        self.exponents = {i.args[0] for i in loop.body if isinstance(i, Apply) and i.fn in ("exp", "exp2", "expm1")}
         self.inside: set[str] = set()  # lanes whose current block is known to end before they do
         self.prefix = ""  # of the values' names, where several bodies stand in one function
         self.program = "tl.program_id(0)"  # the program's number among those of this loop
@@ -312,6 +315,8 @@ class LoopPrinter:
                 return f"({self.tensor(a)} / {self.tensor(b)})"
             case Apply("exp" | "sigmoid" as fn, (arg,), DType.f32) if n in self.rounded:
                 return f"tl.{fn}({self.tensor(arg)})"  # whose error grows with its operand, and is lost in rounding
+            case Apply("sub", (a, b), DType.f32 | DType.f64) if n in self.exponents and self._is_product(a, b):
+                return f"libdevice.sub_rn({self.tensor(a)}, {self.tensor(b)})"
             case Apply(fn, args, dtype):
                 operand = self.dtype(args[1] if fn == "where" else args[0])
                 return apply_text(fn, dtype, operand, self._operands(fn, args))
@@ -387,6 +392,9 @@ class LoopPrinter:
         if not isinstance(i, Const) or not i.dtype.is_float or math.frexp(i.value)[0] != 0.5:
             return None
         return float(i.value) if 2.0**-100 < i.value < 2.0**100 else None
+
+    def _is_product(self, *values: int) -> bool:
+        return any(isinstance(i, Apply) and i.fn == "mul" for i in (self.body[v] for v in values))
 
     def _literal(self, value: int) -> str:
         i = self.body[value]

@@ -77,9 +77,11 @@ def cast_text(have: DType, want: DType, value: str) -> str:
     if want.compute is not want:  # rounded to the half type, held in float
         single = value if have.compute is DType.f32 else f"{value}.to(tl.float32)"
         return f"{single}.to({STORED_TYPE[want]}).to(tl.float32)"
-    if have.is_float and want in (DType.u8, DType.i8, DType.i16):
-        # Out-of-range conversions are undefined: go through the widest integer first, as eager's do.
-        return f"{value}.to(tl.int64).to({STORED_TYPE[want]})"
+    if have.is_float and not want.is_float:
+        # What fits no integer is undefined to LLVM, and defined by the instruction. Small types go through the widest.
+        held = f"bn.i32_of_{have.compute.value}" if want is DType.i32 else f"bn.i64_of_{have.compute.value}"
+        small = want not in (DType.i32, DType.i64)
+        return f"{held}({value}).to({STORED_TYPE[want]})" if small else f"{held}({value})"
     if have in (DType.i32, DType.i64) and want is DType.i16:
         return f"bn.short({value}.to(tl.int32))"
     return f"{value}.to({VALUE_TYPE[want]})"

@@ -24,4 +24,6 @@ def _in_torch(reference: Callable[..., torch.Tensor]) -> Callable[..., Any]:
     return call
 
 
-libdevice = SimpleNamespace(**{name: _in_torch(SCALAR_OPS[op].reference) for op, name in LIBDEVICE.items()})
+libdevice = SimpleNamespace(
+    sub_rn=_in_torch(torch.sub), **{name: _in_torch(SCALAR_OPS[op].reference) for op, name in LIBDEVICE.items()}
+)

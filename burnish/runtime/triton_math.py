@@ -104,6 +104,40 @@ def plain_words(b):
     return b.to(tl.int32) * 0x010100 | 0x40000000
 
 
+# --- integers of floats -----------------------------------------------------------------------------------------
+
+
+@triton.jit
+def i32_of_f32(x):
+    return tl.inline_asm_elementwise("cvt.rzi.s32.f32 $0, $1;", "=r,f", [x], tl.int32, is_pure=True, pack=1)
+
+
+@triton.jit
+def i64_of_f32(x):
+    return tl.inline_asm_elementwise("cvt.rzi.s64.f32 $0, $1;", "=l,f", [x], tl.int64, is_pure=True, pack=1)
+
+
+@triton.jit
+def i32_of_f64(x):
+    return tl.inline_asm_elementwise("cvt.rzi.s32.f64 $0, $1;", "=r,d", [x], tl.int32, is_pure=True, pack=1)
+
+
+@triton.jit
+def i64_of_f64(x):
+    return tl.inline_asm_elementwise("cvt.rzi.s64.f64 $0, $1;", "=l,d", [x], tl.int64, is_pure=True, pack=1)
+
+
+@triton.jit
+def plain_i32(x):
+    """As the others, for the interpreter."""
+    return x.to(tl.int32)
+
+
+@triton.jit
+def plain_i64(x):
+    return x.to(tl.int64)
+
+
 # --- integers of 16 bits, computed in 32 -------------------------------------------------------------------------
 
 

@@ -151,3 +151,51 @@ def test_small_integers_wrap_around_before_the_next_step(dtype: torch.dtype, nam
     limits = torch.iinfo(dtype)
     x = torch.arange(limits.min, limits.max + 1, device=DEVICE).to(dtype)
     torch.testing.assert_close(compiled(fn)(x), fn(x), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("kind", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8])
+def test_numbers_that_fit_no_integer(dtype: torch.dtype, kind: torch.dtype) -> None:
+    """Also those that the compiler knows: it may make of them whatever it likes, or leave them out of a choice."""
+    from tests.gpu.on_device import compiled
+
+    def fn(x):
+        known = x.new_full((8,), float("nan")).to(kind), x.new_full((8,), float("inf")).to(kind), x[:0].std().to(kind)
+        chosen = torch.where(x > 0, x, float("-inf")).to(kind), x.masked_fill(x > 1, float("nan")).to(kind)
+        return known, chosen, x.to(kind)
+
+    x = torch.tensor([-3e4, -1.5, 0.0, 0.5, 1.5, 7.0, float("nan"), float("-inf")], device=DEVICE, dtype=dtype)
+    torch.testing.assert_close(compiled(fn)(x), fn(x), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("scale", [1e3, 1e5, 1e9, 1e15])
+@pytest.mark.parametrize("queries", [1, 64])
+def test_weights_of_large_scores(dtype: torch.dtype, scale: float, queries: int) -> None:
+    """One key has all the weight. A score that is rounded in two ways has half a unit of it as an exponent."""
+    from tests.gpu.on_device import compiled
+
+    def fn(q, k, v):
+        written_out = ((q @ k.mT) * 0.37).softmax(-1) @ v
+        return F.scaled_dot_product_attention(q, k, v), written_out, (q * 0.3).softmax(-1)
+
+    q, k, v = randn(1, 4, queries, 64) * scale, randn(1, 4, 96, 64) * scale, randn(1, 4, 96, 64)
+    q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    for ours, theirs in zip(compiled(fn)(q, k, v), fn(q, k, v), strict=True):
+        assert ours.isfinite().all() == theirs.isfinite().all()
+        torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("p", [1, 2, 3])
+def test_norms_of_one_element(p: int) -> None:
+    """torch 2.11 traces them with a dimension that they do not have."""
+    from tests.gpu.on_device import compiled
+
+    def fn(x):
+        x.mul_(2)
+        return torch.linalg.vector_norm(x, p, -1), x.norm(p, -1)
+
+    for dtype in (torch.bfloat16, torch.float32):
+        ours, theirs = (torch.ones(1, device=DEVICE, dtype=dtype) for _ in range(2))
+        torch.testing.assert_close(compiled(fn)(ours), fn(theirs))
+        assert torch.equal(ours, theirs)

@@ -348,6 +348,20 @@ def test_a_result_that_views_an_input_which_the_call_changes(dynamic, grad):
     assert torch.equal(ours, theirs) and ours.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
 
 
+@pytest.mark.parametrize("n", [8, 9])
+@pytest.mark.parametrize("size", [1, 2])
+def test_what_is_written_through_windows_leaves_the_rest_as_it_is(n, size):
+    def fn(x, y):
+        y = y + 1
+        for t in (x, y):
+            t.unfold(0, size, 2)[..., 0] = 0
+        return y * 2
+
+    c = burnish.compile(fn, **FORCED)
+    (x, y), (v, w) = ((torch.arange(1.0, n + 1), torch.arange(1.0, n + 1)) for _ in range(2))
+    assert torch.equal(c(x, y), fn(v, w)) and torch.equal(x, v)
+
+
 def test_an_input_of_zeros_that_lie_in_no_memory():
     c = burnish.compile(lambda x: x + 1, gate=False, verify="off")
     c(torch.zeros(4))

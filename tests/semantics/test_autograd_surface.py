@@ -318,6 +318,16 @@ def _step(model: Any, blocks: list[nn.Module], x: torch.Tensor, seed: int) -> li
     return [result.detach(), x.grad, *(p.grad.clone() for block in blocks for p in block.parameters())]
 
 
+@pytest.mark.parametrize("options", [FORCED, {}], ids=["forced", "judged"])
+def test_checkpointing_an_inference_tensor(options):
+    def fn(x):
+        return checkpoint(lambda t: t.exp() + t, x, use_reentrant=True)
+
+    with torch.inference_mode():
+        x = torch.ones(3)
+    assert torch.equal(burnish.compile(fn, options=options)(x), fn(x))
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("inside", [False, True], ids=["around compiled blocks", "inside a compiled model"])
 @pytest.mark.parametrize("options", [FORCED, {}], ids=["forced", "judged"])

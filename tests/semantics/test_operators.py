@@ -78,6 +78,14 @@ def test_attention_in_other_types(dtype):
     check(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), q, k, v, strides=False)
 
 
+@pytest.mark.parametrize("scale", [1e3, 1e6, 1e9, 1e15])
+def test_attention_of_large_scores(scale):
+    """One key has all the weight. A score that is rounded in two ways has half a unit of it as an exponent."""
+    q, k, v = (heads(length=40) * scale for _ in range(3))
+    ours = burnish.compile(F.scaled_dot_product_attention, gate=False, verify="off")(q, k, v)
+    torch.testing.assert_close(ours, F.scaled_dot_product_attention(q, k, v))
+
+
 def test_attention_at_many_lengths():
     def fn(q, k, v):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)

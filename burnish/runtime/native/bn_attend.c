@@ -192,7 +192,8 @@ static void weigh_scores(const plan *p, panel *x, int64_t n, float *restrict sco
     for (int l = 0; l < PANEL; l++) base[l] = x->largest[l];
     for (int64_t j = 0; j < n; j++)
         for (int l = 0; l < PANEL; l++) {
-            const float score = scores[j * PANEL + l] * scale;
+            /* Kept as it is rounded here: half a unit of a large score, from another rounding, is any factor. */
+            const float score = scores[j * PANEL + l] *= scale;
             base[l] = score > base[l] ? score : base[l];
         }
     for (int l = 0; l < PANEL; l++) {
@@ -205,7 +206,7 @@ static void weigh_scores(const plan *p, panel *x, int64_t n, float *restrict sco
     for (int64_t j = 0; j < n; j++) {
         float *restrict row = scores + j * PANEL;
         for (int l = 0; l < PANEL; l++) {
-            const float weight = bn_exp_nonpositive(row[l] * scale - base[l]);
+            const float weight = bn_exp_nonpositive(row[l] - base[l]);
             row[l] = weight;
             sum[l] += weight;
         }
