@@ -27,21 +27,25 @@ def print_loops(group: LoopGroup, gpu: Gpu, steady: frozenset[str] = frozenset()
         before += launch.programs
         test = f"{'if' if n == 0 else 'elif'} program < {before}:" if n < len(kernels) - 1 else "else:"
         lines += [f"    {test}", f"        {called}"]
-    names = [f"p{k}" for k in range(len(signature.buffers))] + (["error"] if signature.checks else [])
+    names = [f"p{k}" for k in range(len(signature.buffers))] + [f"s{k}" for k in range(len(signature.sizes))]
+    names += ["error"] if signature.checks else []
     main = ["@triton.jit", f"def @({', '.join(names)}):", "    program = tl.program_id(0)", *lines]
     parts = [_as_part(kernel.text, n) for n, kernel in enumerate(kernels)]
-    kinds = (*(types[b] for b in signature.buffers), *(["*i64"] if signature.checks else []))
+    sizes = ["i64"] * len(signature.sizes)
+    kinds = (*(types[b] for b in signature.buffers), *sizes, *(["*i64"] if signature.checks else []))
     return TritonKernel("\n\n\n".join(["\n".join(main), *parts]), signature, kinds, (Launch(before, (), warps),))
 
 
 def _merged(kernels: list[TritonKernel]) -> Signature:
     buffers = dict.fromkeys(b for k in kernels for b in k.signature.buffers)
-    return Signature(list(buffers), [], any(k.signature.checks for k in kernels))
+    sizes = dict.fromkeys(s for k in kernels for s in k.signature.sizes)
+    return Signature(list(buffers), list(sizes), any(k.signature.checks for k in kernels))
 
 
 def _arguments(kernel: TritonKernel, launch: Launch, signature: Signature, before: int) -> list[str]:
     start = f"program - {before}" if before else "program"
     given = [f"p{signature.buffers.index(b)}" for b in kernel.signature.buffers]
+    given += [f"s{signature.sizes.index(s)}" for s in kernel.signature.sizes]
     given += ["error"] if kernel.signature.checks else []
     return [start, *given, *(str(block) for _, block in launch.blocks)]
 

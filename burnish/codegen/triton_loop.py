@@ -636,7 +636,7 @@ class LoopPrinter:
 
     def types(self) -> tuple[str, ...]:
         out = [f"*{MEMORY_TYPE[self.kinds[b]]}" for b in self.signature.buffers]
-        out += ["i32"] * len(self.signature.sizes)
+        out += ["i64"] * len(self.signature.sizes)  # a number of Python's may be any; cast to `width` where it fits
         return (*out, *(["*i64"] if self.signature.checks else []))
 
     def text(self) -> str:

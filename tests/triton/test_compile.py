@@ -7,12 +7,23 @@ import re
 import pytest
 
 from burnish.codegen.triton import generate
-from burnish.ir.body import Loop
+from burnish.ir.body import Checked, Loop, value_symbol
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import sym
-from burnish.schedule.kernels import LoopKernel, Schedule
+from burnish.schedule.kernels import LoopGroup, LoopKernel, Schedule
 from tests.triton.compiler import Compiler
-from tests.triton.loops import biased, column_sums, reduced, row_and_column_sums, scanned, softmax, transposed
+from tests.triton.loops import (
+    Writer,
+    at,
+    axes,
+    biased,
+    column_sums,
+    reduced,
+    row_and_column_sums,
+    scanned,
+    softmax,
+    transposed,
+)
 from tests.triton.test_forms import embedding, scatter
 from tests.triton.test_scalars import FLOATS, INTEGERS, every_operation
 
@@ -69,3 +80,12 @@ def test_accesses_are_16_bytes(compiler: Compiler, name: str) -> None:
     ptx = compiler.compile(UNIT, list(LOOPS).index(name), 90)
     assert re.search(r"ld\.global\.v4\.b32", ptx), ptx
     assert name == "columns_long" or re.search(r"st\.global\.v4\.b32", ptx), ptx
+
+
+def test_loops_side_by_side_with_a_stride_known_at_launch(compiler: Compiler) -> None:
+    """What is looked up in a dimension of one element has its stride, and no size that varies."""
+    space, w = axes(64), Writer()
+    row = w.emit(Checked(w.load("k", at(space[0]), DType.i64), 1))
+    w.store("z", at(space[0]), w.load("x", value_symbol(row) * N))
+    unit = generate(Schedule({}, [LoopGroup((LoopKernel(w.loop(space)), LoopKernel(softmax(4, 64))))], []))
+    assert unit.calls[0].sizes == ("s0",) and compiler.compile(unit, 0, 90)
