@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import itertools
+import sys
 import threading
 import time
 import types
@@ -302,6 +303,7 @@ class Entrance:
         set_callback, dispatch_modes = set_eval_frame, len_torch_dispatch_stack
         stances, ordinary, target = eval_frame, _ORDINARY_STANCE, self.target
         fx_tracing, jit_tracing, duals = is_fx_symbolic_tracing, is_tracing, forward_ad
+        is_ending = sys.is_finalizing
         as_error = GRAPH_BREAKS if self.options.fullgraph else ()
         doubts, settle = callback.doubts.open, callback.doubts.settle
 
@@ -326,7 +328,7 @@ class Entrance:
                 return target(*args, **kwargs)
             if stances._stance is not ordinary or dispatch_modes():
                 return generally(*args, **kwargs)
-            prior = set_callback(callback)
+            prior, broken = set_callback(callback), None
             try:
                 result = frame(*args, **kwargs)
             except LookAgain:
@@ -339,7 +341,8 @@ class Entrance:
                 if doubts:
                     set_callback(prior)
                     settle(error)
-                raise
+                if not (isinstance(error, ImportError) and is_ending()):  # a `__del__` then: Dynamo can no longer begin
+                    raise
             else:
                 if doubts:
                     set_callback(prior)
@@ -347,7 +350,7 @@ class Entrance:
                 return result
             finally:
                 set_callback(prior)
-            return self._refuse(broken, callback.doubts, args, kwargs)
+            return target(*args, **kwargs) if broken is None else self._refuse(broken, callback.doubts, args, kwargs)
 
         return call
 

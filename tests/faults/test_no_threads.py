@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -82,3 +84,21 @@ def test_a_call_of_a_process_that_ends_waits_for_nobody(
     result, (warning,) = fallback_warnings(lambda: (compiled(X), compiled.burnish.wait(60))[0])
     torch.testing.assert_close(result, scaled(X))
     assert "the process ends" in warning
+
+
+_LAST_WORDS = """
+import os, torch, burnish
+compiled, x = burnish.compile(lambda x: x.sin() + 1), torch.ones(5)
+class Holder:
+    def __init__(self):
+        self.call, self.x, self.write = compiled, x, os.write
+    def __del__(self):
+        self.write(1, b"%.4f" % self.call(self.x).sum().item())
+holder = Holder()
+"""
+
+
+def test_a_first_call_while_the_interpreter_goes() -> None:
+    """Nothing can be imported any more, and Dynamo would."""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", _LAST_WORDS], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"{5 * (torch.ones(()).sin() + 1):.4f}")
