@@ -99,6 +99,8 @@ class _Perturbed(TorchDispatchMode):
         name = func._schema.name.split("::")[1]
         if name in _SUMS and getattr(kwargs.get("dtype"), "is_floating_point", False):  # of integers, too large for it
             args = (self.noise.operand(args[0].to(kwargs["dtype"])), *args[1:])
+        if "scaled_dot_product" in name:  # whose scores are rounded inside it
+            args = pytree.tree_map(self.noise.operand, args)
         result = func(*args, **kwargs)
         returns = func._schema.returns
         if name in EXACT or name in _EXACT or any(r.alias_info is not None for r in returns):
