@@ -98,8 +98,8 @@ class _Perturbed(TorchDispatchMode):
         kwargs = kwargs or {}
         name = func._schema.name.split("::")[1]
         if name in _SUMS and getattr(kwargs.get("dtype"), "is_floating_point", False):  # of integers, too large for it
-            args = (self.noise.operand(args[0].to(kwargs["dtype"])), *args[1:])
-        if "scaled_dot_product" in name:  # whose scores are rounded inside it
+            args = (args[0].to(kwargs["dtype"]), *args[1:])
+        if name in _SUMS or "scaled_dot_product" in name:  # which round what they add up, inside
             args = pytree.tree_map(self.noise.operand, args)
         result = func(*args, **kwargs)
         returns = func._schema.returns
