@@ -102,7 +102,7 @@ class Interrupts(importlib.abc.MetaPathFinder):
 sys.meta_path.insert(0, Interrupts())
 double = lambda x: 2 * x + 1
 try:
-    burnish.compile(double)
+    burnish.compile(double)(torch.ones(3))  # which torch is loaded for, by whichever thread
     raise SystemExit("nobody was interrupted")
 except KeyboardInterrupt:
     pass
