@@ -151,7 +151,7 @@ class Assumptions:
         for k, expected in enumerate(self.inputs):
             if not isinstance(expected, TensorInput) or not expected.written:
                 continue
-            if meets_itself(args[k].shape, args[k].stride()):
+            if places[k] is not None and meets_itself(args[k].shape, args[k].stride()):
                 return f"{expected.name} is written and its elements share memory"
             for j, place in enumerate(places):
                 if j != k and overlap(places[k], place):

@@ -21,7 +21,7 @@ from burnish.capture.calls import memory_of, memory_of_node
 from burnish.capture.symbols import Symbols
 from burnish.errors import CompileError
 from burnish.ir.dtypes import from_torch
-from burnish.ir.expr import Dim, Expr, coefficient, is_less, terms_of
+from burnish.ir.expr import Dim, Expr, coefficient, steps_over, terms_of
 from burnish.ir.graph import Constant, Extern, Full, Graph, Input, Node, Ref, TensorType, View
 from burnish.lower import LOWERINGS
 from burnish.lower.builder import Builder, NotLowered
@@ -459,12 +459,7 @@ def _meets_itself(shape: Sequence[Dim], strides: Sequence[Dim]) -> bool:
 
 def _never_meets_itself(shape: Sequence[Dim], strides: Sequence[Dim]) -> bool:
     """Whether no two elements share memory, at whatever sizes: a dimension steps over all that narrower ones span."""
-    reach: Dim = 0
-    for stride, size in sorted(((s, d) for d, s in zip(shape, strides, strict=True) if d != 1), key=_factors_of_stride):
-        if not is_less(reach, stride):
-            return False
-        reach = reach + stride * (size - 1)
-    return True
+    return steps_over(sorted(((s, d) for d, s in zip(shape, strides, strict=True) if d != 1), key=_factors_of_stride))
 
 
 def _factors_of_stride(pair: tuple[Dim, Dim]) -> tuple[int, int]:

@@ -9,7 +9,7 @@ when their offsets are the same expression.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Union
 
@@ -237,6 +237,16 @@ def is_less(a: Dim, b: Dim) -> bool:
 
 
 # --- division ---------------------------------------------------------------------------------------------------
+
+
+def steps_over(steps: Iterable[tuple[Dim, Dim]]) -> bool:
+    """Whether each step goes beyond all that those before it reach. They come with their counts, narrowest first."""
+    reach: Dim = 0
+    for step, count in steps:
+        if not is_less(reach, step):
+            return False
+        reach = reach + step * (count - 1)
+    return True
 
 
 def _divide_terms(x: Dim, den: Dim) -> tuple[Dim, Dim]:

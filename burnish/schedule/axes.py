@@ -22,7 +22,7 @@ from burnish.ir.body import (
     remap,
     value_refs,
 )
-from burnish.ir.expr import Dim, Expr, coefficient, is_less, is_nonneg, mentions, substitute
+from burnish.ir.expr import Dim, Expr, coefficient, is_nonneg, mentions, steps_over, substitute
 
 
 def normalise(loop: Loop) -> Loop:
@@ -113,13 +113,8 @@ def row_order(loop: Loop) -> tuple[Axis, ...]:
 
 def counts_up(place: Dim, order: Sequence[Axis]) -> bool:
     """Whether `place` grows from each point to the next, where the last axis of `order` runs fastest."""
-    reach: Dim = 0
-    for a in reversed(order):
-        step = coefficient(place, a.name)
-        if step is None or not is_less(reach, step):
-            return False
-        reach = reach + step * (a.size - 1)
-    return True
+    steps = [(step, a.size) for a in reversed(order) if (step := coefficient(place, a.name)) is not None]
+    return len(steps) == len(order) and steps_over(steps)
 
 
 def hits_each_once(offset: Dim, axes: Sequence[Axis], body: Sequence[Instr]) -> bool:
