@@ -24,6 +24,7 @@ import torch
 from torch import fx
 
 from burnish.capture.calls import in_memory
+from burnish.capture.flow import Flow, filled
 from burnish.capture.saved_tensors import hooks_are_active
 from burnish.capture.snapshot import autocast_state
 from burnish.runtime.program import restrided
@@ -64,7 +65,8 @@ def returns_of(metadata: Any) -> Returns:
 @dataclass(frozen=True)
 class Replay:
     """A graph in eager, run again on a forward's inputs. `written` are inputs that a call changes; of those in `needed`
-    it also reads what they held before. On inputs that are not `decisive` no gradient depends (None: not known)."""
+    it also reads what they held before. On inputs that are not `decisive` no gradient depends (None: not known).
+    `flow` says which gradients there are none of (None: not known, and those are zeros)."""
 
     graph: Callable[..., Any]
     returns: Returns
@@ -72,9 +74,12 @@ class Replay:
     needed: frozenset[int] = frozenset()
     draws: bool = False
     decisive: frozenset[int] | None = None
+    flow: Flow | None = None
 
     def hold(self, ctx: Any, args: Sequence[Any]) -> None:
         """Before the forward: what its inputs and the state of the thread are."""
+        if self.flow is not None:
+            ctx.set_materialize_grads(False)
         held = list(args)
         with torch.enable_grad():
             for k in self.needed:
@@ -99,6 +104,14 @@ class Replay:
         ctx.burnish_own = len(own)
         ctx.burnish_layouts = [_Layout.of(x) for x in own]
         ctx.save_for_backward(*own, *tensors)
+
+    def plain(self, ctx: Any, gradients: Sequence[Any], backward: Callable[[Any], Sequence[Any]]) -> Sequence[Any]:
+        """What the program's `backward` makes of the gradients, where autograd does not record it."""
+        self.let_go(ctx)
+        missing = self.flow.missing(gradients) if self.flow is not None else []
+        if self.flow is None or not missing:
+            return backward(gradients)
+        return self.flow.found(backward(filled(ctx, gradients, missing)), missing)
 
     def let_go(self, ctx: Any) -> None:
         """In a backward, before it runs: after it, the inputs are wanted only if the graph is."""
@@ -287,12 +300,13 @@ def _replace(function: Any, replay: Callable[[], Replay]) -> None:
         if not torch.is_grad_enabled():
             # Saved tensors whose memory a backward might write to: ours does not, and need not refuse retain_graph.
             function.metadata.bw_donated_idxs = []
-            replay().let_go(ctx)
-            if boxed:  # the caller's own list, so that gradients go as soon as they have been read
-                gradients[0][:] = map(in_memory, gradients[0])
-            else:
-                gradients = tuple(map(in_memory, gradients))
-            return backward(_WithoutInputs(ctx), *gradients)
+            given = gradients[0] if boxed else list(gradients)
+
+            def run(filled: list[Any]) -> Any:
+                given[:] = map(in_memory, filled)  # the caller's own list: gradients go as soon as they have been read
+                return backward(_WithoutInputs(ctx), *([given] if boxed else given))
+
+            return replay().plain(ctx, given, run)
         return replay().gradients(ctx, gradients[0] if boxed else gradients)
 
     for name, method in (("forward", saving), ("backward", _untraced(recorded))):

@@ -37,6 +37,7 @@ from burnish.capture.diagnosis import CONTROL_FLOW, serve_eager
 from burnish.capture.double_backward import Replay, Returns, differentiable_twice, inputs_read, returns_of
 from burnish.capture.eager_only import tell
 from burnish.capture.facts import coarsest_type, draws_random_numbers, graph_facts
+from burnish.capture.flow import Flow, Sources, flow_of, sources_of
 from burnish.capture.host import host_if_built, host_library
 from burnish.capture.partition import partition, save_copies
 from burnish.capture.piecewise import PiecewiseGraph
@@ -232,6 +233,8 @@ class _Capture:
         self._written: frozenset[int] = frozenset()
         self._needed: frozenset[int] = frozenset()  # of those, whose contents the graph reads
         self._decisive: frozenset[int] | None = None  # of all inputs, those that gradients depend on
+        self._made_of: tuple[Sources, int] = (), 0  # what gradients are made of, and of how many tangents
+        self._flow: Flow | None = None
         self.direct: Program | None = None  # set when nothing of AOTAutograd is needed at run time
         self.variant: Callable[[], Variant | None] = lambda: None  # set when there is one
         self.ready: Callable[[], object] = lambda: None  # waits for what a first call would have to wait for
@@ -260,7 +263,15 @@ class _Capture:
     @functools.cached_property
     def replay(self) -> Replay:
         assert self._graph is not None
-        return Replay(eager_graph(self._graph), self._returns, self._written, self._needed, self._draws, self._decisive)
+        return Replay(
+            eager_graph(self._graph),
+            self._returns,
+            self._written,
+            self._needed,
+            self._draws,
+            self._decisive,
+            self._flow,
+        )
 
     def compile(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         self._graph = graph
@@ -295,7 +306,7 @@ class _Capture:
                 fw_compiler=self._compiler("forward"),
                 bw_compiler=self._compiler("backward"),
                 inference_compiler=self._inference_compiler(_plain_inputs(graph, example_inputs)),
-                partition_fn=_partition,
+                partition_fn=self._partition,
                 decompositions=_decompositions(),
                 keep_inference_input_mutations=True,
             )
@@ -358,7 +369,7 @@ class _Capture:
                     log=self.log,
                     static_inputs=static,
                     returned=returned,
-                    keep=lambda data: self._warm.keep(kind, data, graph, static, metadata),
+                    keep=lambda data: self._warm.keep(kind, data, graph, static, metadata, self._flow),
                     later=waits.append if can_wait() and kind != "backward" else None,
                 )
         except CONTROL_FLOW:
@@ -406,6 +417,18 @@ class _Capture:
         # What the inputs that change outside the graph are to become comes first.
         self._needed = self._written & inputs_read(graph, len(self._returns.changed))
         self._decisive = inputs_read(graph, metadata.num_forward_returns)
+        self._flow = flow_of(metadata, *self._made_of)
+
+    def _partition(
+        self, joint: fx.GraphModule, joint_inputs: Sequence[Any], *, num_fwd_outputs: int, **arguments: Any
+    ) -> tuple[fx.GraphModule, ...]:
+        put_back(joint)
+        inputs, tangents = joint_inputs
+        self._made_of = sources_of(joint.graph, len(inputs), num_fwd_outputs), len(tangents)
+        forward, backward = partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **arguments)
+        # AOTAutograd has a copy compiled and needs the other no more. Each graph module has a class of its own.
+        type(backward).__deepcopy__ = _itself  # type: ignore[method-assign, assignment]
+        return forward, backward
 
     def _watched(self, program: Program, graph: fx.GraphModule) -> Program:
         self.has_backward = True
@@ -433,14 +456,6 @@ class _Capture:
 def _mutates(node: fx.Node) -> bool:
     schema = getattr(node.target, "_schema", None)
     return schema is not None and schema.is_mutable
-
-
-def _partition(joint: fx.GraphModule, joint_inputs: Sequence[Any], **arguments: Any) -> tuple[fx.GraphModule, ...]:
-    put_back(joint)
-    forward, backward = partition(joint, joint_inputs, **arguments)
-    # AOTAutograd has a copy compiled and needs the other no more. Each graph module has a class of its own.
-    type(backward).__deepcopy__ = _itself  # type: ignore[method-assign, assignment]
-    return forward, backward
 
 
 def _itself(graph: fx.GraphModule, memo: Any) -> fx.GraphModule:

@@ -49,6 +49,7 @@ NAMES = (
     PrivateName("torch._higher_order_ops.effects.with_effects", "an operation with side effects in a graph"),
     PrivateName("torch._higher_order_ops.wrap.tag_activation_checkpoint", "a checkpointed region in a graph"),
     PrivateName("torch._C._autograd._get_current_graph_task_keep_graph", "whether a backward keeps its graph"),
+    PrivateName("torch._C._FunctionBase._input_metadata", "what the gradients are of that a backward is not given"),
     PrivateName(
         "torch._C._autograd._top_saved_tensors_default_hooks",
         "whether hooks on saved tensors are active",

@@ -249,6 +249,7 @@ class Gate:
             eager_again=lambda: rig.run(eager)[1],
             coarsest=self.facts.coarsest,
             exactness=self.facts.exactness,
+            returned=rig.returned,
             room=1.0 if self.strict else ROOM,
         )
 

@@ -68,14 +68,17 @@ def judge(
     coarsest: torch.dtype = torch.float32,
     room: float = 1.0,
     exactness: Sequence[int] = (),
+    returned: int = 0,
 ) -> Opinion:
     """Compare results, then gradients, then changed inputs: lists in the same order.
 
     `exact` runs the graph under the mode it is given, on float64 inputs; None where that would draw other random
     numbers, or mean something else. `eager_again` repeats eager's run. `coarsest` is the least exact type that the
     graph computes in. `room` is how many floors need no referee. `exactness` is that of the first results, as far as
-    it is known: what is exact is not judged, but equal to eager's or wrong."""
-    problem = _unlike(ours, eagers) or _inexact(ours, eagers, exactness, eager_again)
+    it is known: what is exact is not judged, but equal to eager's or wrong. So many as are `returned` to the caller
+    must lie in memory as eager's do: a `view` of them must be one, or raise, where eager's is or does."""
+    problem = _unlike(ours, eagers) or _laid_out_otherwise(ours[:returned], eagers[:returned])
+    problem = problem or _inexact(ours, eagers, exactness, eager_again)
     if problem:
         return Opinion(problem, math.inf)
     near = _distances(ours, eagers)
@@ -166,6 +169,22 @@ def _unlike(ours: Results, eagers: Results, types: bool = True) -> str:
         if a.shape != b.shape or (types and a.dtype != b.dtype):
             return f"result {k} is {a.dtype} {list(a.shape)}, eager's is {b.dtype} {list(b.shape)}"
     return ""
+
+
+def _laid_out_otherwise(ours: Results, eagers: Results) -> str:
+    for k, (a, b) in enumerate(zip(ours, eagers, strict=True)):
+        if _is_plain(a) and _is_plain(b) and a.stride() != b.stride() and _steps(a) != _steps(b):
+            return f"result {k} has strides {a.stride()}, eager's has {b.stride()}"
+    return ""
+
+
+def _is_plain(x: torch.Tensor) -> bool:
+    return x.layout is torch.strided and not x.is_nested
+
+
+def _steps(x: torch.Tensor) -> list[int]:
+    """From one element to another: strides of dimensions that have several."""
+    return [step for size, step in zip(x.shape, x.stride(), strict=True) if size > 1] if x.numel() else []
 
 
 def _largest(distances: Sequence[Distance]) -> float:

@@ -69,6 +69,7 @@ class Rig:
         self.random = RandomState(devices) if facts.draws else None
         self._cuda = [d for d in devices if d.type == "cuda"]
         self._cotangents: list[torch.Tensor] = []
+        self.returned = 0  # how many of the tensors that are compared are the call's own results: the first ones
 
     @property
     def results_are_real(self) -> bool:
@@ -99,6 +100,7 @@ class Rig:
         with self._isolated(), torch.set_grad_enabled(saves), wide or nullcontext():
             raw = call(*args)
             results = _tensors(raw)
+            self.returned = len(results)
             gradients = self._gradients(results, args) if self.backward else []
         found = [x.detach() for x in (*results, *gradients, *self.inputs.changed(args))]
         if self.eagers_is_real:

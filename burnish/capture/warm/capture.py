@@ -12,6 +12,7 @@ from torch import fx
 
 from burnish.capture.double_backward import inputs_read
 from burnish.capture.facts import draws_random_numbers
+from burnish.capture.flow import Flow
 from burnish.capture.warm import NotWarm
 from burnish.capture.warm.frame import Parts, StoredGraph
 from burnish.capture.warm.graph import GraphText, Reference, graph_text
@@ -66,6 +67,7 @@ class WarmGraph:
         self._device = "cpu"
         self._metadata: Any = None  # of a forward, until its backward comes
         self._decisive: frozenset[int] = frozenset()
+        self._flow: Flow | None = None
         self._backward: tuple[TrainingLayout, GraphText, bool] | None = None
         self._coarsest = torch.float32
         self._parts = Parts()
@@ -94,7 +96,15 @@ class WarmGraph:
         program = self._programs.get("backward")
         return self._verdicts.of_backward(program) if self._verdicts is not None and program is not None else None
 
-    def keep(self, kind: str, data: bytes, graph: fx.GraphModule, static: frozenset[int], metadata: Any) -> None:
+    def keep(
+        self,
+        kind: str,
+        data: bytes,
+        graph: fx.GraphModule,
+        static: frozenset[int],
+        metadata: Any,
+        flow: Flow | None = None,
+    ) -> None:
         """A program of the graph is made, and this is its data."""
         self._programs[kind] = data
         if kind == "backward":
@@ -102,7 +112,7 @@ class WarmGraph:
             return
         self._static, self._device = static, stored_program.device_of(graph).type
         if kind == "forward":
-            self._metadata = metadata
+            self._metadata, self._flow = metadata, flow
             self._decisive = inputs_read(graph, metadata.num_forward_returns)
             if is_any_autocast_enabled():
                 self._parts.problem = "it was captured under autocast"
@@ -111,7 +121,7 @@ class WarmGraph:
         if self._complete is None or self._metadata is None:  # it was compiled before, and cannot be stored
             return
         try:
-            layout = training_layout(self._metadata, self._decisive, graph)
+            layout = training_layout(self._metadata, self._decisive, self._flow, graph)
             if any(map(_mutates, graph.graph.nodes)):
                 raise NotWarm("a backward that changes its inputs")
             draws = any(map(draws_random_numbers, graph.graph.nodes))

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from burnish.assumptions import Assumptions, NumberInput, OtherInput, TensorInput
+from burnish.capture.flow import Flow
 from burnish.capture.hooks import Hooks
 from burnish.capture.warm import NotWarm, guards, likeness
 from burnish.capture.warm.graph import GraphText, Reference
@@ -92,8 +93,8 @@ class StoredFrame:
 
 def _codec() -> Codec:
     """Of this thread and moment: guards look at the same places again and again."""
-    classes = [StoredFrame, StoredGraph, GraphText, Reference, GraphFacts, TrainingLayout, *guards.source_classes()]
-    classes += [Assumptions, TensorInput, NumberInput, OtherInput, Sym, Div, Mod, Extreme]
+    classes = [StoredFrame, StoredGraph, GraphText, Reference, GraphFacts, TrainingLayout, Flow]
+    classes += [*guards.source_classes(), Assumptions, TensorInput, NumberInput, OtherInput, Sym, Div, Mod, Extreme]
     return Codec(classes, shared=Source)
 
 

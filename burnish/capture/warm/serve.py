@@ -101,9 +101,10 @@ def _engine(
         return watched(args)
 
     returns = Returns(results=tuple(range(stored.training.returned)))
-    decisive = frozenset(stored.training.decisive)
-    again = Replay(_eager(stored.eager), returns, draws=stored.facts.draws, decisive=decisive)
-    return None, training_function(forward, noted, stored.training, again)
+    layout, draws = stored.training, stored.facts.draws
+    decisive = frozenset(layout.decisive)
+    again = Replay(_eager(stored.eager), returns, draws=draws, decisive=decisive, flow=layout.flow)
+    return None, training_function(forward, noted, layout, again)
 
 
 def _eager(text: GraphText) -> Callable[..., Any]:

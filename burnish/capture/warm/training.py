@@ -15,6 +15,7 @@ from torch import fx
 
 from burnish.capture.calls import in_memory
 from burnish.capture.double_backward import Replay, own_tensors
+from burnish.capture.flow import Flow
 from burnish.capture.warm import NotWarm
 from burnish.runtime.program import restrided
 
@@ -31,9 +32,12 @@ class TrainingLayout:
     shapes: tuple[tuple[int, ...], ...]  # of those, and their strides
     strides: tuple[tuple[int, ...], ...]
     decisive: tuple[int, ...]  # inputs that gradients depend on
+    flow: Flow | None  # which gradients there are none of
 
 
-def training_layout(metadata: Any, decisive: Collection[int], backward: fx.GraphModule) -> TrainingLayout:
+def training_layout(
+    metadata: Any, decisive: Collection[int], flow: Flow | None, backward: fx.GraphModule
+) -> TrainingLayout:
     """`metadata` is AOTAutograd's; gradients depend on the `decisive` inputs. Raises NotWarm."""
     _require_plain(metadata)
     outputs = metadata.output_info
@@ -45,7 +49,8 @@ def training_layout(metadata: Any, decisive: Collection[int], backward: fx.Graph
         raise NotWarm("the sizes of gradients are only known later")
     constant = tuple(i for i, info in enumerate(outputs) if not info.requires_grad and _is_tensor(info))
     shapes, strides = tuple(tuple(x.shape) for x in given), tuple(tuple(x.stride()) for x in given)
-    return TrainingLayout(metadata.num_forward_returns, constant, tangents, shapes, strides, tuple(sorted(decisive)))
+    returned, inputs = metadata.num_forward_returns, tuple(sorted(decisive))
+    return TrainingLayout(returned, constant, tangents, shapes, strides, inputs, flow)
 
 
 def _is_tensor(info: Any) -> bool:
@@ -86,9 +91,12 @@ def training_function(forward: Boxed, backward: Boxed, layout: TrainingLayout, a
         def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
             if torch.is_grad_enabled():
                 return again.gradients(ctx, gradients)
-            again.let_go(ctx)
-            tangents = [restrided(in_memory(gradients[i]), shape, strides) for i, shape, strides in wanted]
-            return tuple(backward([*own_tensors(ctx), *tangents]))
+
+            def run(given: Sequence[Any]) -> tuple[Any, ...]:
+                tangents = [restrided(in_memory(given[i]), shape, strides) for i, shape, strides in wanted]
+                return tuple(backward([*own_tensors(ctx), *tangents]))
+
+            return tuple(again.plain(ctx, gradients, run))
 
     apply: Callable[..., Any] = RestoredStep.apply
     return apply
