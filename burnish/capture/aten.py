@@ -237,8 +237,10 @@ class _Importer:
         return self._extern(target, args, kwargs, val, name)
 
     def _require_true_shape(self, fx_node: FxNode, target: OpOverload, val: Any) -> None:
-        """torch 2.11 traces some reductions of a single element with the dimensions that eager leaves out."""
-        if not isinstance(val, torch.Tensor) or val.dim() == 0 or any(d != 1 for d in self._type(val).shape):
+        """torch 2.11 traces some reductions of one element each with the dimensions that eager leaves out."""
+        if not isinstance(val, torch.Tensor) or 1 not in self._type(val).shape:
+            return
+        if not any(argument.name == "keepdim" for argument in target._schema.arguments):
             return
         if target.namespace != "aten" or torch.Tag.nondeterministic_seeded in target.tags:
             return

@@ -158,7 +158,8 @@ def index_add(b: Builder, x: Node, dim: int, index: Node, src: Node, alpha: Any 
     _require_one_each(index, src.shape[dim])
     index = b.reshape(index, [src.shape[i] if i == dim else 1 for i in range(len(x.shape))])
     values = b.cast(src, x.dtype) if alpha == 1 else b.map("mul", b.cast(src, x.dtype), alpha)
-    raises: Mistake = "IndexError" if len(x.shape) == 1 else "RuntimeError"
+    # Along an outermost dimension eager scatters, and says what a scatter says.
+    raises: Mistake = "RuntimeError" if len(x.shape) > 1 and dim in (0, len(x.shape) - 1) else "IndexError"
     return b.scatter(x, values, [index], _along(dim, len(x.shape)), "add", raises)
 
 
