@@ -16,7 +16,6 @@ from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
 from burnish.assumptions import meets_itself
-from burnish.capture.asked import asked
 from burnish.capture.calls import memory_of, memory_of_node
 from burnish.capture.symbols import Symbols
 from burnish.errors import CompileError
@@ -27,7 +26,7 @@ from burnish.lower import LOWERINGS
 from burnish.lower.builder import Builder, NotLowered
 from burnish.schedule.layouts import dot
 from burnish.torch_private.aot import with_effects
-from burnish.torch_private.operators import OpOverload, pytree
+from burnish.torch_private.operators import OpOverload
 
 _TOKENS = frozenset(
     getattr(torch.ops.prims, name).default for name in ("_make_token", "_sink_tokens") if hasattr(torch.ops.prims, name)
@@ -215,6 +214,7 @@ class _Importer:
         for v in vals:
             if isinstance(v, torch.Tensor):
                 self._require_plain(v)
+        require_true_rank(fx_node, target, val)
         self.builder.out = tuple(self._type(v) for v in vals if isinstance(v, torch.Tensor))
         self.builder.strides = tuple(self._strides(v) for v in vals if isinstance(v, torch.Tensor))
         self.builder.results, self.builder.wanted = len(vals), _read_results(fx_node, len(vals))
@@ -231,23 +231,9 @@ class _Importer:
                 reason = str(why)
             except (TypeError, ValueError, AssertionError, IndexError, KeyError, AttributeError) as why:
                 reason = f"{type(why).__name__}: {why}"
-        self._require_true_shape(fx_node, target, val)
         self.captured.externs.append((name, reason))
         args = [self._as_eager_shows(shown, a) for shown, a in zip(fx_node.args, args, strict=True)]
         return self._extern(target, args, kwargs, val, name)
-
-    def _require_true_shape(self, fx_node: FxNode, target: OpOverload, val: Any) -> None:
-        """torch 2.11 traces some reductions of one element each with the dimensions that eager leaves out."""
-        if not isinstance(val, torch.Tensor) or 1 not in self._type(val).shape:
-            return
-        if not any(argument.name == "keepdim" for argument in target._schema.arguments):
-            return
-        if target.namespace != "aten" or torch.Tag.nondeterministic_seeded in target.tags:
-            return
-        args, kwargs = pytree.tree_map(_traced, (tuple(fx_node.args), dict(fx_node.kwargs)))
-        known = asked(target, args, kwargs)
-        if known is not None and [t.dim() for t in known] != [val.dim()]:
-            raise CompileError("capture", f"torch traces other sizes of {target} than it returns")
 
     def _as_eager_shows(self, fx: Any, value: Any) -> Any:
         """An operand of an ATen call. What eager has copied out of memory that elements share (`contiguous` of an
@@ -491,13 +477,18 @@ def require_known_views(gm: GraphModule, metadata: Any) -> None:
 
 
 def require_whole_windows(gm: GraphModule) -> None:
-    """What is written through windows of a tensor (`unfold`), AOTAutograd puts back by the gradient of the windows,
-    which is zero for what lies in none of them."""
+    """Of the windows through which a graph writes, each element must have a place of its own, and all of them together
+    be the tensor. What is written through `unfold`, AOTAutograd puts back by the gradient of that, which is zero for
+    what lies in none of its windows."""
     for node in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.unfold_backward.default):
         _, sizes, dim, size, step = node.args
         whole = sizes[dim] if sizes else 1
         if not isinstance(whole, int) or size != step or whole % step:
             raise CompileError("capture", "windows of a tensor are written, and tracing forgets what lies in none")
+    for node in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.as_strided_scatter.default):
+        _, _, sizes, strides = node.args[:4]
+        if all(isinstance(d, int) for d in (*sizes, *strides)) and _meets_itself(sizes, strides):
+            raise CompileError("capture", "a window whose elements share memory is written, in an order of eager's own")
 
 
 def _same_kind(val: torch.Tensor, base: torch.Tensor) -> bool:
@@ -506,8 +497,16 @@ def _same_kind(val: torch.Tensor, base: torch.Tensor) -> bool:
     return bool(val.dtype == base.dtype and same_values)
 
 
-def _traced(value: Any) -> Any:
-    return value.meta["val"] if isinstance(value, FxNode) else value
+def require_true_rank(fx_node: FxNode, target: OpOverload, val: Any) -> None:
+    """torch 2.11 traces some reductions of one element each with the dimensions that eager leaves out."""
+    names = [argument.name for argument in target._schema.arguments]
+    if "keepdim" not in names or not isinstance(val, torch.Tensor):
+        return
+    given = dict(zip(names, fx_node.args, strict=False)) | fx_node.kwargs
+    source = given.get("self")
+    leaves_out = not given.get("keepdim", False) and given.get("dim") not in ((), [])
+    if leaves_out and isinstance(source, FxNode) and 0 < source.meta["val"].dim() == val.dim():
+        raise CompileError("capture", f"torch traces other sizes of {target} than it returns")
 
 
 def _nodes_in(value: Any) -> list[Node]:

@@ -32,6 +32,8 @@ class RandomRounding(TorchDispatchMode):
     def _round(self, value: Any) -> None:
         if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.layout is not torch.strided:
             return
+        if value._is_zerotensor() or value.is_meta:  # zeros in no memory (the gradient of `sgn`), and sums of them
+            return
         generator = self._generators.get(value.device)
         if generator is None:
             generator = self._generators[value.device] = torch.Generator(value.device).manual_seed(self._seed)

@@ -362,6 +362,17 @@ def test_what_is_written_through_windows_leaves_the_rest_as_it_is(n, size):
     assert torch.equal(c(x, y), fn(v, w)) and torch.equal(x, v)
 
 
+def test_what_is_written_through_a_window_whose_elements_share_memory():
+    def fn(x):
+        y = x + 1
+        y.as_strided((2, 6), (1, 1)).div_(3)
+        return y
+
+    c, x = burnish.compile(fn, **FORCED), torch.arange(7.0)
+    assert torch.equal(c(x), fn(x))
+    assert "share memory" in burnish.stats(c).fallbacks[0].reason
+
+
 def test_an_input_of_zeros_that_lie_in_no_memory():
     c = burnish.compile(lambda x: x + 1, gate=False, verify="off")
     c(torch.zeros(4))

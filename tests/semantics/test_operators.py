@@ -190,6 +190,7 @@ REFUSED_HALF_DONE: dict[str, tuple[tuple[int, ...], Callable[[torch.Tensor, torc
     "index_select of columns": ((2,), lambda x, i: x.index_select(1, i)),
     "index_copy": ((2,), lambda x, i: x.index_copy(0, i, x[:2])),
     "index_add": ((2,), lambda x, i: x.index_add(0, i, x[:2])),
+    "index_add between": ((2,), lambda x, i: x[:, :, None].index_add(1, i, x[:, :2, None])),
     "index_add of a row": ((2,), lambda x, i: x[0].index_add(0, i, x[0, :2])),
     "gather": ((1, 2), lambda x, i: x.gather(1, i)),
     "scatter": ((1, 2), lambda x, i: x.scatter(1, i, x)),

@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import burnish
+from burnish.capture.rounding import RandomRounding
 from burnish.errors import CompileError
 from burnish.trust import gate, referee
 from burnish.trust.distance import unequal
@@ -552,3 +553,11 @@ def test_a_wrong_result_of_eight_bits_is_noticed(wrong):
     ours = torch.tensor([1, 1, wrong, 1, 1]).to(torch.float8_e4m3fn)
     assert judge([ours], [right], exact=None, eager_again=lambda: [right]).wrong
     assert unequal(ours, right, signs=True) == 1
+
+
+def test_rounding_leaves_zeros_that_lie_in_no_memory():
+    """The gradient of `sgn` is one; to write to it ends the process."""
+    x = torch.ones(3, requires_grad=True)
+    with RandomRounding(1e-3, 0):
+        (gradient,) = torch.autograd.grad(x.sgn().sum() + x.sum(), x)
+    torch.testing.assert_close(gradient, torch.ones(3), rtol=2e-3, atol=0)
