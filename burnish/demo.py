@@ -12,8 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from burnish.bench import cells
+from burnish.bench.measured import CandidateResult
 from burnish.bench.progress import Progress as Doing
-from burnish.bench.result import BenchResult, CandidateResult
+from burnish.bench.result import BenchResult
 from burnish.bench.run import bench
 from burnish.bench.statistics import Speedup
 from burnish.errors import MissingExtra

@@ -7,7 +7,8 @@ result.write_html("report.html")
 """
 
 from burnish.bench.candidates import Candidate, parse_candidates
-from burnish.bench.result import BenchResult, CandidateResult, Verdict
+from burnish.bench.measured import CandidateResult, Verdict
+from burnish.bench.result import BenchResult
 from burnish.bench.run import bench
 
 __all__ = ["BenchResult", "Candidate", "CandidateResult", "Verdict", "bench", "parse_candidates"]

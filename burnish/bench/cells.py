@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from burnish.bench.result import BenchResult, CandidateResult
+from burnish.bench.measured import CandidateResult, Measured
 from burnish.bench.statistics import Estimate
 from burnish.bench.verdict import is_wrong
 from burnish.bench.warmup import LEAST
@@ -44,13 +44,13 @@ def calls_per_second(row: CandidateResult) -> str:
     return NONE if row.calls_per_second is None else _rate(row.calls_per_second)
 
 
-def samples_per_second(row: CandidateResult, result: BenchResult) -> str:
+def samples_per_second(row: CandidateResult, result: Measured) -> str:
     if row.calls_per_second is None or result.batch_size is None:
         return NONE
     return _rate(row.calls_per_second * result.batch_size)
 
 
-def shows_samples(result: BenchResult) -> bool:
+def shows_samples(result: Measured) -> bool:
     """With one sample in a call, samples per second are calls per second."""
     return result.batch_size is not None and result.batch_size > 1
 
@@ -59,7 +59,7 @@ def _rate(per_second: float) -> str:
     return f"{per_second:,.0f}" if per_second >= 100 else f"{per_second:.1f}"
 
 
-def error(row: CandidateResult, result: BenchResult) -> str:
+def error(row: CandidateResult, result: Measured) -> str:
     if row.error is None:
         return "not compared" if row.uncompared else NONE
     return f"{row.error:.1e}" + (" WRONG" if row.candidate.compiles and is_wrong(row, result.eager) else "")
@@ -83,13 +83,13 @@ def pays_after(row: CandidateResult) -> str:
     return "never" if row.break_even_calls is None else f"{count(row.break_even_calls)} calls"
 
 
-def compile_peak(row: CandidateResult, result: BenchResult) -> str:
+def compile_peak(row: CandidateResult, result: Measured) -> str:
     if row.memory is None:
         return NONE
     return size(row.memory.device_compile_peak if result.device == "cuda" else row.memory.compile_peak)
 
 
-def call_memory(row: CandidateResult, result: BenchResult) -> str:
+def call_memory(row: CandidateResult, result: Measured) -> str:
     """What a call adds to the resident set; on a GPU the allocator's peak during steady calls."""
     if row.memory is None:
         return NONE
@@ -143,5 +143,5 @@ def energy(row: CandidateResult) -> str:
     return f"{joules * 1e3:.1f} mJ" if joules < 1 else f"{joules:.2f} J"
 
 
-def shows_energy(result: BenchResult) -> bool:
+def shows_energy(result: Measured) -> bool:
     return any(row.energy and row.energy.joules is not None for row in result.candidates)

@@ -14,11 +14,12 @@ import torch
 from burnish.bench.candidates import EAGER, Candidate, default_candidates, parse_candidates, with_eager
 from burnish.bench.children import LIMIT_SECONDS, Job, Outcome, empty_caches, run_child
 from burnish.bench.machine import this_machine
+from burnish.bench.measured import CandidateResult, CompileCost
 from burnish.bench.memory import MemoryUse, Sampler, Timeline
 from burnish.bench.noise import likely_causes
 from burnish.bench.plain import from_plain
 from burnish.bench.progress import Forecast, Progress, expected_alone, expected_race
-from burnish.bench.result import BenchResult, CandidateResult, CompileCost
+from burnish.bench.result import BenchResult
 from burnish.bench.verdict import break_even, decide
 from burnish.bench.worker import Alone, Checked, Lane, Raced, Racing, checked, device_of, measure_alone
 from burnish.errors import TargetUnusable

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from burnish.bench import cells
-from burnish.bench.result import BenchResult, CandidateResult
+from burnish.bench.measured import CandidateResult, Measured
 from burnish.measure import duration
 
 _COLOURS = {"compile": "green", "eager": "yellow", "no difference": "yellow", "look elsewhere": "yellow"}
@@ -21,7 +21,7 @@ _MARKS = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "fail": ("✗", "red"
 Column = tuple[str, Callable[[CandidateResult], str]]
 
 
-def render(result: BenchResult) -> Group:
+def render(result: Measured) -> Group:
     """Everything `burnish bench` prints at its end."""
     parts: list[RenderableType] = [_verdict(result)]
     for columns in (_latency_columns(), _work_columns(result), _cost_columns(result)):
@@ -32,14 +32,14 @@ def render(result: BenchResult) -> Group:
     return Group(*parts)
 
 
-def as_text(result: BenchResult, width: int = 80) -> str:
+def as_text(result: Measured, width: int = 80) -> str:
     console = Console(file=io.StringIO(), width=width, highlight=False, color_system=None)
     console.print(render(result))
     assert isinstance(console.file, io.StringIO)
     return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
 
 
-def _verdict(result: BenchResult) -> Panel:
+def _verdict(result: Measured) -> Panel:
     colour = _COLOURS.get(result.verdict.kind, "red")
     lines: list[RenderableType] = [Text(result.verdict.headline, style="bold")]
     if result.verdict.reasons:
@@ -66,7 +66,7 @@ def _latency_columns() -> list[Column]:
     ]
 
 
-def _work_columns(result: BenchResult) -> list[Column]:
+def _work_columns(result: Measured) -> list[Column]:
     columns: list[Column] = [("mean ± std", cells.mean_and_std), ("calls/s", cells.calls_per_second)]
     if cells.shows_samples(result):
         columns.append(("samples/s", lambda row: cells.samples_per_second(row, result)))
@@ -78,7 +78,7 @@ def _work_columns(result: BenchResult) -> list[Column]:
     return [*columns, ("error", lambda row: cells.error(row, result))]
 
 
-def _cost_columns(result: BenchResult) -> list[Column]:
+def _cost_columns(result: Measured) -> list[Column]:
     return [
         ("compile", cells.cold),
         ("warm", cells.warm),
@@ -89,7 +89,7 @@ def _cost_columns(result: BenchResult) -> list[Column]:
     ]
 
 
-def _table(result: BenchResult, columns: Sequence[Column]) -> Table:
+def _table(result: Measured, columns: Sequence[Column]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     longest_word = max(len(word) for row in result.candidates for word in row.title.split())
     table.add_column("", overflow="fold", min_width=min(longest_word, 16))
@@ -101,7 +101,7 @@ def _table(result: BenchResult, columns: Sequence[Column]) -> Table:
     return table
 
 
-def _checklist(result: BenchResult) -> Table:
+def _checklist(result: Measured) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False)
     for line in result.checklist:
         mark, colour = _MARKS.get(line.verdict, ("·", "dim"))
@@ -112,7 +112,7 @@ def _checklist(result: BenchResult) -> Table:
     return table
 
 
-def _notes(result: BenchResult) -> list[str]:
+def _notes(result: Measured) -> list[str]:
     machine = result.machine
     where = machine.gpu if result.device == "cuda" else f"{machine.cpu}, {machine.threads} threads"
     found = [

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from burnish.bench.around import StepShare
 from burnish.bench.candidates import EAGER
-from burnish.bench.result import CandidateResult, Verdict, VerdictKind
+from burnish.bench.measured import CandidateResult, Verdict, VerdictKind
 from burnish.bench.words import count, percent, seconds_words, times
 from burnish.measure import duration
 

@@ -20,6 +20,7 @@ import torch
 from burnish.bench.around import StepShare, measure_share
 from burnish.bench.candidates import EAGER, Candidate
 from burnish.bench.energy import Energy, cpu_meter, energy_per_call, gpu_meter
+from burnish.bench.measured import Break, CheckLine
 from burnish.bench.memory import (
     MemoryUse,
     call_rise,
@@ -31,7 +32,6 @@ from burnish.bench.memory import (
 from burnish.bench.noise import Activity, Watch
 from burnish.bench.nvml import Gpu, find_gpu
 from burnish.bench.operators import CallProfile, profile_call
-from burnish.bench.result import Break, CheckLine
 from burnish.bench.statistics import Estimate, Latency, Speedup, estimate_of, latency_of, speedup_of, thinned
 from burnish.bench.warmup import WarmUp, until_decided, warm_up
 from burnish.errors import in_one_line

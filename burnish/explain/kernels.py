@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from burnish.explain.findings import GraphFacts, KernelFacts, RefusedFusion
 from burnish.explain.profile import kernel_seconds
-from burnish.explain.result import GraphFacts, KernelFacts, RefusedFusion
 from burnish.explain.traffic import eager_bytes, kernel_bytes, kernel_flops, schedule_bytes
 from burnish.ir.graph import Attend, Extern, Full, Graph, Input, Map, Node, Pick, View
 from burnish.record import GraphRecord

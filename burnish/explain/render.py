@@ -12,7 +12,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from burnish.explain.result import Explanation, GraphFacts, KernelFacts
+from burnish.explain.findings import Findings, GraphFacts, KernelFacts
 from burnish.explain.timings import stage_table
 from burnish.measure import duration
 
@@ -20,14 +20,14 @@ _KERNELS_SHOWN = 12
 _REASONS_SHOWN = 8
 
 
-def as_text(explanation: Explanation, full: bool = False, timings: bool = False) -> str:
+def as_text(explanation: Findings, full: bool = False, timings: bool = False) -> str:
     out = io.StringIO()
     console = Console(file=out, width=140, highlight=False, markup=False, color_system=None)
     console.print(report(explanation, full, timings))
     return out.getvalue().rstrip()
 
 
-def report(e: Explanation, full: bool = False, timings: bool = False) -> RenderableType:
+def report(e: Findings, full: bool = False, timings: bool = False) -> RenderableType:
     parts: list[RenderableType] = [_summary(e)]
     parts += _breaks(e) + _recompiles(e) + _aten_calls(e)
     for graph in e.graphs:
@@ -42,7 +42,7 @@ def _title(text: str) -> Text:
     return Text(f"\n{text}", style="bold")
 
 
-def _summary(e: Explanation) -> RenderableType:
+def _summary(e: Findings) -> RenderableType:
     kinds = ", ".join(f"{count} {kind}" for kind, count in e.stats.graphs.items())
     inside = e.call_seconds - e.outside_seconds
     lines = [
@@ -67,7 +67,7 @@ def _count(number: int, what: str) -> str:
 # --- what the user's code costs ----------------------------------------------------------------------------------
 
 
-def _breaks(e: Explanation) -> list[RenderableType]:
+def _breaks(e: Findings) -> list[RenderableType]:
     if not e.breaks:
         return []
     parts: list[RenderableType] = [_title(f"Graph breaks ({len(e.breaks)})")]
@@ -81,7 +81,7 @@ def _breaks(e: Explanation) -> list[RenderableType]:
     return parts
 
 
-def _recompiles(e: Explanation) -> list[RenderableType]:
+def _recompiles(e: Findings) -> list[RenderableType]:
     if not e.recompiles:
         return []
     parts: list[RenderableType] = [_title(f"Recompiles ({len(e.recompiles)})")]
@@ -110,7 +110,7 @@ def _shown(file: str) -> str:
         return file
 
 
-def _aten_calls(e: Explanation) -> list[RenderableType]:
+def _aten_calls(e: Findings) -> list[RenderableType]:
     if not e.aten_calls:
         return []
     table = _table(("calls", True), ("op", False), ("why it is left to ATen", False))

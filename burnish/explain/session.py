@@ -17,8 +17,9 @@ import torch
 from burnish.api import compile, handle_of
 from burnish.explain.advice import break_advice, recompile_advice
 from burnish.explain.ceiling import bandwidth_ceiling
+from burnish.explain.findings import AtenCall, BreakCost, GraphFacts, RecompileCost
 from burnish.explain.kernels import graph_facts
-from burnish.explain.result import AtenCall, BreakCost, Explanation, GraphFacts, RecompileCost
+from burnish.explain.result import Explanation
 from burnish.explain.watch import Call, Watcher
 from burnish.measure import quantile
 from burnish.options import Options

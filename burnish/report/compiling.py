@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from burnish.bench import cells
-from burnish.bench.result import BenchResult, CandidateResult
+from burnish.bench.measured import CandidateResult, Measured
 from burnish.report.markup import Markup, join, tag
 from burnish.report.parts import Piece, bar, bars, card, colours, legend
 from burnish.report.plot import Series, line_plot
 
 
-def compile_card(result: BenchResult) -> Markup | None:
+def compile_card(result: Measured) -> Markup | None:
     shown = [row for row in result.candidates if row.compile and row.compile.cold_seconds is not None]
     if not shown:
         return None
@@ -57,7 +57,7 @@ def _stages(row: CandidateResult, colour: int) -> list[Markup]:
     return [tag("h3", f"Where {row.title}'s cold compile goes: {total:.2f} s{side_by_side}"), bars(items)]
 
 
-def memory_card(result: BenchResult) -> Markup | None:
+def memory_card(result: Measured) -> Markup | None:
     shown = [row for row in result.candidates if row.memory is not None and row.memory.compile_peak]
     if not shown:
         return None
@@ -92,7 +92,7 @@ def _peak(row: CandidateResult) -> int:
     return (row.memory.compile_peak if row.memory else None) or 0
 
 
-def timeline_card(result: BenchResult) -> Markup | None:
+def timeline_card(result: Measured) -> Markup | None:
     shown = [row for row in result.candidates if row.timeline and len(row.timeline.points) > 2]
     if not shown:
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from burnish.bench.result import BenchResult, Break
+from burnish.bench.measured import Break, Measured
 from burnish.bench.words import percent
 from burnish.report.markup import Markup, tag
 from burnish.report.parts import card, table
@@ -10,7 +10,7 @@ from burnish.report.parts import card, table
 _TONES = {"ok": "good", "warn": "warn", "fail": "bad"}
 
 
-def failures_card(result: BenchResult) -> Markup | None:
+def failures_card(result: Measured) -> Markup | None:
     failed = [row for row in result.candidates if row.failure]
     if not failed:
         return None
@@ -18,7 +18,7 @@ def failures_card(result: BenchResult) -> Markup | None:
     return card("What failed", tag("ul", items, class_="breaks"), wide=True)
 
 
-def breaks_card(result: BenchResult) -> Markup | None:
+def breaks_card(result: Measured) -> Markup | None:
     """Graph breaks, each once, with its line of code; said too where there are none."""
     compiled = [row for row in result.candidates if row.candidate.engine == "burnish" and not row.failure]
     if not compiled:
@@ -39,7 +39,7 @@ def breaks_card(result: BenchResult) -> Markup | None:
     return card(f"Graph breaks ({len(found)})", tag("ul", items, class_="breaks"), hint=hint)
 
 
-def checklist_card(result: BenchResult) -> Markup | None:
+def checklist_card(result: Measured) -> Markup | None:
     if not result.checklist:
         return None
     rows = []
@@ -59,7 +59,7 @@ def checklist_card(result: BenchResult) -> Markup | None:
     return card("Production checklist", tag("div", whole, class_="checks"), hint=hint, wide=True)
 
 
-def noise_card(result: BenchResult) -> Markup | None:
+def noise_card(result: Measured) -> Markup | None:
     activity = result.activity
     if activity is None:
         return None
@@ -87,7 +87,7 @@ def noise_card(result: BenchResult) -> Markup | None:
     return card("How quiet was the machine?", tag("p", badge), _facts(facts), hint=hint)
 
 
-def method_card(result: BenchResult) -> Markup:
+def method_card(result: Measured) -> Markup:
     machine = result.machine
     rounds = max((row.latency.rounds for row in result.measured if row.latency), default=0)
     calls = sum(row.latency.n for row in result.measured if row.latency)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from burnish.bench import cells
-from burnish.bench.result import BenchResult, CandidateResult
+from burnish.bench.measured import CandidateResult, Measured
 from burnish.measure import duration, quantile
 from burnish.report.markup import Markup, join, tag
 from burnish.report.parts import card, colours, legend
@@ -19,7 +19,7 @@ def _tick(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
-def speed_card(result: BenchResult) -> Markup | None:
+def speed_card(result: Measured) -> Markup | None:
     rivals = [row for row in result.measured if row.speedup is not None]
     if not rivals:
         return None
@@ -64,7 +64,7 @@ def _whisker(row: CandidateResult, colour: int, low: float, high: float) -> Mark
     return tag("li", tag("div", tag("span", row.title), tag("b", figure), class_="head"), rail)
 
 
-def distribution_card(result: BenchResult) -> Markup | None:
+def distribution_card(result: Measured) -> Markup | None:
     shown = [row for row in result.measured if len(row.samples) > 4]
     if not shown:
         return None
@@ -82,7 +82,7 @@ def _marks(row: CandidateResult) -> list[tuple[str, float]]:
     return [(name, getattr(row.latency, name).value) for name in ("p50", "p95", "p99")]
 
 
-def tail_card(result: BenchResult) -> Markup | None:
+def tail_card(result: Measured) -> Markup | None:
     shown = [row for row in result.measured if len(row.samples) > 4]
     if not shown:
         return None
@@ -116,7 +116,7 @@ def _steady_after(row: CandidateResult) -> str:
     )
 
 
-def warm_up_card(result: BenchResult) -> Markup | None:
+def warm_up_card(result: Measured) -> Markup | None:
     shown = [row for row in result.candidates if row.warm_up and len(row.warm_up.samples) > 3]
     if not shown:
         return None

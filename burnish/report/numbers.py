@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from burnish.bench import cells
-from burnish.bench.result import BenchResult, CandidateResult
+from burnish.bench.measured import CandidateResult, Measured
 from burnish.measure import duration
 from burnish.report.markup import Markup, join, tag
 from burnish.report.parts import card, colours, swatch, table
@@ -13,7 +13,7 @@ from burnish.report.parts import card, colours, swatch, table
 Column = tuple[str, Callable[[CandidateResult], str]]
 
 
-def numbers_card(result: BenchResult) -> Markup:
+def numbers_card(result: Measured) -> Markup:
     return card(
         "The numbers",
         _table(result, "Time per call", _time_columns(result)),
@@ -25,7 +25,7 @@ def numbers_card(result: BenchResult) -> Markup:
     )
 
 
-def _table(result: BenchResult, caption: str, columns: list[Column]) -> Markup:
+def _table(result: Measured, caption: str, columns: list[Column]) -> Markup:
     """Without columns that say nothing of any candidate."""
     colour = colours(result)
     columns = [column for column in columns if any(column[1](row) != cells.NONE for row in result.candidates)]
@@ -41,7 +41,7 @@ def _table(result: BenchResult, caption: str, columns: list[Column]) -> Markup:
     return table(caption, ["candidate", *(heading for heading, _ in columns)], rows)
 
 
-def _time_columns(result: BenchResult) -> list[Column]:
+def _time_columns(result: Measured) -> list[Column]:
     columns: list[Column] = [
         ("vs eager", lambda row: "failed" if row.failure else cells.speedup(row)),
         ("p50", lambda row: _with_interval(row, "p50")),
@@ -57,7 +57,7 @@ def _time_columns(result: BenchResult) -> list[Column]:
     return columns
 
 
-def _cost_columns(result: BenchResult) -> list[Column]:
+def _cost_columns(result: Measured) -> list[Column]:
     columns: list[Column] = [
         ("cold compile", cells.cold),
         ("warm compile", cells.warm),

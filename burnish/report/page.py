@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import resources
 
-from burnish.bench.result import BenchResult
+from burnish.bench.measured import Measured
 from burnish.report.compiling import compile_card, memory_card, timeline_card
 from burnish.report.findings import breaks_card, checklist_card, failures_card, method_card, noise_card
 from burnish.report.latency import distribution_card, speed_card, tail_card, warm_up_card
@@ -14,7 +14,7 @@ from burnish.report.verdict import verdict_card
 from burnish.report.work import around_card, energy_card, parity_card, work_card
 
 
-def page(result: BenchResult) -> str:
+def page(result: Measured) -> str:
     """The whole file. Sections without anything to show are left out."""
     cards = [
         card(result)
@@ -52,7 +52,7 @@ def page(result: BenchResult) -> str:
     return "<!DOCTYPE html>\n" + tag("html", _head(result), tag("body", body), lang="en") + "\n"
 
 
-def _head(result: BenchResult) -> Markup:
+def _head(result: Measured) -> Markup:
     style = resources.files("burnish.report").joinpath("page.css").read_text(encoding="utf-8")
     # Nothing may be fetched, whatever a model's name or an error's text holds.
     policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -76,7 +76,7 @@ _ICON = (
 )
 
 
-def _header(result: BenchResult) -> Markup:
+def _header(result: Measured) -> Markup:
     machine = result.machine
     where = machine.gpu if result.device == "cuda" else f"{machine.cpu}, {machine.threads} threads"
     day, _, moment = machine.measured.partition("T")

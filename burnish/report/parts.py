@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from burnish.bench.result import BenchResult, CandidateResult
+from burnish.bench.measured import CandidateResult, Measured
 from burnish.report.markup import Markup, Part, tag
 
 _OWN_COLOURS = {"eager": 0, "inductor": 1, "burnish": 2}  # the rest take what is left, in order
 
 
-def colours(result: BenchResult) -> dict[str, int]:
+def colours(result: Measured) -> dict[str, int]:
     """A colour's number for each candidate, the same in every plot and every report."""
     taken: dict[str, int] = {}
     free = iter((3, 4, 5, 6, 7, *range(3, 8)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from burnish.bench import cells
 from burnish.bench.candidates import EAGER
-from burnish.bench.result import BenchResult, CandidateResult
+from burnish.bench.measured import CandidateResult, Measured
 from burnish.measure import duration
 from burnish.report.markup import Markup, tag
 
@@ -17,7 +17,7 @@ _TONES = {
 }
 
 
-def verdict_card(result: BenchResult) -> Markup:
+def verdict_card(result: Measured) -> Markup:
     tone, words = _TONES[result.verdict.kind]
     badges = [tag("span", words, class_="badge")]
     if result.incomplete:
@@ -33,7 +33,7 @@ def verdict_card(result: BenchResult) -> Markup:
     )
 
 
-def _tiles(result: BenchResult) -> list[Markup]:
+def _tiles(result: Measured) -> list[Markup]:
     """The winner's figures; without a winner, those of the fastest compiled candidate."""
     shown = _shown(result)
     eager = next((row for row in result.measured if row.name == EAGER), None)
@@ -53,7 +53,7 @@ def _tiles(result: BenchResult) -> list[Markup]:
     return [tag("div", tag("b", value), tag("span", meaning), class_="tile") for value, meaning in found]
 
 
-def _shown(result: BenchResult) -> CandidateResult | None:
+def _shown(result: Measured) -> CandidateResult | None:
     rivals = [row for row in result.measured if row.speedup is not None]
     named = [row for row in rivals if row.name == result.verdict.winner]
     if named:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from burnish.bench import cells
-from burnish.bench.result import BenchResult, CandidateResult
+from burnish.bench.measured import CandidateResult, Measured
 from burnish.bench.verdict import LEAST_ERROR, WRONG, is_wrong
 from burnish.bench.words import percent
 from burnish.measure import duration
@@ -15,7 +15,7 @@ from burnish.report.parts import Piece, bar, bars, card, colours, swatch
 _TOP = 6
 
 
-def around_card(result: BenchResult) -> Markup | None:
+def around_card(result: Measured) -> Markup | None:
     """Amdahl: how much of a step compiling can touch."""
     share = result.share
     if share is None:
@@ -43,7 +43,7 @@ def around_card(result: BenchResult) -> Markup | None:
     )
 
 
-def work_card(result: BenchResult) -> Markup | None:
+def work_card(result: Measured) -> Markup | None:
     shown = [row for row in result.measured if row.profile and (row.profile.top or row.latency)]
     if not shown:
         return None
@@ -98,7 +98,7 @@ def _whole_call(row: CandidateResult, whole: float, on_gpu: bool) -> str:
     return f"{duration(whole)} under the profiler, {usual} without"
 
 
-def parity_card(result: BenchResult) -> Markup | None:
+def parity_card(result: Measured) -> Markup | None:
     shown = [row for row in result.measured if row.error is not None]
     eager = next((row for row in shown if not row.candidate.compiles), None)
     if eager is None or eager.error is None:
@@ -136,7 +136,7 @@ def parity_card(result: BenchResult) -> Markup | None:
     )
 
 
-def energy_card(result: BenchResult) -> Markup | None:
+def energy_card(result: Measured) -> Markup | None:
     shown = [row for row in result.measured if row.energy and row.energy.joules is not None]
     if not shown:
         return None

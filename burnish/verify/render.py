@@ -11,18 +11,18 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from burnish.verify.result import Check, VerifyResult
+from burnish.verify.findings import Check, Findings
 
 _SOURCE_LINES = 60
 
 
-def as_text(result: VerifyResult) -> str:
+def as_text(result: Findings) -> str:
     out = io.StringIO()
     Console(file=out, width=150, highlight=False, markup=False, color_system=None).print(report(result))
     return out.getvalue().rstrip()
 
 
-def report(result: VerifyResult, full: bool = False) -> RenderableType:
+def report(result: Findings, full: bool = False) -> RenderableType:
     parts: list[RenderableType] = [_table(result.checks, full)] if result.checks else []
     parts += [Text(f"  skipped   {text}", style="dim") for text in result.skipped]
     parts += [Text(f"  note      {text}") for text in result.notes]
@@ -62,7 +62,7 @@ def _row(check: Check, name: str) -> tuple[str, ...]:
     return (check.inputs, check.phase, name, kind, *numbers, told)
 
 
-def _culprit(result: VerifyResult) -> RenderableType:
+def _culprit(result: Findings) -> RenderableType:
     culprit = result.culprit
     assert culprit is not None
     lines = [

@@ -19,11 +19,12 @@ from burnish.options import Options
 from burnish.record import GraphRecord, Run
 from burnish.verify.calls import Argument, Calls, Expected, copied, is_wrong
 from burnish.verify.culprit import Culprit, find_culprit
+from burnish.verify.findings import Check
 from burnish.verify.inputs import SETS, InputSet, NoSuchSet, input_sets
 from burnish.verify.judge import Verdict, judge
 from burnish.verify.reduce import NotReducible, reduced
 from burnish.verify.repro import write_repro
-from burnish.verify.result import Check, VerifyResult
+from burnish.verify.result import VerifyResult
 from burnish.verify.statistics import compare_statistics
 from burnish.verify.subject import Outcome, Phase, Subject
 from burnish.workloads import Inputs

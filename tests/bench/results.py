@@ -10,10 +10,11 @@ from burnish.bench.around import StepShare
 from burnish.bench.candidates import Candidate, parse_candidates
 from burnish.bench.energy import Energy
 from burnish.bench.machine import Machine
+from burnish.bench.measured import Break, CandidateResult, CheckLine, CompileCost
 from burnish.bench.memory import MemoryUse, Timeline
 from burnish.bench.noise import Activity
 from burnish.bench.operators import CallProfile, Operator
-from burnish.bench.result import BenchResult, Break, CandidateResult, CheckLine, CompileCost
+from burnish.bench.result import BenchResult
 from burnish.bench.statistics import Rounds, estimate_of, latency_of, speedup_of, thinned
 from burnish.bench.verdict import break_even, decide
 from burnish.bench.warmup import WarmUp

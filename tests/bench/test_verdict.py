@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from burnish.bench.around import StepShare
-from burnish.bench.result import CompileCost
+from burnish.bench.measured import CompileCost
 from burnish.bench.words import count, seconds_words
 from tests.bench.results import result, row
 
