@@ -10,12 +10,13 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 
 from burnish.codegen.triton_attend import attend_forms, print_attend
+from burnish.codegen.triton_body import NotPrintable
 from burnish.codegen.triton_contract import group_forms, print_contract, print_group
 from burnish.codegen.triton_convolve import convolve_forms, print_convolve
 from burnish.codegen.triton_decode import print_pieces
 from burnish.codegen.triton_group import print_loops
 from burnish.codegen.triton_launch import Launch
-from burnish.codegen.triton_loop import AHEAD, NotPrintable, TritonKernel, forms_of, print_loop
+from burnish.codegen.triton_loop import AHEAD, TritonKernel, forms_of, print_loop
 from burnish.device import REFERENCE, Gpu
 from burnish.ir.expr import Dim
 from burnish.schedule.alike import Nameless, Printable, nameless

@@ -25,8 +25,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from burnish.codegen.triton_body import NotPrintable
 from burnish.codegen.triton_launch import Lane, Launch, Plan, cdiv, power_of_two
-from burnish.codegen.triton_loop import AHEAD, NotPrintable, TritonKernel
+from burnish.codegen.triton_loop import AHEAD, TritonKernel
 from burnish.codegen.triton_scalar import STORED_TYPE
 from burnish.codegen.triton_tile import (
     Tile,

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from burnish.codegen.signature import Signature
 from burnish.codegen.triton_attend import LOG2_E, condition, masked, scores_text
+from burnish.codegen.triton_body import NotPrintable
 from burnish.codegen.triton_launch import Launch, power_of_two
-from burnish.codegen.triton_loop import AHEAD, NotPrintable, TritonKernel
+from burnish.codegen.triton_loop import AHEAD, TritonKernel
 from burnish.codegen.triton_scalar import MEMORY_TYPE, STORED_TYPE
 from burnish.ir.dtypes import DType
 from burnish.ir.reference import UNSEEN

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from burnish.codegen.signature import Signature
+from burnish.codegen.triton_body import NotPrintable
 from burnish.codegen.triton_launch import Launch
-from burnish.codegen.triton_loop import NotPrintable, TritonKernel, printer_for
+from burnish.codegen.triton_loop import TritonKernel, printer_for
 from burnish.device import Gpu
 from burnish.schedule.kernels import LoopGroup
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from burnish.codegen.triton_body import BodyPrinter, NotPrintable
 from burnish.codegen.triton_scalar import (
     VALUE_TYPE,
     combine_text,
@@ -15,14 +15,7 @@ from burnish.ir.body import Apply, Instr, Reduced, Scanned, instr_args
 from burnish.ir.dtypes import DType
 from burnish.schedule.phases import Phases
 
-if TYPE_CHECKING:
-    from burnish.codegen.triton_loop import LoopPrinter
-
 _INT32 = 2**31 - 1
-
-
-class NotPrintable(Exception):
-    """A loop that has no Triton form; the program runs it another way."""
 
 
 class LongRows(Phases):
@@ -30,7 +23,7 @@ class LongRows(Phases):
 
     The sum of exp(x - max(x)) does not wait for the maximum: it is kept relative to the greatest element so far."""
 
-    def __init__(self, printer: LoopPrinter) -> None:
+    def __init__(self, printer: BodyPrinter) -> None:
         self.p = printer
         self.relative = _sums_of_exponentials(printer.loop.body)
         super().__init__(printer.loop)

@@ -5,19 +5,15 @@ Triton would have every lane load its own copy, one element at a time.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from burnish.codegen.triton_body import BodyPrinter
 from burnish.codegen.triton_scalar import load_text
 from burnish.ir.body import Load
 from burnish.ir.expr import Dim, Div, floordiv, mentions, substitute, sym
 
-if TYPE_CHECKING:
-    from burnish.codegen.triton_loop import LoopPrinter
-
 _FEWEST = 8  # neighbours: fewer are not worth another arrangement of the tile
 
 
-def load_for_neighbours(p: LoopPrinter, n: int, load: Load) -> str | None:
+def load_for_neighbours(p: BodyPrinter, n: int, load: Load) -> str | None:
     """A load of one element for each group along the row, repeated for the group; None where it is no such load."""
     lane = p.plan.lanes[-1]
     if p.plan.form != "row" or len(lane.axes) != 1 or load.guard is not None or not p.spans[n] >= {"r"}:

@@ -12,17 +12,15 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TypeGuard
 
+from burnish.codegen.triton_body import BodyPrinter
 from burnish.codegen.triton_scalar import load_text
 from burnish.codegen.triton_shared import shared_by
 from burnish.ir.body import Apply, Const, Instr, Load, Reduced, Store, instr_args
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, coefficient, floordiv, substitute, sym
 from burnish.schedule.vector_loops import is_of_bytes, vector_loads
-
-if TYPE_CHECKING:
-    from burnish.codegen.triton_loop import LoopPrinter
 
 _ACCESS = 16  # bytes that a thread loads at once
 _MOST_TERMS = 16  # of one sum, once it is multiplied out
@@ -45,7 +43,7 @@ class _NoTerms(Exception):
     pass
 
 
-def small_weights(p: LoopPrinter) -> SmallWeights | None:
+def small_weights(p: BodyPrinter) -> SmallWeights | None:
     """The loop's small weights, if it is a vector product whose matrices are of bytes."""
     loop, lane = p.loop, p.plan.lanes[-1]
     if not p.multiplies or len(lane.axes) != 1 or not isinstance(lane.size, int) or not is_of_bytes(loop):
@@ -63,7 +61,7 @@ def small_weights(p: LoopPrinter) -> SmallWeights | None:
 class SmallWeights:
     """How the sums of one loop are printed. `live` are the values that have to be printed for it."""
 
-    def __init__(self, p: LoopPrinter, width: int) -> None:
+    def __init__(self, p: BodyPrinter, width: int) -> None:
         self.p = p
         self.width = width  # neighbours that a thread holds of each row
         self.block = f"{p.plan.lanes[-1].block} // {width}"

@@ -5,18 +5,14 @@ The rows that come next are fetched while the present ones are worked on, so mem
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from burnish.codegen.triton_body import BodyPrinter
 from burnish.ir.body import Const, Load, Store
-
-if TYPE_CHECKING:
-    from burnish.codegen.triton_loop import LoopPrinter
 
 _AHEAD_BY = 3  # rows of which one is worked on and the others are under way
 
 
 class Sweep:
-    def __init__(self, printer: LoopPrinter, ahead: str) -> None:
+    def __init__(self, printer: BodyPrinter, ahead: str) -> None:
         self.p, self.ahead = printer, ahead
         self.totals = [n for n, i in enumerate(printer.body) if isinstance(i, Store) and i.mode == "total"]
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from burnish.codegen.triton import generate
-from burnish.codegen.triton_loop import LoopPrinter, NotPrintable, TritonKernel, print_loop
+from burnish.codegen.triton_body import NotPrintable
+from burnish.codegen.triton_loop import LoopPrinter, TritonKernel, print_loop
 from burnish.ir.body import (
     Apply,
     BodyBuilder,
