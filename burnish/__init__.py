@@ -8,6 +8,8 @@ import types as _types
 from importlib import metadata as _metadata
 from typing import TYPE_CHECKING, Any
 
+from burnish.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from burnish import errors
     from burnish.api import compile, disable, reset, seal, stats
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
     from burnish.stats import Stats
     from burnish.verify import verify
 
-__version__ = "0.1.0"
 __all__ = [
     "Options",
     "Stats",

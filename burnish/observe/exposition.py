@@ -15,6 +15,7 @@ from burnish.observe.prometheus import Family, exposition
 from burnish.observe.registry import all_stats
 from burnish.observe.sinks import dropped_events
 from burnish.stats import Stats
+from burnish.version import __version__
 
 
 def metrics() -> str:
@@ -24,8 +25,6 @@ def metrics() -> str:
 
 
 def _info() -> Family:
-    from burnish import __version__
-
     family = Family("burnish_info", "gauge", "Versions of burnish and torch; always 1.")
     family.add(1, version=__version__, torch=str(torch.__version__))
     return family
