@@ -341,7 +341,8 @@ class _Importer:
             many=many,
         )
         node = self.graph.add(op, inputs, [self._type(v) for v in tensors], name)
-        if effect or torch.Tag.nondeterministic_seeded in target.tags:
+        is_for_effect = effect or not target._schema.returns  # an assertion on values
+        if is_for_effect or torch.Tag.nondeterministic_seeded in target.tags:
             self.graph.effects.append(node)  # a draw nobody reads still advances the generator
         picks = iter(range(len(tensors)))
         results = [self._picked(node, next(picks), v) if isinstance(v, torch.Tensor) else self._value(v) for v in vals]

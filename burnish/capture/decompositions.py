@@ -2,7 +2,7 @@
 
 Tracing a decomposition costs Python time per op in AOTAutograd, and ours are cheaper and keep what a pass can
 recognise, so an op we lower is never decomposed; nor is one that draws random numbers (the draw must stay eager's),
-nor attention (its decomposition is unfused).
+nor attention (its decomposition is unfused), nor what looks at values, which decompositions do not (`max_unpool`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ALSO = frozenset(
     hardswish_backward hardtanh_backward leaky_relu_backward elu_backward softplus
     softplus_backward mish mish_backward log_sigmoid_forward log_sigmoid_backward addcmul addcdiv lerp
     smooth_l1_loss smooth_l1_loss_backward mse_loss mse_loss_backward huber_loss huber_loss_backward
-    binary_cross_entropy binary_cross_entropy_backward upsample_nearest2d_backward glu glu_backward
+    binary_cross_entropy_backward upsample_nearest2d_backward glu glu_backward
     _fused_rms_norm_backward slice_backward select_backward _prelu_kernel _prelu_kernel_backward
     """.split()
 )
@@ -36,6 +36,7 @@ _NEVER = frozenset(
     uniform exponential geometric cauchy log_normal random rrelu_with_noise rrelu_with_noise_functional
     _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward
     scaled_dot_product_attention _scaled_dot_product_attention_math convolution _convolution unfold_backward
+    binary_cross_entropy multilabel_margin_loss_forward max_unpool2d max_unpool3d
     """.split()
 )
 # Taken apart where their operands are of one real type. torch's decomposition takes an integer beside a float16 to

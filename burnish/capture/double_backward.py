@@ -107,11 +107,21 @@ class Replay:
 
     def plain(self, ctx: Any, gradients: Sequence[Any], backward: Callable[[Any], Sequence[Any]]) -> Sequence[Any]:
         """What the program's `backward` makes of the gradients, where autograd does not record it."""
-        self.let_go(ctx)
         missing = self.flow.missing(gradients) if self.flow is not None else []
         if self.flow is None or not missing:
+            self.let_go(ctx)
             return backward(gradients)
-        return self.flow.found(backward(filled(ctx, gradients, missing)), missing)
+        waited_for = self._waited_for(ctx)
+        self.let_go(ctx)
+        return self.flow.found(backward(filled(ctx, gradients, missing)), missing, waited_for)
+
+    def _waited_for(self, ctx: Any) -> frozenset[int] | None:
+        """Inputs with hooks on their gradients; None where the inputs are not here."""
+        if ctx.burnish_tensors is None:
+            return None
+        kept = iter(ctx.burnish_tensors)
+        inputs = [next(kept) if x is _SAVED else x for x in ctx.burnish_inputs]
+        return frozenset(k for k, x in enumerate(inputs) if isinstance(x, torch.Tensor) and _has_hooks(x))
 
     def let_go(self, ctx: Any) -> None:
         """In a backward, before it runs: after it, the inputs are wanted only if the graph is."""
@@ -175,6 +185,10 @@ class Replay:
             return [None] * len(leaves)
         roots, weights = [value for value, _ in pairs], [gradient for _, gradient in pairs]
         return torch.autograd.grad(roots, leaves, weights, create_graph=True, allow_unused=True)
+
+
+def _has_hooks(x: torch.Tensor) -> bool:
+    return bool(x._backward_hooks or x._post_accumulate_grad_hooks)
 
 
 def _base_of(result: torch.Tensor, shape: torch.Size, strides: tuple[int, ...]) -> torch.Tensor:

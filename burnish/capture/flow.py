@@ -31,12 +31,17 @@ class Flow:
     def missing(self, gradients: Sequence[Any]) -> list[int]:
         return [k for k in self.given if gradients[k] is None]
 
-    def found(self, gradients: Sequence[Any], missing: Sequence[int]) -> tuple[Any, ...]:
-        """Of the inputs, without those that were made of nothing."""
+    def found(
+        self, gradients: Sequence[Any], missing: Sequence[int], waited_for: frozenset[int] | None
+    ) -> tuple[Any, ...]:
+        """Of the inputs, without those that were made of nothing; but for those that a hook waits for (None: all of
+        them may be): autograd calls it, and it takes a tensor."""
+        if waited_for is None:
+            return tuple(gradients)
         there = frozenset(self.given) - set(missing)
         return tuple(
-            None if sources is not None and not sources & there else gradient
-            for gradient, sources in zip(gradients, self.sources, strict=True)
+            None if sources is not None and not sources & there and k not in waited_for else gradient
+            for k, (gradient, sources) in enumerate(zip(gradients, self.sources, strict=True))
         )
 
 

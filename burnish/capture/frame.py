@@ -621,7 +621,7 @@ class FrameCompiler:
         others -= len(self.deferred.unused(code)) if self.deferred is not None else 0
         shapes = set_enable_dynamic(self._dynamic) if self._dynamic is not None else contextlib.nullcontext()
         limit = dynamo_config.patch(recompile_limit=dynamo_config.recompile_limit + others)
-        with shapes, limit, _whole_guards(), without_guard_profiling():
+        with shapes, limit, _as_eager_traces(), without_guard_profiling():
             yield
 
     def _give_up(self, error: Exception, frame: Any) -> ConvertFrameReturn:
@@ -682,15 +682,16 @@ def _copying_blocks(frame: Any, regions: Regions, log: CompileLog) -> contextlib
     return copying_blocks(frame, regions, log)
 
 
-def _whole_guards() -> contextlib.AbstractContextManager[None]:
-    """Where gradients are recorded, every guard on every call. Before 2.13 those of parameters are left out while the
-    dict that holds them is as it was, and one that is frozen or thawed is not noticed: it would get no gradient."""
-    if is_at_least(2, 13) or not torch.is_grad_enabled():
-        return contextlib.nullcontext()
-    whole: contextlib.AbstractContextManager[None] = dynamo_config.patch(
-        skip_tensor_guards_with_matching_dict_tags=False
-    )
-    return whole
+def _as_eager_traces() -> contextlib.AbstractContextManager[None]:
+    """An assertion on values is a line of Python's, which raises Python's exception: no operation of the graph's.
+
+    Where gradients are recorded, every guard on every call. Before 2.13 those of parameters are left out while the dict
+    that holds them is as it was, and one that is frozen or thawed is not noticed: it would get no gradient."""
+    changes = {"rewrite_assert_with_torch_assert": False}
+    if not is_at_least(2, 13) and torch.is_grad_enabled():
+        changes["skip_tensor_guards_with_matching_dict_tags"] = False
+    patched: contextlib.AbstractContextManager[None] = dynamo_config.patch(changes)
+    return patched
 
 
 def _limit_reached(function: str) -> CompileError:

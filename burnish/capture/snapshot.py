@@ -218,7 +218,8 @@ def signature(values: dict[str, Any]) -> tuple[Any, ...]:
     return tuple((name, _described(value, left)) for name, value in values.items())
 
 
-def _described(value: Any, left: Iterator[None]) -> Any:
+def _described(value: Any, left: Iterator[None], depth: int = 16) -> Any:
+    """Objects hold each other in circles: not deeper than so, and not more than are `left`."""
     kind = type(value)
     if isinstance(value, torch.Tensor):
         if value.is_nested:
@@ -228,14 +229,16 @@ def _described(value: Any, left: Iterator[None]) -> Any:
         return kind, value.dtype, value.shape, value.stride(), value.device, value.requires_grad
     if kind in _CONSTANTS:
         return kind, repr(value) if kind is float else value  # nan is not equal to itself
-    if kind in (list, tuple) and next(left, 0) is None:
-        return kind, tuple([_described(element, left) for element in value])
-    if kind is dict and next(left, 0) is None:
-        return kind, tuple([(repr(key), _described(element, left)) for key, element in value.items()])
     if isinstance(value, torch.nn.Module):
         return id(value)
+    if depth == 0:
+        return kind, id(value)
+    if kind in (list, tuple) and next(left, 0) is None:
+        return kind, tuple([_described(element, left, depth - 1) for element in value])
+    if kind is dict and next(left, 0) is None:
+        return kind, tuple([(repr(key), _described(element, left, depth - 1)) for key, element in value.items()])
     if _has_plain_state(kind) and next(left, 0) is None:
-        return kind, _described(value.__dict__, left) if len(value.__dict__) < 64 else id(value)
+        return kind, _described(value.__dict__, left, depth - 1) if len(value.__dict__) < 64 else id(value)
     return kind, id(value)
 
 

@@ -18,6 +18,8 @@ NAMES = (
     PrivateName("torch.Tensor._version", "whether a tensor was written to"),
     PrivateName("torch.Tensor._is_view", "whether it is a view"),
     PrivateName("torch.Tensor._base", "what it is a view of"),
+    PrivateName("torch.Tensor._backward_hooks", "whether somebody waits for its gradient"),
+    PrivateName("torch.Tensor._post_accumulate_grad_hooks", "whether somebody waits until it has a gradient"),
     PrivateName("torch.Tensor._is_zerotensor", "whether it stands for zeros that lie in no memory"),
     PrivateName(
         "torch.Tensor._cdata", "where the C++ tensor is", fallback="the host's part of a call is done in Python"

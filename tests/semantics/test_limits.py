@@ -354,3 +354,58 @@ def test_anomaly_mode_finds_what_eager_does():
             result = call(x).sum()
             with pytest.raises(RuntimeError, match="nan"):
                 result.backward()
+
+
+def _asserts(x):
+    assert x.sum() > 0, "not positive"
+    return x + 1
+
+
+# What looks at values, with arguments that it takes and such as it refuses.
+CHECKED = {
+    "assert": (_asserts, lambda: (torch.ones(3),), lambda: (-torch.ones(3),)),
+    "one_hot": (
+        lambda i: torch.nn.functional.one_hot(i, 5),
+        lambda: (torch.tensor([0, 4]),),
+        lambda: (torch.tensor([0, 9]),),
+    ),
+    "binary_cross_entropy": (
+        lambda x: torch.nn.functional.binary_cross_entropy(x, torch.ones_like(x)),
+        lambda: (torch.full((4,), 0.5),),
+        lambda: (torch.full((4,), 2.0),),
+    ),
+    "max_unpool1d": (
+        lambda x, i: torch.nn.functional.max_unpool1d(x, i, 2),
+        lambda: (torch.ones(1, 1, 2), torch.tensor([[[0, 2]]])),
+        lambda: (torch.ones(1, 1, 2), torch.tensor([[[0, -1]]])),
+    ),
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"gate": False, "verify": "off"}], ids=["judged", "forced"])
+@pytest.mark.parametrize("name", CHECKED)
+def test_what_looks_at_values_refuses_what_eager_refuses(name, options):
+    function, good, bad = CHECKED[name]
+    compiled = burnish.compile(function, **options)
+    with pytest.raises(Exception) as theirs:
+        function(*bad())
+    for _ in range(2):
+        torch.testing.assert_close(compiled(*good()), function(*good()))
+        with pytest.raises(theirs.type, match=str(theirs.value)[:20]):
+            compiled(*bad())
+
+
+class _Ring:
+    """Holds itself."""
+
+    def __init__(self):
+        self.next, self.items, self.weight = self, [self], torch.ones(2)
+
+
+def test_objects_that_hold_each_other():
+    def function(ring, x):
+        torch._dynamo.graph_break()
+        return ring.next.weight * x
+
+    compiled = burnish.compile(lambda x: function(_Ring(), x), gate=False, verify="off")
+    assert torch.equal(compiled(torch.ones(2)), torch.ones(2))

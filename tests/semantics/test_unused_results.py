@@ -133,4 +133,14 @@ def test_what_gradients_are_made_of() -> None:
 def test_gradients_without_sources_are_taken_back() -> None:
     flow = Flow((0, 2), (frozenset({0}), frozenset({2}), None))
     assert flow.missing([None, None, 1.0]) == [0]
-    assert flow.found([1.0, 2.0, 3.0], [0]) == (None, 2.0, 3.0)
+    assert flow.found([1.0, 2.0, 3.0], [0], frozenset()) == (None, 2.0, 3.0)
+    assert flow.found([1.0, 2.0, 3.0], [0], frozenset({0})) == flow.found([1.0, 2.0, 3.0], [0], None) == (1.0, 2.0, 3.0)
+
+
+@pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_a_hook_on_what_no_loss_depends_on_is_given_a_tensor(register: str) -> None:
+    model, seen = TwoHeads(), list[Any]()
+    getattr(model.second.weight, register)(seen.append)
+    burnish.compile(model, options=FORCED)(torch.randn(5, 8))[0].sum().backward()
+    assert all(isinstance(x, torch.Tensor) for x in seen)
+    assert model.second.bias.grad is None
