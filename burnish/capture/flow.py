@@ -95,6 +95,14 @@ def flow_of(metadata: Any, sources: Sources, tangents: int) -> Flow | None:
 
 
 def _has_tangent(info: Any) -> bool:
-    is_tensor = isinstance(info.raw_type, type) and issubclass(info.raw_type, torch.Tensor)
-    needs = getattr(info, "requires_grad_for_backward", info.requires_grad)
-    return is_tensor and needs and info.output_type.name in _WITH_TANGENT
+    return is_tensor(info) and needs_gradient(info) and info.output_type.name in _WITH_TANGENT
+
+
+def is_tensor(info: Any) -> bool:
+    """Whether a result is one, of which this is AOTAutograd's information."""
+    return isinstance(info.raw_type, type) and issubclass(info.raw_type, torch.Tensor)
+
+
+def needs_gradient(info: Any) -> bool:
+    """Whether the backward is given that of a result."""
+    return bool(getattr(info, "requires_grad_for_backward", info.requires_grad))

@@ -13,22 +13,12 @@ from burnish.codegen.signature import Signature
 from burnish.codegen.triton_body import BodyPrinter
 from burnish.codegen.triton_launch import LONGEST_ROW, Launch, Plan, loop_forms, plan
 from burnish.codegen.triton_long import LongRows
-from burnish.codegen.triton_scalar import (
-    reduce_text,
-)
+from burnish.codegen.triton_scalar import reduce_text
 from burnish.codegen.triton_shared import load_for_neighbours
 from burnish.codegen.triton_small import small_weights
 from burnish.codegen.triton_sweep import Sweep
 from burnish.device import REFERENCE, Gpu
-from burnish.ir.body import (
-    Apply,
-    Instr,
-    Load,
-    Loop,
-    Reduced,
-    Store,
-    value_refs,
-)
+from burnish.ir.body import Apply, Instr, Load, Loop, Reduced, Store, value_refs
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, coefficient
 from burnish.schedule.axes import normalise

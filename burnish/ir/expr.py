@@ -236,9 +236,6 @@ def is_less(a: Dim, b: Dim) -> bool:
     return top is not None and is_nonneg(b - top - 1)
 
 
-# --- division ---------------------------------------------------------------------------------------------------
-
-
 def steps_over(steps: Iterable[tuple[Dim, Dim]]) -> bool:
     """Whether each step goes beyond all that those before it reach. They come with their counts, narrowest first."""
     reach: Dim = 0
@@ -247,6 +244,9 @@ def steps_over(steps: Iterable[tuple[Dim, Dim]]) -> bool:
             return False
         reach = reach + step * (count - 1)
     return True
+
+
+# --- division ---------------------------------------------------------------------------------------------------
 
 
 def _divide_terms(x: Dim, den: Dim) -> tuple[Dim, Dim]:

@@ -12,21 +12,25 @@ from burnish.errors import CompileError
 NORM = torch.ops.aten.linalg_vector_norm.default
 
 
-def reduced(args: tuple[object, ...], traced: tuple[int, ...]) -> None:
+def refusal(args: tuple[object, ...], traced: tuple[int, ...]) -> str:
+    """Of a norm that is traced so; empty where it is taken."""
     graph = fx.Graph()
     x = graph.placeholder("x")
     x.meta["val"] = torch.empty(1, 1, 2)
-    require_true_rank(graph.call_function(NORM, (x, *args)), NORM, torch.empty(traced))
+    try:
+        require_true_rank(graph.call_function(NORM, (x, *args)), NORM, torch.empty(traced))
+    except CompileError as error:
+        return str(error)
+    return ""
 
 
 @pytest.mark.parametrize("args", [(3, [-3]), (3, [0], False)], ids=str)
 def test_a_dimension_too_many(args):
-    with pytest.raises(CompileError, match="other sizes"):
-        reduced(args, (1, 1, 2))
+    assert "other sizes" in refusal(args, (1, 1, 2))
 
 
 @pytest.mark.parametrize(
     ("args", "traced"), [((3, [-3]), (1, 2)), ((3, [-3], True), (1, 1, 2)), ((3, []), (1, 1, 2)), ((3,), ())], ids=str
 )
 def test_as_eager_returns_it(args, traced):
-    reduced(args, traced)  # raises nothing
+    assert refusal(args, traced) == ""

@@ -15,7 +15,7 @@ from torch import fx
 
 from burnish.capture.calls import in_memory
 from burnish.capture.double_backward import Replay, own_tensors
-from burnish.capture.flow import Flow
+from burnish.capture.flow import Flow, is_tensor, needs_gradient
 from burnish.capture.warm import NotWarm
 from burnish.runtime.program import restrided
 
@@ -41,20 +41,15 @@ def training_layout(
     """`metadata` is AOTAutograd's; gradients depend on the `decisive` inputs. Raises NotWarm."""
     _require_plain(metadata)
     outputs = metadata.output_info
-    needs = [getattr(info, "requires_grad_for_backward", info.requires_grad) for info in outputs]
-    tangents = tuple(i for i, needed in enumerate(needs) if needed)
+    tangents = tuple(i for i, info in enumerate(outputs) if needs_gradient(info))
     given = [node.meta.get("val") for node in backward.graph.find_nodes(op="placeholder")]
     given = given[len(given) - len(tangents) :] if tangents else []
     if not all(isinstance(x, torch.Tensor) and all(type(d) is int for d in (*x.shape, *x.stride())) for x in given):
         raise NotWarm("the sizes of gradients are only known later")
-    constant = tuple(i for i, info in enumerate(outputs) if not info.requires_grad and _is_tensor(info))
+    constant = tuple(i for i, info in enumerate(outputs) if not info.requires_grad and is_tensor(info))
     shapes, strides = tuple(tuple(x.shape) for x in given), tuple(tuple(x.stride()) for x in given)
     returned, inputs = metadata.num_forward_returns, tuple(sorted(decisive))
     return TrainingLayout(returned, constant, tangents, shapes, strides, inputs, flow)
-
-
-def _is_tensor(info: Any) -> bool:
-    return isinstance(info.raw_type, type) and issubclass(info.raw_type, torch.Tensor)
 
 
 def _require_plain(metadata: Any) -> None:
