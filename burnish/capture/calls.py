@@ -21,6 +21,12 @@ def spelling(target: Any) -> str:
     return f"torch.ops.{target._schema.name.replace('::', '.')}.{target._overloadname}"
 
 
+def mutates(node: fx.Node) -> bool:
+    """Whether an operation writes to something that it is given."""
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and schema.is_mutable
+
+
 def blank_like(x: torch.Tensor) -> torch.Tensor:
     """Memory of its own with x's form and bits."""
     return with_bits_of(x, torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device))

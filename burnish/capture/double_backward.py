@@ -16,18 +16,20 @@ not look at them, and whoever changes one in place in the meantime, which eager 
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import fx
 
+from burnish.capture.backwards import leaving_out
 from burnish.capture.calls import in_memory
 from burnish.capture.flow import Flow, filled
+from burnish.capture.saved_for_backward import Layout, OwnTensors, State, Turn
 from burnish.capture.saved_tensors import hooks_are_active
 from burnish.capture.snapshot import autocast_state
-from burnish.runtime.program import restrided
 from burnish.torch_private.aot import get_current_graph_task_keep_graph
 from burnish.torch_private.dynamo import FrameAction, FrameExecStrategy, set_code_exec_strategy
 from burnish.torch_private.patches import noticing_functions
@@ -66,7 +68,8 @@ def returns_of(metadata: Any) -> Returns:
 class Replay:
     """A graph in eager, run again on a forward's inputs. `written` are inputs that a call changes; of those in `needed`
     it also reads what they held before. On inputs that are not `decisive` no gradient depends (None: not known).
-    `flow` says which gradients there are none of (None: not known, and those are zeros)."""
+    `flow` says which gradients there are none of (None: not known, and those are zeros), `leaves_out` whether there is
+    a program that leaves these tangents out (None: there always is)."""
 
     graph: Callable[..., Any]
     returns: Returns
@@ -75,6 +78,8 @@ class Replay:
     draws: bool = False
     decisive: frozenset[int] | None = None
     flow: Flow | None = None
+    leaves_out: Callable[[frozenset[int]], bool] | None = None
+    turns: dict[Any, Turn | None] = field(default_factory=dict, compare=False)  # by what is left out, and was before
 
     def hold(self, ctx: Any, args: Sequence[Any]) -> None:
         """Before the forward: what its inputs and the state of the thread are."""
@@ -95,33 +100,56 @@ class Replay:
         tensors = ctx.burnish_tensors
         bases = self.returns.bases
         ctx.burnish_bases = [(x.shape, x.stride()) for x in results[len(results) - len(bases) :]] if bases else ()
-        ctx.burnish_own = None
         if not hooks_are_active():
-            ctx.burnish_states = [_State.of(x) for x in tensors]
+            ctx.burnish_own = OwnTensors(None)
+            ctx.burnish_states = [State.of(x) for x in tensors]
             return
         own = tuple(ctx.to_save or ())
-        ctx.burnish_tensors = None  # autograd has them from now on
-        ctx.burnish_own = len(own)
-        ctx.burnish_layouts = [_Layout.of(x) for x in own]
+        ctx.burnish_own = OwnTensors([Layout.of(x) for x in own])
+        ctx.burnish_tensors, ctx.burnish_states = None, None  # autograd has them from now on
+        ctx.burnish_seen = [weakref.ref(x) for x in tensors]
         ctx.save_for_backward(*own, *tensors)
 
     def plain(self, ctx: Any, gradients: Sequence[Any], backward: Callable[[Any], Sequence[Any]]) -> Sequence[Any]:
         """What the program's `backward` makes of the gradients, where autograd does not record it."""
         missing = self.flow.missing(gradients) if self.flow is not None else []
         if self.flow is None or not missing:
+            ctx.burnish_own.turn = None
             self.let_go(ctx)
             return backward(gradients)
+        left_out = self.flow.left_out(missing)
         waited_for = self._waited_for(ctx)
-        self.let_go(ctx)
-        return self.flow.found(backward(filled(ctx, gradients, missing)), missing, waited_for)
+        if self.leaves_out is not None and not self.leaves_out(left_out):
+            found = [None if x is None else x.detach() for x in self.gradients(ctx, gradients)]
+            return self.flow.found(found, left_out, waited_for)
+        own: OwnTensors = ctx.burnish_own
+        own.turn = turn = self._turn(left_out, own.open)
+        if turn is None or not turn.later:
+            self.let_go(ctx)
+        with leaving_out(left_out):
+            return self.flow.found(backward(filled(ctx, gradients, missing)), left_out, waited_for)
 
-    def _waited_for(self, ctx: Any) -> frozenset[int] | None:
-        """Inputs with hooks on their gradients; None where the inputs are not here."""
-        if ctx.burnish_tensors is None:
-            return None
-        kept = iter(ctx.burnish_tensors)
-        inputs = [next(kept) if x is _SAVED else x for x in ctx.burnish_inputs]
-        return frozenset(k for k, x in enumerate(inputs) if isinstance(x, torch.Tensor) and _has_hooks(x))
+    def _turn(self, left_out: frozenset[int], still_open: frozenset[int] | None) -> Turn | None:
+        """None where all that was saved is read, as ever."""
+        key = left_out, still_open
+        if key not in self.turns:
+            self.turns[key] = self._turn_of(left_out, still_open)
+        return self.turns[key]
+
+    def _turn_of(self, left_out: frozenset[int], still_open: frozenset[int] | None) -> Turn | None:
+        assert self.flow is not None
+        tangents = frozenset(range(len(self.flow.given)))
+        read, everything = self.flow.saved_for(tangents - left_out), self.flow.saved_for(tangents)
+        rest = self.flow.apart(left_out) & (tangents if still_open is None else still_open)
+        later = self.flow.saved_for(rest)
+        is_as_ever = read is None or later is None or (still_open is None and not later and read == everything)
+        return None if is_as_ever or read is None or later is None else Turn(read, later, rest)
+
+    def _waited_for(self, ctx: Any) -> dict[int, torch.Tensor]:
+        """Inputs with hooks on their gradients."""
+        kept = iter([x() for x in ctx.burnish_seen] if ctx.burnish_states is None else ctx.burnish_tensors or ())
+        inputs = [next(kept, None) if x is _SAVED else x for x in ctx.burnish_inputs]
+        return {k: x for k, x in enumerate(inputs) if isinstance(x, torch.Tensor) and _has_hooks(x)}
 
     def let_go(self, ctx: Any) -> None:
         """In a backward, before it runs: after it, the inputs are wanted only if the graph is."""
@@ -129,8 +157,9 @@ class Replay:
             ctx.burnish_tensors = None
 
     def _inputs(self, ctx: Any) -> list[Any]:
-        if ctx.burnish_own is not None:
-            saved = iter(ctx.saved_tensors[ctx.burnish_own :])
+        if ctx.burnish_states is None:
+            everything = ctx.saved_tensors
+            saved = iter(everything[len(everything) - len(ctx.burnish_seen) :])
         else:
             saved = self._unchanged(ctx)
         return [next(saved) if x is _SAVED else x for x in ctx.burnish_inputs]
@@ -215,55 +244,10 @@ def _drawing_again(before: RandomState | None, inputs: Sequence[Any]) -> Iterato
 # -- AOTAutograd's function ---------------------------------------------------------------------------------------
 
 
-class _State(NamedTuple):
-    """An input's, when a forward has read it."""
-
-    version: int | None  # inference tensors have none
-    shape: torch.Size
-
-    @staticmethod
-    def of(x: torch.Tensor) -> _State:
-        return _State(None if x.is_inference() else x._version, x.shape)
-
-    def still_of(self, x: torch.Tensor) -> bool:
-        return self == _State.of(x)
-
-    def changed(self, x: torch.Tensor) -> str:
-        """As autograd says it."""
-        told = f"[{x.type()} {list(x.shape)}] is at version {_State.of(x).version}; expected version {self.version}"
-        return (
-            "one of the variables needed for gradient computation has been modified by an inplace operation: "
-            f"{told} instead."
-        )
-
-
-@dataclass(frozen=True)
-class _Layout:
-    """How a program has saved a tensor, and wants it back: a hook on saved tensors may give back another."""
-
-    dtype: torch.dtype
-    device: torch.device
-    shape: torch.Size
-    strides: tuple[int, ...]
-
-    @staticmethod
-    def of(x: torch.Tensor) -> _Layout:
-        return _Layout(x.dtype, x.device, x.shape, x.stride())
-
-    def restored(self, x: torch.Tensor) -> torch.Tensor:
-        x = x.to(self.device, self.dtype)
-        if x.shape != self.shape:
-            raise RuntimeError(f"a hook on saved tensors gave {list(x.shape)} back for {list(self.shape)}")
-        return restrided(x, self.shape, self.strides)
-
-
 def own_tensors(ctx: Any) -> tuple[Any, ...]:
     """What the program has saved, as it did."""
-    own: tuple[Any, ...] = ctx.saved_tensors
-    if ctx.burnish_own is None:
-        return own
-    own = own[: ctx.burnish_own]
-    return tuple(layout.restored(x) for layout, x in zip(ctx.burnish_layouts, own, strict=True))
+    own: OwnTensors = ctx.burnish_own
+    return own.of(ctx, goes_on=get_current_graph_task_keep_graph())
 
 
 class _WithoutInputs:

@@ -32,12 +32,14 @@ from burnish.capture.as_in_eager import (
 from burnish.capture.assume import apart, counts_from_storage
 from burnish.capture.aten import require_known_views, require_whole_windows
 from burnish.capture.awaken import awaken
+from burnish.capture.backwards import Backwards, LeftOut, Part, left_out_now
+from burnish.capture.calls import mutates
 from burnish.capture.checkpoints import drawing_alike_in_checkpoints
 from burnish.capture.diagnosis import CONTROL_FLOW, serve_eager
 from burnish.capture.double_backward import Replay, Returns, differentiable_twice, inputs_read, returns_of
 from burnish.capture.eager_only import tell
 from burnish.capture.facts import coarsest_type, draws_random_numbers, graph_facts
-from burnish.capture.flow import Flow, Sources, flow_of, sources_of
+from burnish.capture.flow import Behind, Flow, behind, flow_of
 from burnish.capture.host import host_if_built, host_library
 from burnish.capture.partition import partition, save_copies
 from burnish.capture.piecewise import PiecewiseGraph
@@ -134,7 +136,7 @@ def make_backend(options: Options, log: CompileLog) -> Backend:
             engines,
             direct=capture.direct,
             compile_seconds=time.perf_counter() - start,
-            has_backward=lambda: capture.has_backward,
+            backward_without=lambda: capture.backward_without,
             verdicts=capture.verdicts(graph, facts) if "burnish" in engines else None,
             ready=capture.ready,
             before_trial=waking.end if waking is not None else None,
@@ -159,7 +161,7 @@ def new_variant(
     *,
     direct: Program | None,
     compile_seconds: float,
-    has_backward: Callable[[], bool],
+    backward_without: Callable[[], frozenset[int] | None],
     verdicts: Verdicts | None = None,
     ready: Callable[[], object] = lambda: None,
     before_trial: Callable[[], object] | None = None,
@@ -174,7 +176,7 @@ def new_variant(
         Policy(options.verify != "off", options.gate, options.sample, options.fault),
         direct=direct,
         compile_seconds=compile_seconds,
-        has_backward=has_backward,
+        backward_without=backward_without,
         listener=Diary(log, name),
         timed=(lambda engine, call: log.histogram(name, engine).timed(call)) if options.latency else None,
         verdicts=verdicts,
@@ -233,12 +235,13 @@ class _Capture:
         self._written: frozenset[int] = frozenset()
         self._needed: frozenset[int] = frozenset()  # of those, whose contents the graph reads
         self._decisive: frozenset[int] | None = None  # of all inputs, those that gradients depend on
-        self._made_of: tuple[Sources, int] = (), 0  # what gradients are made of, and of how many tangents
+        self._behind: Behind | None = None  # the tangents
         self._flow: Flow | None = None
         self.direct: Program | None = None  # set when nothing of AOTAutograd is needed at run time
         self.variant: Callable[[], Variant | None] = lambda: None  # set when there is one
         self.ready: Callable[[], object] = lambda: None  # waits for what a first call would have to wait for
-        self.has_backward = False  # AOTAutograd compiles it when it is first wanted
+        # Results that the loss left out with which the backward was first wanted; it is compiled then.
+        self.backward_without: frozenset[int] | None = None
         self._metadata: Any = None
         self._kind: GraphKind = "inference"
         self._draws = False
@@ -331,7 +334,20 @@ class _Capture:
         def compile_training(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Program:
             return self._program(kind, gm, example_inputs)
 
-        return compile_training
+        return compile_training if kind == "forward" else self._backwards
+
+    def _backwards(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Program:
+        """AOTAutograd asks for it in the first backward, by which time it is known what that leaves out."""
+
+        def make(part: Part) -> Program:
+            inputs = [example_inputs[k] for k in part.inputs]
+            keep = partial(self._warm.keep_backward, gm, part)
+            return self._program("backward", part.graph, inputs, keep, part.left_out)
+
+        backwards = Backwards(lambda args: gm, make)
+        backwards.prepare(example_inputs)
+        self.backward_without = self._flow.results(left_out_now()) if self._flow is not None else frozenset()
+        return backwards
 
     def _inference_compiler(self, plain_inputs: int | None) -> GraphCompiler:
         # AOTAutograd keeps this function: it must not hold the inputs, or the weights would outlive their model.
@@ -345,11 +361,19 @@ class _Capture:
 
         return compile_inference
 
-    def _program(self, kind: Kind, graph: fx.GraphModule, inputs: Sequence[Any]) -> Program:
+    def _program(
+        self,
+        kind: Kind,
+        graph: fx.GraphModule,
+        inputs: Sequence[Any],
+        keep: Callable[[bytes], None] | None = None,
+        left_out: LeftOut = frozenset(),
+    ) -> Program:
         static = frozenset() if kind == "backward" else _static_inputs()
         returned = _returned() if kind == "forward" else None
         self._note(kind, graph)
         metadata, waits = self._metadata, list[Wait]()
+        keep = keep or partial(self._warm.keep, kind, graph, static, metadata, self._flow)
         try:
             from burnish.pipeline import compile_graph
 
@@ -369,7 +393,7 @@ class _Capture:
                     log=self.log,
                     static_inputs=static,
                     returned=returned,
-                    keep=lambda data: self._warm.keep(kind, data, graph, static, metadata, self._flow),
+                    keep=keep,
                     later=waits.append if can_wait() and kind != "backward" else None,
                 )
         except CONTROL_FLOW:
@@ -380,13 +404,13 @@ class _Capture:
             serve_eager(self.log, "pipeline", error)
             if kind != "backward":
                 raise _Abandoned from error
-            return _boxed(_traced_graph(graph))  # its forward may be running already, and saved tensors for it
+            return boxed(traced_graph(graph))  # its forward may be running already, and saved tensors for it
         if kind != "backward":
             self.ready = getattr(program, "ready", self.ready)
         self.log.compiled(kind)
         for wait in waits:
             wait_last(partial(self._wait_for_kernels, kind, wait))
-        return self._watched(program, graph) if kind == "backward" else _marked(program)
+        return self._watched(program, graph, left_out) if kind == "backward" else _marked(program)
 
     def _wait_for_kernels(self, kind: Kind, wait: Wait) -> None:
         try:
@@ -417,45 +441,38 @@ class _Capture:
         # What the inputs that change outside the graph are to become comes first.
         self._needed = self._written & inputs_read(graph, len(self._returns.changed))
         self._decisive = inputs_read(graph, metadata.num_forward_returns)
-        self._flow = flow_of(metadata, *self._made_of)
+        self._flow = flow_of(metadata, self._behind) if self._behind is not None else None
 
     def _partition(
         self, joint: fx.GraphModule, joint_inputs: Sequence[Any], *, num_fwd_outputs: int, **arguments: Any
     ) -> tuple[fx.GraphModule, ...]:
         put_back(joint)
-        inputs, tangents = joint_inputs
-        self._made_of = sources_of(joint.graph, len(inputs), num_fwd_outputs), len(tangents)
         forward, backward = partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **arguments)
         # AOTAutograd has a copy compiled and needs the other no more. Each graph module has a class of its own.
         type(backward).__deepcopy__ = _itself  # type: ignore[method-assign, assignment]
+        self._behind = behind(backward.graph)
         return forward, backward
 
-    def _watched(self, program: Program, graph: fx.GraphModule) -> Program:
-        self.has_backward = True
+    def _watched(self, program: Program, graph: fx.GraphModule, left_out: LeftOut) -> Program:
         self._warm.backward_is_there(self._coarsest)
         draws = any(map(draws_random_numbers, graph.graph.nodes))
-        mutates = any(map(_mutates, graph.graph.nodes))
-        judged = mutates or self.options.verify == "off"  # what cannot be run twice is trusted
+        # What cannot be run twice is trusted.
+        judged = self.options.verify == "off" or any(map(mutates, graph.graph.nodes))
         return WatchedBackward(
             program,
-            _traced_graph(graph),
+            traced_graph(graph),
             self._roll_back,
             judged=judged,
             draws=draws,
             coarsest=self._coarsest,
             piecewise=None if judged else _piecewise(graph),
-            verdicts=self._warm.backward_verdicts(),
+            verdicts=self._warm.backward_verdicts(left_out),
             spent=partial(self.log.add_seconds, "gate"),
         )
 
     def _roll_back(self, failure: Failure) -> None:
         if (variant := self.variant()) is not None:
             variant.roll_back(failure)
-
-
-def _mutates(node: fx.Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and schema.is_mutable
 
 
 def _itself(graph: fx.GraphModule, memo: Any) -> fx.GraphModule:
@@ -533,7 +550,7 @@ def unboxed(program: Program) -> Callable[..., Sequence[Any]]:
     return run
 
 
-def _boxed(function: Callable[..., Any]) -> Program:
+def boxed(function: Callable[..., Any]) -> Program:
     def run(args: list[Any]) -> Sequence[Any]:
         inputs = tuple(args)
         args.clear()
@@ -591,7 +608,7 @@ def _left_if_it_raises() -> Iterator[None]:
             raise
 
 
-def _traced_graph(graph: fx.GraphModule) -> Callable[..., Any]:
+def traced_graph(graph: fx.GraphModule) -> Callable[..., Any]:
     """The ops of a graph that AOTAutograd made."""
     return without_autocast(eager_graph(graph))
 

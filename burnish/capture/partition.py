@@ -13,7 +13,7 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from burnish.capture.calls import memory_of_node
+from burnish.capture.calls import memory_of_node, mutates
 from burnish.torch_private.aot import config as functorch_config
 from burnish.torch_private.aot import min_cut_rematerialization_partition
 from burnish.torch_private.operators import OpOverload
@@ -229,7 +229,7 @@ def _last_placeholder(graph: fx.Graph) -> fx.Node:
 def merge_repeats(graph: fx.Graph) -> int:
     """Compute once what the graph computes twice. Returns how many nodes went."""
     nodes = list(graph.nodes)
-    if any(_mutates(node) for node in nodes):
+    if any(map(mutates, nodes)):
         return 0  # two reads of one tensor may see different values
     escaping = _escaping(graph)
     first: dict[Any, fx.Node] = {}
@@ -247,10 +247,6 @@ def merge_repeats(graph: fx.Graph) -> int:
             graph.erase_node(node)
             merged += 1
     return merged
-
-
-def _mutates(node: fx.Node) -> bool:
-    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
 
 
 def _is_pure(node: fx.Node) -> bool:

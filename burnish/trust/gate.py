@@ -87,6 +87,7 @@ class Gate:
         compare: bool,
         race: bool,
         backward: bool = False,
+        left_out: frozenset[int] = frozenset(),
         strict: bool = True,
         again: bool = False,
         compile_seconds: float,
@@ -102,6 +103,7 @@ class Gate:
         self.compare = compare
         self.race = race
         self.backward = backward  # of a training graph: whether to run it, too
+        self.left_out = left_out  # results that losses make no use of
         self.strict = strict  # whether float64 is asked about little, too, at several times the cost of a call
         self.again = again  # everybody has run before
         self.compile_seconds = compile_seconds
@@ -230,7 +232,7 @@ class Gate:
     def _rig(self, args: Sequence[Any]) -> Rig:
         if self.facts.unjudgeable:
             raise CannotCopy(self.facts.unjudgeable)
-        return Rig(self.facts, args, backward=self.backward, repeats=self.race)
+        return Rig(self.facts, args, backward=self.backward, left_out=self.left_out, repeats=self.race)
 
     def _timed(self, rig: Rig, run: Callable[[Call], tuple[Any, Results]], call: Call) -> tuple[Any, Results, float]:
         rig.synchronise()  # what the caller has queued before is nobody's time

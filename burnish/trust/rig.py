@@ -54,11 +54,21 @@ class GraphFacts:
 class Rig:
     """Runs a graph beside the real call: same inputs, same random numbers, nothing of the caller's changed."""
 
-    def __init__(self, facts: GraphFacts, args: Sequence[Any], *, backward: bool, repeats: bool) -> None:
-        """`repeats`: runs that are compared may be followed by others."""
+    def __init__(
+        self,
+        facts: GraphFacts,
+        args: Sequence[Any],
+        *,
+        backward: bool,
+        left_out: frozenset[int] = frozenset(),
+        repeats: bool,
+    ) -> None:
+        """A backward is that of a loss that leaves these results out. `repeats`: runs that are compared may be followed
+        by others."""
         self.facts = facts
         self.training = facts.kind == "training"
         self.backward = backward
+        self.left_out = left_out
         self.inputs = SideInputs(args, facts.changed, detached=self.training)
         # A forward that changes nothing can be the caller's own, if it is right. Not with hooks on what it saves: what
         # they raise is the caller's, and no failure.
@@ -101,7 +111,7 @@ class Rig:
             raw = call(*args)
             results = _tensors(raw)
             self.returned = len(results)
-            gradients = self._gradients(results, args) if self.backward else []
+            gradients = self._gradients(raw, args) if self.backward else []
         found = [x.detach() for x in (*results, *gradients, *self.inputs.changed(args))]
         if self.eagers_is_real:
             return raw, found
@@ -126,10 +136,11 @@ class Rig:
         args = self.inputs.take()
         self.same_numbers()
         with self._isolated():
-            results = _tensors(call(*args))
+            raw = call(*args)
+            results = _tensors(raw)
             for index, result in enumerate(results):
                 handed(index, result.detach())
-            roots, leaves = _roots(results), _leaves(args)
+            roots, leaves = self._roots(raw), _leaves(args)
             for index, leaf in enumerate(leaves, len(results)):
                 leaf.register_hook(partial(_handed_gradient, handed, index))
             if roots and leaves:
@@ -141,8 +152,13 @@ class Rig:
             self._cotangents = [_random_like(x, seed) for seed, x in enumerate(roots)]
         return [w.to(x.dtype) for w, x in zip(self._cotangents, roots, strict=True)]
 
-    def _gradients(self, results: Results, args: Sequence[Any]) -> Results:
-        roots = _roots(results)
+    def _roots(self, raw: Any) -> Results:
+        """A view made under no_grad requires a gradient as its base does, and has no history to find one by."""
+        used = [x for k, x in enumerate(_listed(raw)) if k not in self.left_out and isinstance(x, torch.Tensor)]
+        return [x for x in used if x.requires_grad and (x.grad_fn is not None or not x._is_view())]
+
+    def _gradients(self, raw: Any, args: Sequence[Any]) -> Results:
+        roots = self._roots(raw)
         leaves = _leaves(args)
         if not roots or not leaves:
             return []
@@ -183,7 +199,7 @@ class Rig:
     def _step(self, call: Call, args: Sequence[Any], whole: bool) -> None:
         raw = call(*args)
         if self.backward and whole:
-            self._gradients(_tensors(raw), args)
+            self._gradients(raw, args)
 
     @property
     def on_cuda(self) -> bool:
@@ -194,13 +210,12 @@ class Rig:
             wait_for_stream(device)
 
 
+def _listed(raw: Any) -> Sequence[Any]:
+    return raw if isinstance(raw, (tuple, list)) else (raw,)
+
+
 def _tensors(raw: Any) -> Results:
-    return [x for x in (raw if isinstance(raw, (tuple, list)) else (raw,)) if isinstance(x, torch.Tensor)]
-
-
-def _roots(results: Results) -> Results:
-    """A view made under no_grad requires a gradient as its base does, and has no history to find one by."""
-    return [x for x in results if x.requires_grad and (x.grad_fn is not None or not x._is_view())]
+    return [x for x in _listed(raw) if isinstance(x, torch.Tensor)]
 
 
 def _leaves(args: Sequence[Any]) -> Results:

@@ -97,7 +97,7 @@ class Variant:
         *,
         direct: Boxed | None = None,
         compile_seconds: float = 0.0,
-        has_backward: Callable[[], bool] = lambda: False,
+        backward_without: Callable[[], frozenset[int] | None] = lambda: None,
         listener: Listener | None = None,
         timed: Callable[[Engine, Boxed], Boxed] | None = None,
         verdicts: Verdicts | None = None,
@@ -139,7 +139,7 @@ class Variant:
         if facts.draws:  # a call that fails is repeated in eager, with the same numbers
             self._engines = {name: _or_undrawn(engine) for name, engine in self._engines.items()}
             self._direct = _or_undrawn(self._direct, boxed=True) if self._direct is not None else None
-        self._has_backward = has_backward
+        self._backward_without = backward_without
         self._forward_seen = False
         self._tried: Engine = "eager"  # what serves while it is on trial
         self._listener = listener
@@ -245,17 +245,21 @@ class Variant:
         if end is not None:
             end()
 
+    @property
+    def _has_backward(self) -> bool:
+        return self._backward_without() is not None
+
     def _try(self, args: Sequence[Any]) -> Any:
         self._end_preparing()
         if not _can_be_tried(args):
             return next(iter(self._engines.values()))(*args)
         training = self.facts.kind == "training"
-        if training and not self._has_backward() and not self._forward_seen:
+        if training and not self._has_backward and not self._forward_seen:
             return self._try_forward(args)
         # Both halves of a training step were compared when they first ran. In full precision eager alone can tell the
         # rest: what goes wrong there is far beyond the room within which float64 is not asked.
         known = self._forward_seen and self.facts.coarsest in (torch.float32, torch.float64)
-        backward = training and self._has_backward()
+        backward = training and self._has_backward
         verdict = self._judge(args, race=self.policy.gate, backward=backward, strict=not (backward and known))
         self._accept(verdict)
         if verdict.has_result:
@@ -306,6 +310,7 @@ class Variant:
             **settings,
             race=race,
             backward=backward,
+            left_out=self._backward_without() or frozenset(),
             strict=strict,
             again=again,
             compile_seconds=self.compile_seconds,
@@ -363,7 +368,7 @@ class Variant:
         verdict = self._judge(
             args,
             race=True,
-            backward=self.facts.kind == "training" and self._has_backward(),
+            backward=self.facts.kind == "training" and self._has_backward,
             strict=False,
             again=True,
             compare=self.policy.verify,

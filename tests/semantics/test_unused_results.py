@@ -12,7 +12,9 @@ import torch
 from torch import fx, nn
 
 import burnish
-from burnish.capture.flow import Flow, sources_of
+from burnish.capture.flow import Behind, Flow, sources_of
+from burnish.capture.saved_for_backward import Kept
+from burnish.capture.tangents import made_of
 
 FORCED = {"gate": False, "verify": "off"}
 
@@ -126,15 +128,16 @@ def test_what_gradients_are_made_of() -> None:
     of_both = graph.call_function(aten.add.Tensor, (of_first, second))
     zero = graph.call_function(aten.full.default, ([4], 0))
     of_lost = graph.call_function(aten.add.Tensor, (of_first, zero))
-    graph.output((x, of_first, of_both, of_lost, zero, None))
-    assert sources_of(graph, 1, 1) == (frozenset({0}), frozenset({0, 1}), None, None, None)
+    graph.output((of_first, of_both, of_lost, zero, None))
+    assert sources_of(graph, made_of(graph)) == (frozenset({0}), frozenset({0, 1}), None, None, None)
 
 
 def test_gradients_without_sources_are_taken_back() -> None:
-    flow = Flow((0, 2), (frozenset({0}), frozenset({2}), None))
-    assert flow.missing([None, None, 1.0]) == [0]
-    assert flow.found([1.0, 2.0, 3.0], [0], frozenset()) == (None, 2.0, 3.0)
-    assert flow.found([1.0, 2.0, 3.0], [0], frozenset({0})) == flow.found([1.0, 2.0, 3.0], [0], None) == (1.0, 2.0, 3.0)
+    x = torch.ones(3)
+    flow = Flow((0, 2), Behind((frozenset({0}), frozenset({1}), None), None, (0, 1)))
+    assert flow.missing([None, None, x]) == [0]
+    assert flow.found([x, x, x], frozenset({0}), {}) == (None, x, x)
+    assert flow.found([None, x, x], frozenset({0}), {0: x})[0].tolist() == [0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
@@ -144,3 +147,189 @@ def test_a_hook_on_what_no_loss_depends_on_is_given_a_tensor(register: str) -> N
     burnish.compile(model, options=FORCED)(torch.randn(5, 8))[0].sum().backward()
     assert all(isinstance(x, torch.Tensor) for x in seen)
     assert model.second.bias.grad is None
+
+
+# -- results that a loss leaves out: eager's backward goes through nothing that is made of them alone ---------------
+
+
+class HalvedIfGiven(torch.autograd.Function):
+    """Its backward is not linear: it makes a number of zeros, too."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient / gradient.norm()
+
+
+def sum_and_root(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return (x * w).sum(), x.sqrt() * w
+
+
+def behind_a_trunk(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    h = (x * w).relu()
+    return h.sin(), h.sqrt(), torch.cat([h, h.log()])
+
+
+def normalised(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return (x * w).exp(), HalvedIfGiven.apply(x) * w
+
+
+def gradients(call: Callable[..., Any], used: Sequence[int], **settings: Any) -> list[Any]:
+    x, w = torch.linspace(0, 3, 7).requires_grad_(), torch.linspace(-1, 1, 7).requires_grad_()
+    results = call(x, w)
+    return list(torch.autograd.grad([results[k].sum() for k in used], (x, w), allow_unused=True, **settings))
+
+
+@pytest.mark.parametrize("options", [FORCED, {}], ids=["forced", "judged"])
+@pytest.mark.parametrize("dynamic", [False, True], ids=["fixed", "dynamic"])
+@pytest.mark.parametrize("function", [sum_and_root, behind_a_trunk, normalised])
+def test_a_derivative_of_what_is_left_out_is_not_taken(
+    function: Callable[..., Any], dynamic: bool, options: dict[str, Any]
+) -> None:
+    """0 times infinity would be NaN."""
+    compiled = burnish.compile(function, dynamic=dynamic, options=options)
+    for used in ([0], [0, 1], [1], [0], [1], [0, 1]):
+        torch.testing.assert_close(gradients(compiled, used), gradients(function, used), equal_nan=True)
+    stats = burnish.stats(compiled)
+    assert not stats.fallbacks and not any(variant.rollbacks for variant in stats.variants)
+
+
+def test_a_derivative_of_what_is_left_out_is_not_taken_after_a_warm_start(tmp_path: Path) -> None:
+    """Nor one that the process before has not asked for."""
+    for used in ([0], [0], [1], [0, 1]):
+        torch.compiler.reset()
+        compiled = burnish.compile(behind_a_trunk, options=FORCED | {"cache_dir": tmp_path, "warm_start": True})
+        torch.testing.assert_close(gradients(compiled, used), gradients(behind_a_trunk, used), equal_nan=True)
+        assert not burnish.stats(compiled).fallbacks
+
+
+def actor_and_critic(x: torch.Tensor, a: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return (x @ a).tanh().exp(), (x @ c).sigmoid().square()
+
+
+def one_after_the_other(call: Callable[..., Any], order: Sequence[int], **settings: Any) -> list[Any]:
+    torch.manual_seed(0)
+    tensors = [torch.randn(4, 4, requires_grad=True) for _ in range(3)]
+    results = call(*tensors)
+    for k in order:
+        results[k].sum().backward(**settings)
+    return [x.grad for x in tensors]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=str)
+@pytest.mark.parametrize("dynamic", [False, True], ids=["fixed", "dynamic"])
+def test_backwards_that_share_nothing_come_one_after_the_other(dynamic: bool, order: Sequence[int]) -> None:
+    compiled = burnish.compile(actor_and_critic, dynamic=dynamic, options=FORCED)
+    for _ in range(2):
+        got, want = one_after_the_other(compiled, order), one_after_the_other(actor_and_critic, order)
+        torch.testing.assert_close(got, want)
+    assert not burnish.stats(compiled).fallbacks
+
+
+def test_backwards_that_share_nothing_come_one_after_the_other_in_a_warm_process(tmp_path: Path) -> None:
+    for _ in range(2):
+        torch.compiler.reset()
+        compiled = burnish.compile(actor_and_critic, options=FORCED | {"cache_dir": tmp_path, "warm_start": True})
+        got, want = one_after_the_other(compiled, (1, 0)), one_after_the_other(actor_and_critic, (1, 0))
+        torch.testing.assert_close(got, want)
+
+
+def test_backwards_that_share_nothing_under_hooks_on_saved_tensors() -> None:
+    compiled = burnish.compile(actor_and_critic, options=FORCED)
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x.clone(), lambda x: x):
+        got, want = one_after_the_other(compiled, (0, 1)), one_after_the_other(actor_and_critic, (0, 1))
+    torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("order", [(0, 0), (0, 1, 0)], ids=str)
+def test_a_backward_that_came_before_does_not_come_again(order: Sequence[int]) -> None:
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        one_after_the_other(burnish.compile(actor_and_critic, options=FORCED), order)
+
+
+def test_what_was_saved_is_let_go_after_the_last_backward_that_reads_it() -> None:
+    compiled = burnish.compile(actor_and_critic, options=FORCED)
+    x, a, c = (torch.randn(4, 4, requires_grad=True) for _ in range(3))
+    results = compiled(x, a, c)
+    freed = []
+    for k in (0, 1):
+        results[k].sum().backward()
+        own = results[0].grad_fn.burnish_own
+        freed.append(not any(isinstance(x, Kept) for x in own._kept))
+    assert freed == [False, True]
+
+
+@pytest.mark.parametrize("changed", ["a", "c"])
+def test_an_argument_that_only_what_is_left_out_needs_may_be_changed(changed: str) -> None:
+    def step(call: Callable[..., Any]) -> list[Any]:
+        tensors = {
+            name: torch.full((4, 4), value, requires_grad=True)
+            for name, value in zip("xac", (0.1, 0.2, 0.3), strict=True)
+        }
+        results = call(*tensors.values())
+        with torch.no_grad():
+            tensors[changed].add_(1)
+        try:
+            results[0].sum().backward()
+        except RuntimeError:
+            return []
+        return [x.grad for x in tensors.values()]
+
+    got, want = step(burnish.compile(products, options=FORCED)), step(products)
+    torch.testing.assert_close(got, want)
+
+
+def products(x: torch.Tensor, a: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    h = x.sin()
+    return h * a, h * c
+
+
+def test_what_was_changed_for_a_later_backward_is_noticed_there() -> None:
+    for before in (True, False):
+        compiled = burnish.compile(apart, options=FORCED)
+        x, a, c = (torch.randn(4, 4, requires_grad=True) for _ in range(3))
+        results = compiled(x, a, c)
+        if before:
+            c.detach().add_(1)
+        results[0].sum().backward()
+        if not before:
+            c.detach().add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            results[1].sum().backward()
+
+
+def apart(x: torch.Tensor, a: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return x * a, c.square()
+
+
+class Deep(nn.Module):
+    """Blocks that are alike are compiled once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(6))
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x), x.relu().sqrt()
+
+
+def test_shared_blocks_leave_out_what_the_process_before_did_not(tmp_path: Path) -> None:
+    eager = Deep()
+    for head in (1, 0):
+        torch.compiler.reset()
+        model = copy.deepcopy(eager)
+        compiled = burnish.compile(
+            model, options=FORCED | {"cache_dir": tmp_path, "warm_start": True, "regions": "auto"}
+        )
+        for parameters, call in ((model, compiled), (eager, eager)):
+            parameters.zero_grad()
+            call(torch.linspace(-1, 1, 8).expand(4, 8))[head].sum().backward()
+        torch.testing.assert_close(
+            [p.grad for p in model.parameters()], [p.grad for p in eager.parameters()], equal_nan=True
+        )

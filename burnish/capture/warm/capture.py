@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx
 
+from burnish.capture.backwards import LeftOut, Part
+from burnish.capture.calls import mutates
 from burnish.capture.double_backward import inputs_read
 from burnish.capture.facts import draws_random_numbers
 from burnish.capture.flow import Flow
 from burnish.capture.warm import NotWarm
 from burnish.capture.warm.frame import Parts, StoredGraph
 from burnish.capture.warm.graph import GraphText, Reference, graph_text
-from burnish.capture.warm.training import TrainingLayout, training_layout
+from burnish.capture.warm.training import StoredBackward, TrainingLayout, training_layout
 from burnish.observe.log import CompileLog
 from burnish.options import Options
 from burnish.runtime import stored_program
@@ -29,16 +31,16 @@ from burnish.trust.remembered import Verdicts
 
 
 def verdicts_on(
-    programs: Sequence[bytes], eager: GraphText, facts: GraphFacts, device: str, options: Options, log: CompileLog
+    program: bytes, eager: GraphText, facts: GraphFacts, device: str, options: Options, log: CompileLog
 ) -> Verdicts | None:
-    """Where earlier processes' verdicts on a graph's programs are found, and this one's go."""
+    """Where earlier processes' verdicts on a graph's program are found, and this one's go."""
     if not stored_program.is_wanted(options, log) or options.verify == "always" or options.inductor:
         return None
     try:
         text = _texts().dumps(eager)
     except NotData:
         return None
-    digest = hashlib.sha256(b"\0".join((*programs, text))).hexdigest()
+    digest = hashlib.sha256(b"\0".join((program, text))).hexdigest()
     cache = open_cache(options)
     factors = (
         ("name", log.name),
@@ -62,13 +64,15 @@ class WarmGraph:
     """One captured graph: inference, or a forward whose backward is compiled when it is first wanted."""
 
     def __init__(self) -> None:
-        self._programs: dict[str, bytes] = {}
+        self._program: bytes | None = None  # but for backwards
         self._static: frozenset[int] = frozenset()
         self._device = "cpu"
         self._metadata: Any = None  # of a forward, until its backward comes
         self._decisive: frozenset[int] = frozenset()
         self._flow: Flow | None = None
-        self._backward: tuple[TrainingLayout, GraphText, bool] | None = None
+        self._whole: tuple[TrainingLayout, GraphText] | None = None  # of backwards
+        self._backward_programs: dict[LeftOut, bytes] = {}
+        self._backwards: dict[LeftOut, StoredBackward] = {}
         self._coarsest = torch.float32
         self._parts = Parts()
         self._complete: Callable[[], StoredGraph] | None = None
@@ -77,11 +81,10 @@ class WarmGraph:
         self.written: tuple[int, ...] = ()  # inputs that an inference program changes, where nothing else needs care
 
     def verdicts(self, graph: fx.GraphModule, facts: GraphFacts, options: Options, log: CompileLog) -> Verdicts | None:
-        programs = [data for kind, data in self._programs.items() if kind != "backward"]
-        if not programs or not stored_program.is_wanted(options, log):
+        if self._program is None or not stored_program.is_wanted(options, log):
             return None
         try:
-            self._verdicts = verdicts_on(programs, self._text_of(graph), facts, self._device, options, log)
+            self._verdicts = verdicts_on(self._program, self._text_of(graph), facts, self._device, options, log)
         except NotWarm:  # no two processes write it alike
             return None
         return self._verdicts
@@ -92,24 +95,15 @@ class WarmGraph:
             self._eager = graph_text(graph)
         return self._eager
 
-    def backward_verdicts(self) -> Verdicts | None:
-        program = self._programs.get("backward")
+    def backward_verdicts(self, left_out: LeftOut) -> Verdicts | None:
+        program = self._backward_programs.get(left_out)
         return self._verdicts.of_backward(program) if self._verdicts is not None and program is not None else None
 
     def keep(
-        self,
-        kind: str,
-        data: bytes,
-        graph: fx.GraphModule,
-        static: frozenset[int],
-        metadata: Any,
-        flow: Flow | None = None,
+        self, kind: str, graph: fx.GraphModule, static: frozenset[int], metadata: Any, flow: Flow | None, data: bytes
     ) -> None:
         """A program of the graph is made, and this is its data."""
-        self._programs[kind] = data
-        if kind == "backward":
-            self._keep_backward(graph)
-            return
+        self._program = data
         self._static, self._device = static, stored_program.device_of(graph).type
         if kind == "forward":
             self._metadata, self._flow = metadata, flow
@@ -117,25 +111,30 @@ class WarmGraph:
             if is_any_autocast_enabled():
                 self._parts.problem = "it was captured under autocast"
 
-    def _keep_backward(self, graph: fx.GraphModule) -> None:
-        if self._complete is None or self._metadata is None:  # it was compiled before, and cannot be stored
+    def keep_backward(self, whole: fx.GraphModule, part: Part, data: bytes) -> None:
+        """So is one of its backwards."""
+        self._backward_programs[part.left_out] = data
+        if self._complete is None:  # it was compiled before, and cannot be stored
             return
         try:
-            layout = training_layout(self._metadata, self._decisive, self._flow, graph)
-            if any(map(_mutates, graph.graph.nodes)):
-                raise NotWarm("a backward that changes its inputs")
-            draws = any(map(draws_random_numbers, graph.graph.nodes))
-            self._backward = layout, graph_text(graph), draws
+            if self._whole is None:
+                layout = training_layout(self._metadata, self._decisive, self._flow, whole)
+                if any(map(mutates, whole.graph.nodes)):
+                    raise NotWarm("a backward that changes its inputs")
+                self._whole = layout, graph_text(whole)
+            draws = any(map(draws_random_numbers, part.graph.graph.nodes))
+            eager = graph_text(part.graph) if part.graph is not whole else self._whole[1]
+            self._backwards[part.left_out] = StoredBackward(part.left_out, part.inputs, part.zeros, data, eager, draws)
         except NotWarm as why:
-            self._parts.problem = str(why)
+            self._parts.problem, self._complete = str(why), None
         self._metadata = None
 
     def backward_is_there(self, coarsest: torch.dtype) -> None:
+        """Once more with each that is made."""
         self._coarsest = coarsest
-        if self._backward is not None and self._complete is not None:
-            self._parts.build, self._complete = self._complete, None
+        if self._backwards and self._complete is not None:
+            self._parts.build = self._complete
             self._parts.whole()
-            self._parts.whole = lambda: None
 
     def parts(
         self,
@@ -157,31 +156,26 @@ class WarmGraph:
 
     def _plan(self, graph: fx.GraphModule, facts: GraphFacts, sources: tuple[str, ...] | None, direct: bool) -> None:
         training = facts.kind == "training"
-        if not self._programs:
+        if self._program is None:
             raise NotWarm("its program is not stored")
         if not training and not direct:
             raise NotWarm("AOTAutograd's wrapper is needed, for results or changed inputs that share memory")
         if facts.unjudgeable or next(graph.parameters(), None) is not None or next(graph.buffers(), None) is not None:
             raise NotWarm(facts.unjudgeable or "its graph holds parameters")
-        eager = self._text_of(graph)
+        eager, program = self._text_of(graph), self._program
 
         def build() -> StoredGraph:
-            programs = tuple(self._programs.values())
             if not training:
-                return StoredGraph(eager, facts, sources, self._device, self._static, programs, written=self.written)
-            if self._backward is None or set(self._programs) != {"forward", "backward"}:
+                return StoredGraph(eager, facts, sources, self._device, self._static, program, written=self.written)
+            if self._whole is None or not self._backwards:
                 raise NotWarm(self._parts.problem or "its backward is not stored")
-            layout, backward, draws = self._backward
+            layout, whole = self._whole
+            backwards = tuple(self._backwards.values())
             return StoredGraph(
-                eager, facts, sources, self._device, self._static, programs, layout, backward, draws, self._coarsest
+                eager, facts, sources, self._device, self._static, program, layout, backwards, whole, self._coarsest
             )
 
         if training:
             self._complete = build
         else:
             self._parts.build = build
-
-
-def _mutates(node: fx.Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and schema.is_mutable

@@ -21,11 +21,11 @@ from typing import Any
 import torch
 
 from burnish.assumptions import Assumptions, NumberInput, OtherInput, TensorInput
-from burnish.capture.flow import Flow
+from burnish.capture.flow import Behind, Flow
 from burnish.capture.hooks import Hooks
 from burnish.capture.warm import NotWarm, guards, likeness
 from burnish.capture.warm.graph import GraphText, Reference
-from burnish.capture.warm.training import TrainingLayout
+from burnish.capture.warm.training import StoredBackward, TrainingLayout
 from burnish.ir.expr import Div, Extreme, Mod, Sym
 from burnish.observe.log import CompileLog
 from burnish.options import Options
@@ -70,10 +70,10 @@ class StoredGraph:
     sources: tuple[str, ...] | None  # where in the frame its inputs come from
     device: str
     static: frozenset[int]
-    programs: tuple[bytes, ...]  # one, or a forward's and a backward's
+    program: bytes
     training: TrainingLayout | None = None
-    backward: GraphText | None = None
-    backward_draws: bool = False
+    backwards: tuple[StoredBackward, ...] = ()
+    backward: GraphText | None = None  # the whole of it
     coarsest: torch.dtype = torch.float32
     written: tuple[int, ...] = ()  # inputs that an inference program changes
 
@@ -93,7 +93,7 @@ class StoredFrame:
 
 def _codec() -> Codec:
     """Of this thread and moment: guards look at the same places again and again."""
-    classes = [StoredFrame, StoredGraph, GraphText, Reference, GraphFacts, TrainingLayout, Flow]
+    classes = [StoredFrame, StoredGraph, GraphText, Reference, GraphFacts, TrainingLayout, StoredBackward, Flow, Behind]
     classes += [*guards.source_classes(), Assumptions, TensorInput, NumberInput, OtherInput, Sym, Div, Mod, Extreme]
     return Codec(classes, shared=Source)
 

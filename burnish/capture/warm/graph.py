@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from burnish.capture.warm import NotWarm
+from burnish.torch_private.fake_tensors import FakeTensorMode
 from burnish.torch_private.operators import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 _NAMESPACES = ("aten", "prims", "prim", "higher_order")
@@ -107,13 +108,43 @@ def runnable(text: GraphText) -> Callable[..., Any]:
     return run
 
 
+def is_one_graph(text: GraphText) -> bool:
+    """And none within it: of such, `graph_of` makes no graph that can be compiled."""
+    return not any(isinstance(value, GraphText) for _, value in text.held)
+
+
+def graph_of(text: GraphText, args: Sequence[Any]) -> fx.GraphModule:
+    """The graph itself, for arguments of such a form; those that lie nowhere are taken to be where the others are."""
+    graph = fx.symbolic_trace(_module(text))
+    device = next(x.device for x in args if isinstance(x, torch.Tensor) and not x.is_meta)
+    forms = FakeTensorMode()
+    with forms, torch.no_grad():
+        _Forms(graph).run(*(_form(forms, x, device) for x in args))
+    return graph
+
+
+class _Forms(fx.Interpreter):
+    """Notes at each node what it computes, as AOTAutograd does."""
+
+    def run_node(self, n: fx.Node) -> Any:
+        n.meta["val"] = value = super().run_node(n)
+        return value
+
+
+def _form(forms: FakeTensorMode, x: Any, device: torch.device) -> Any:
+    if not isinstance(x, torch.Tensor):
+        return x
+    if x.is_meta:
+        return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
+    return forms.from_tensor(x, static_shapes=True)
+
+
 def _module(text: GraphText) -> torch.nn.Module:
     namespace = {name: _found(value) if isinstance(value, Reference) else value for name, value in text.names}
     exec(compile(text.source, "<burnish captured graph>", "exec"), namespace)
-    module = torch.nn.Module()
+    module = type("Captured", (torch.nn.Module,), {"forward": namespace["forward"]})()
     for name, value in text.held:
         object.__setattr__(module, name, _module(value) if isinstance(value, GraphText) else value)
-    module.forward = types.MethodType(namespace["forward"], module)
     return module
 
 

@@ -13,10 +13,12 @@ from typing import Any
 import torch
 from torch import fx
 
+from burnish.capture.backwards import LeftOut, Zeros, tangents_of
 from burnish.capture.calls import in_memory
 from burnish.capture.double_backward import Replay, own_tensors
 from burnish.capture.flow import Flow, is_tensor, needs_gradient
 from burnish.capture.warm import NotWarm
+from burnish.capture.warm.graph import GraphText
 from burnish.runtime.program import restrided
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
@@ -35,6 +37,18 @@ class TrainingLayout:
     flow: Flow | None  # which gradients there are none of
 
 
+@dataclass(frozen=True)
+class StoredBackward:
+    """One of a graph's backwards (`capture/backwards.py`)."""
+
+    left_out: LeftOut
+    inputs: tuple[int, ...]
+    zeros: Zeros
+    program: bytes
+    eager: GraphText
+    draws: bool
+
+
 def training_layout(
     metadata: Any, decisive: Collection[int], flow: Flow | None, backward: fx.GraphModule
 ) -> TrainingLayout:
@@ -42,9 +56,10 @@ def training_layout(
     _require_plain(metadata)
     outputs = metadata.output_info
     tangents = tuple(i for i, info in enumerate(outputs) if needs_gradient(info))
-    given = [node.meta.get("val") for node in backward.graph.find_nodes(op="placeholder")]
-    given = given[len(given) - len(tangents) :] if tangents else []
-    if not all(isinstance(x, torch.Tensor) and all(type(d) is int for d in (*x.shape, *x.stride())) for x in given):
+    given: list[Any] = [node.meta.get("val") for node in tangents_of(backward.graph)]
+    if len(given) != len(tangents) or not all(
+        isinstance(x, torch.Tensor) and all(type(d) is int for d in (*x.shape, *x.stride())) for x in given
+    ):
         raise NotWarm("the sizes of gradients are only known later")
     constant = tuple(i for i, info in enumerate(outputs) if not info.requires_grad and is_tensor(info))
     shapes, strides = tuple(tuple(x.shape) for x in given), tuple(tuple(x.stride()) for x in given)

@@ -1,0 +1,129 @@
+"""Which of the gradients that a backward is given each part of its graph is made of.
+
+A backward is linear in what it is given, so what is made of a gradient that is missing is missing, too: `made_of` says
+of which each node is. From that follows what inputs have a gradient of (`capture/flow.py`), what can be left out where
+some are missing (`capture/backwards.py`), and which of the saved tensors are read then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from burnish.capture.calls import mutates
+
+ALWAYS = -1  # beside tangents: something that is there whatever is missing
+Made = Mapping[fx.Node, frozenset[int]]
+
+_SUM = "aten.add.Tensor"
+_SUMS = (_SUM, "aten.sub.Tensor")
+_TANGENT = "tangents"  # what AOTAutograd's names of those inputs begin with
+_NUMBERS = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def tangents_of(backward: fx.Graph) -> list[fx.Node]:
+    return [node for node in backward.find_nodes(op="placeholder") if str(node.target).startswith(_TANGENT)]
+
+
+def made_of(backward: fx.Graph) -> dict[fx.Node, frozenset[int]]:
+    """Of which tangents, by their positions, each node is that is made of any.
+
+    A sum of such a node and one that is made of none of them is made of more: that term is a zero, of which it cannot
+    be seen any more where it comes from (the gradient of `floor` is one)."""
+    found = {node: frozenset((k,)) for k, node in enumerate(tangents_of(backward))}
+    for node in backward.nodes:
+        if node.op in ("placeholder", "output") or is_number(node):
+            continue
+        operands = [found.get(operand, frozenset[int]()) for operand in node.all_input_nodes]
+        if any(operands):
+            lost = {ALWAYS} if str(node.target) in _SUMS and not all(operands) else frozenset[int]()
+            found[node] = frozenset().union(lost, *operands)
+    return found
+
+
+def is_number(node: fx.Node) -> bool:
+    """Such as a size. It is known of what is missing, too."""
+    return isinstance(node.meta.get("val"), _NUMBERS)
+
+
+def other_term(node: fx.Node, missing: Mapping[fx.Node, Any] | set[fx.Node]) -> fx.Node | None:
+    """Of a sum of which one term is missing: it is the other, where that is all that the sum is."""
+    if str(node.target) != _SUM or node.kwargs or len(node.args) != 2:
+        return None
+    terms = [x for x in node.args if isinstance(x, fx.Node) and x not in missing]
+    return terms[0] if len(terms) == 1 and form(terms[0]) == form(node) else None
+
+
+def form(node: fx.Node) -> tuple[Any, ...] | None:
+    value = node.meta.get("val")
+    return (value.dtype, *map(str, value.shape)) if isinstance(value, torch.Tensor) else None
+
+
+def can_leave_out(backward: fx.Graph, made: Made) -> bool:
+    """Whether there is a graph of what is left, whichever tangents are missing."""
+    return not any(mutates(node) or _needs_what_is_missing(node, made) for node in backward.nodes)
+
+
+def _needs_what_is_missing(node: fx.Node, made: Made) -> bool:
+    gradients = [x for x in node.all_input_nodes if x in made]
+    if node.op == "output" or not gradients:
+        return False
+    if is_number(node):
+        return True
+    if all(made[x] == made[node] for x in gradients) or _is_plain_sum(node):
+        return False
+    return not all(_is_static(x) for x in gradients)  # one of them would have to be zeros
+
+
+def _is_plain_sum(node: fx.Node) -> bool:
+    return str(node.target) == _SUM and not node.kwargs and all(form(x) == form(node) for x in node.all_input_nodes)
+
+
+def _is_static(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and all(type(d) is int for d in value.shape)
+
+
+def read_for(backward: fx.Graph, made: Made) -> list[frozenset[int]] | None:
+    """For each tangent, the inputs of the graph that are read where it alone is given; None where that is everything,
+    because nothing can be left out."""
+    if not can_leave_out(backward, made):
+        return None
+    tangents = frozenset(range(len(tangents_of(backward))))
+    wanted: dict[fx.Node, frozenset[int]] = {}
+    for node in reversed(backward.nodes):
+        if node.op == "output":
+            reason = tangents
+        else:
+            reason = made.get(node) or wanted.get(node, frozenset())
+            reason = tangents if ALWAYS in reason else reason
+        for operand in node.all_input_nodes:
+            if operand not in made:
+                wanted[operand] = wanted.get(operand, frozenset()) | reason
+    inputs = backward.find_nodes(op="placeholder")
+    return [frozenset(k for k, node in enumerate(inputs) if t in wanted.get(node, ())) for t in sorted(tangents)]
+
+
+def groups_of(backward: fx.Graph, made: Made) -> list[int]:
+    """For each tangent, the first of those with which it shares a part of the backward: in eager, too, no backward of
+    one comes after one of another, unless the graph is retained. Only sums of gradients for one input are each one's
+    own."""
+    group = list(range(len(tangents_of(backward))))
+    last_sums = set[fx.Node]()
+    for node in reversed(backward.nodes):
+        if node.op == "output" or node not in made:
+            continue
+        if str(node.target) == _SUM and all(user.op == "output" or user in last_sums for user in node.users):
+            last_sums.add(node)
+        else:
+            _join(group, sorted(made[node] - {ALWAYS}))
+    return group
+
+
+def _join(group: list[int], tangents: Sequence[int]) -> None:
+    together = {group[t] for t in tangents}
+    if len(together) > 1:
+        group[:] = [min(together) if g in together else g for g in group]
