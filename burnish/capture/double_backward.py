@@ -113,20 +113,20 @@ class Replay:
     def plain(self, ctx: Any, gradients: Sequence[Any], backward: Callable[[Any], Sequence[Any]]) -> Sequence[Any]:
         """What the program's `backward` makes of the gradients, where autograd does not record it."""
         missing = self.flow.missing(gradients) if self.flow is not None else []
+        own: OwnTensors = ctx.burnish_own
         if self.flow is None or not missing:
-            ctx.burnish_own.turn = None
             self.let_go(ctx)
+            own.leave_nothing_out()
             return backward(gradients)
         left_out = self.flow.left_out(missing)
         waited_for = self._waited_for(ctx)
         if self.leaves_out is not None and not self.leaves_out(left_out):
             found = [None if x is None else x.detach() for x in self.gradients(ctx, gradients)]
             return self.flow.found(found, left_out, waited_for)
-        own: OwnTensors = ctx.burnish_own
-        own.turn = turn = self._turn(left_out, own.open)
+        turn, goes_on = self._turn(left_out, own.open), get_current_graph_task_keep_graph()
         if turn is None or not turn.later:
             self.let_go(ctx)
-        with leaving_out(left_out):
+        with leaving_out(left_out), own.during(ctx, turn, goes_on=goes_on):
             return self.flow.found(backward(filled(ctx, gradients, missing)), left_out, waited_for)
 
     def _turn(self, left_out: frozenset[int], still_open: frozenset[int] | None) -> Turn | None:
@@ -247,7 +247,7 @@ def _drawing_again(before: RandomState | None, inputs: Sequence[Any]) -> Iterato
 def own_tensors(ctx: Any) -> tuple[Any, ...]:
     """What the program has saved, as it did."""
     own: OwnTensors = ctx.burnish_own
-    return own.of(ctx, goes_on=get_current_graph_task_keep_graph())
+    return own.of(ctx)
 
 
 class _WithoutInputs:

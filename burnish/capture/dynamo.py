@@ -601,7 +601,8 @@ def _left_if_it_raises() -> Iterator[None]:
         try:
             yield
         except BaseException:
-            pop_dynamic_layer_stack_and_undo_to_depth(depth)
+            if get_dynamic_layer_stack_depth() > depth:
+                pop_dynamic_layer_stack_and_undo_to_depth(depth)
             if not is_forward_mode:  # there is one level of it at most, in the whole process
                 with contextlib.suppress(RuntimeError):  # none is open
                     exit_dual_level(level=0)

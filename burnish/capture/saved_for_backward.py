@@ -8,13 +8,15 @@ leaves something out says which of them it reads, and which are kept for a later
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from burnish.runtime.program import restrided
+from burnish.torch_private.aot import unpack
 
 
 class State(NamedTuple):
@@ -83,11 +85,11 @@ class Kept:
     layout: Layout
 
     @staticmethod
-    def of(slot: Any, layout: Layout | None) -> Kept:
+    def of(slot: _Slot) -> Kept:
         try:
-            x = _unpacked(slot, layout)
+            x = slot.read()
         except RuntimeError as error:
-            return Kept(None, error, None, layout or Layout.of(slot.data))
+            return Kept(None, error, None, Layout.of(slot.form()))
         return Kept(x, None, State.of(x), Layout.of(x))
 
     def read(self) -> torch.Tensor:
@@ -98,34 +100,53 @@ class Kept:
             raise RuntimeError(self.state.changed(self.tensor))
         return self.tensor
 
+    def nowhere(self) -> torch.Tensor:
+        return self.layout.nowhere()
+
 
 class OwnTensors:
     """What a program saves beside autograd's node, whose state this is. With `layouts` there are hooks on it."""
 
     def __init__(self, layouts: Sequence[Layout] | None) -> None:
         self._layouts = layouts
+        self._turn: Turn | None = None  # of the backward that runs; None if it leaves nothing out
         self._kept: list[Kept | Layout] | None = None  # since there was a backward that another may follow
         self.open: frozenset[int] | None = None  # tangents for which it may; None before
-        self.turn: Turn | None = None  # of the backward that runs; None if it leaves nothing out
 
-    def of(self, ctx: Any, *, goes_on: bool) -> tuple[torch.Tensor, ...]:
-        """As it was saved. What the turn does not read has its form alone. `goes_on`: the graph is retained."""
-        if self.turn is None:
+    @contextlib.contextmanager
+    def during(self, ctx: Any, turn: Turn | None, *, goes_on: bool) -> Iterator[None]:
+        """Of a backward. `goes_on`: the graph is retained."""
+        self._turn = turn
+        if turn is None or goes_on:
+            yield
+            return
+        later, self.open = self._kept_after(ctx, turn), turn.open
+        try:
+            yield
+        finally:
+            self._kept = later
+
+    def leave_nothing_out(self) -> None:
+        self._turn = None
+
+    def of(self, ctx: Any) -> tuple[torch.Tensor, ...]:
+        """As it was saved. What the turn does not read has its form alone."""
+        if self._turn is None:
             return self._all(ctx)
-        if not goes_on:
-            self.open = self.turn.open
+        read = self._turn.read
         if self._kept is None:
-            return self._first(ctx, self.turn, goes_on)
-        if any(isinstance(x, Layout) for k, x in enumerate(self._kept) if k in self.turn.read):
+            return tuple(slot.read() if k in read else slot.form() for k, slot in enumerate(self._slots(ctx)))
+        if any(isinstance(x, Layout) for k, x in enumerate(self._kept) if k in read):
             return self._all(ctx)  # which raises: these have had theirs
-        found = tuple(
-            x.nowhere() if isinstance(x, Layout) else x.read() if k in self.turn.read else x.layout.nowhere()
-            for k, x in enumerate(self._kept)
-        )
-        if not goes_on:
-            later = self.turn.later
-            self._kept = [x if isinstance(x, Layout) or k in later else x.layout for k, x in enumerate(self._kept)]
-        return found
+        return tuple(x.read() if isinstance(x, Kept) and k in read else x.nowhere() for k, x in enumerate(self._kept))
+
+    def _kept_after(self, ctx: Any, turn: Turn) -> list[Kept | Layout] | None:
+        if self._kept is not None:
+            return [x if isinstance(x, Layout) or k in turn.later else x.layout for k, x in enumerate(self._kept)]
+        if not turn.later:
+            return None
+        slots = enumerate(self._slots(ctx))
+        return [Kept.of(slot) if k in turn.later else Layout.of(slot.form()) for k, slot in slots]
 
     def _all(self, ctx: Any) -> tuple[torch.Tensor, ...]:
         own: tuple[torch.Tensor, ...] = ctx.saved_tensors
@@ -133,22 +154,43 @@ class OwnTensors:
             return own
         return tuple(layout.restored(x) for layout, x in zip(self._layouts, own, strict=False))
 
-    def _first(self, ctx: Any, turn: Turn, goes_on: bool) -> tuple[torch.Tensor, ...]:
-        slots = ctx._raw_saved_tensors
-        layouts = self._layouts if self._layouts is not None else [None] * len(slots)
-        pairs = list(zip(slots, layouts, strict=False))  # behind them, the inputs may be saved
-        found = tuple(
-            _unpacked(slot, layout) if k in turn.read else slot.data if layout is None else layout.nowhere()
-            for k, (slot, layout) in enumerate(pairs)
-        )
-        if turn.later and not goes_on:
-            self._kept = [
-                Kept.of(slot, layout) if k in turn.later else Layout.of(found[k])
-                for k, (slot, layout) in enumerate(pairs)
-            ]
+    def _slots(self, ctx: Any) -> Sequence[_Slot]:
+        if unpack is None:  # one by one, that is: before torch 2.13
+            return [_Unpacked(x) for x in self._all(ctx)]
+        raw = ctx._raw_saved_tensors
+        if self._layouts is None:
+            return [_Packed(each, None) for each in raw]
+        # Behind them, the inputs are saved.
+        return [_Packed(each, layout) for each, layout in zip(raw, self._layouts, strict=False)]
+
+
+class _Slot(Protocol):
+    def read(self) -> torch.Tensor: ...
+
+    def form(self) -> torch.Tensor:
+        """A tensor of its form."""
+
+
+class _Packed(NamedTuple):
+    """One of autograd's."""
+
+    raw: Any
+    layout: Layout | None
+
+    def read(self) -> torch.Tensor:
+        x: torch.Tensor = unpack(self.raw)
+        return x if self.layout is None else self.layout.restored(x)
+
+    def form(self) -> torch.Tensor:
+        found: torch.Tensor = self.raw.data if self.layout is None else self.layout.nowhere()
         return found
 
 
-def _unpacked(slot: Any, layout: Layout | None) -> torch.Tensor:
-    x: torch.Tensor = slot.unpack()
-    return x if layout is None else layout.restored(x)
+class _Unpacked(NamedTuple):
+    tensor: torch.Tensor
+
+    def read(self) -> torch.Tensor:
+        return self.tensor
+
+    def form(self) -> torch.Tensor:
+        return self.tensor

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from burnish.torch_private.names import AS_TORCH_DOES, NEWEST, NO_REGIONS, PrivateName, lookup_in
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from torch._higher_order_ops.effects import with_effects as with_effects
     from torch._higher_order_ops.wrap import tag_activation_checkpoint as tag_activation_checkpoint
     from torch._logging._internal import trace_log as trace_log
+
+    unpack: Any
 
 NAMES = (
     PrivateName(
@@ -50,6 +52,14 @@ NAMES = (
     PrivateName("torch._higher_order_ops.wrap.tag_activation_checkpoint", "a checkpointed region in a graph"),
     PrivateName("torch._C._autograd._get_current_graph_task_keep_graph", "whether a backward keeps its graph"),
     PrivateName("torch._C._FunctionBase._input_metadata", "what the gradients are of that a backward is not given"),
+    PrivateName("torch._C._FunctionBase._raw_saved_tensors", "what a forward has saved, each by itself"),
+    PrivateName(
+        "torch._C._autograd.SavedTensor.unpack",
+        "gives one of them back",
+        fallback="what was changed in place is refused also where no gradient that is asked for needs it",
+        seen_in=NEWEST,
+        instead=None,
+    ),
     PrivateName(
         "torch._C._autograd._top_saved_tensors_default_hooks",
         "whether hooks on saved tensors are active",
