@@ -17,6 +17,7 @@ from torch import fx
 
 _SUMS = ("aten.add.Tensor", "aten.sub.Tensor")
 _WITH_TANGENT = ("non_alias", "unsafe_view_alias", "custom_function_view")
+_WHERE, _FORWARD = "partitioner_tag", "is_forward"  # as AOTAutograd marks the nodes of a joint graph
 Sources = tuple[frozenset[int] | None, ...]
 
 
@@ -65,18 +66,33 @@ def sources_of(joint: fx.Graph, inputs: int, returned: int) -> Sources:
         if node in tangents:
             made_of[node] = frozenset((tangents[node],))
         elif node.op not in ("placeholder", "output"):
-            made_of[node] = _union(node, [made_of.get(operand, frozenset()) for operand in node.all_input_nodes])
+            operands = node.all_input_nodes
+            if _is_sum(node):
+                operands = [operand for operand in operands if not _is_value(operand)]
+            made_of[node] = _union(node, [made_of.get(operand, frozenset()) for operand in operands])
     (output,) = joint.find_nodes(op="output")
     return tuple(
         (made_of.get(node) or None) if isinstance(node, fx.Node) else None for node in output.args[0][returned:]
     )
 
 
+def _is_sum(node: fx.Node) -> bool:
+    return str(node.target) in _SUMS
+
+
+def _is_value(node: fx.Node) -> bool:
+    """Whether it is a number of the forward's, and so no gradient, and none that is zero: sums with it are a formula's
+    own, like those of logarithms by which `logcumsumexp` multiplies."""
+    while str(node.target) == "aten.detach.default":
+        (node,) = node.all_input_nodes
+    return node.meta.get(_WHERE) == _FORWARD
+
+
 def _union(node: fx.Node, operands: Sequence[frozenset[int] | None]) -> frozenset[int] | None:
     if any(sources is None for sources in operands):
         return None
     known = [sources for sources in operands if sources is not None]
-    has_lost_zero = str(node.target) in _SUMS and any(known) and not all(known)
+    has_lost_zero = _is_sum(node) and any(known) and not all(known)
     return None if has_lost_zero else frozenset().union(*known)
 
 
