@@ -10,6 +10,7 @@
   their gradients would.
 - Dynamo takes a double of no dimensions for a number that may be left out, and leaves out what writes to it.
 - Dynamo remembers the shape that a tensor had before it was given another in place.
+- Dynamo traces a custom autograd function as if its backward were given each gradient, and as if no input were dirty.
 - Dynamo makes the weights of a lazy module while it traces: before what comes first in the call, and puts the random
   state back.
 """

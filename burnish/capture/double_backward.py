@@ -2,7 +2,8 @@
 
 Autograd cannot look into a program. Where it records the backward itself (`create_graph=True`), the program's backward
 is left out: the graph that Dynamo captured runs once more, in eager, on the very inputs of the forward, and autograd
-differentiates that. So the gradients are eager's, with their history, as often as one likes.
+differentiates that. So the gradients are eager's, with their history, as often as one likes. So it is where one
+backward is given many gradients at once (`is_grads_batched=True`): a program computes with one.
 
 For this the inputs are kept beside what the program saves, and are let go when the graph is. Where hooks on saved
 tensors are active, autograd saves them, so that the hooks see them. Elsewhere they are kept here: a plain backward does
@@ -11,6 +12,7 @@ not look at them, and whoever changes one in place in the meantime, which eager 
     forward             keep the inputs (copies of those the call writes and reads)
     backward, plain     as if there were only what the program saves
     backward, recorded  graph(inputs) in eager -> torch.autograd.grad(..., create_graph=True)
+    backward, batched   the same, without create_graph
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from burnish.capture.saved_for_backward import Layout, OwnTensors, State, Turn
 from burnish.capture.saved_tensors import hooks_are_active
 from burnish.capture.snapshot import autocast_state
 from burnish.torch_private.aot import get_current_graph_task_keep_graph
+from burnish.torch_private.dispatch import is_batchedtensor, is_legacy_batchedtensor
 from burnish.torch_private.dynamo import FrameAction, FrameExecStrategy, set_code_exec_strategy
 from burnish.torch_private.patches import noticing_functions
 from burnish.trust.inputs import RandomState, devices_of
@@ -179,8 +182,8 @@ class Replay:
                 yield tensor.new_zeros(then.shape, requires_grad=tensor.requires_grad)
 
     def gradients(self, ctx: Any, given: Sequence[Any]) -> tuple[Any, ...]:
-        """Of the inputs, for the gradients of what autograd was given, with their history."""
-        needs = ctx.needs_input_grad
+        """Of the inputs, for the gradients of what autograd was given; with their history, if autograd records it."""
+        needs, recorded = ctx.needs_input_grad, torch.is_grad_enabled()
         inputs = self._inputs(ctx)
         self.let_go(ctx)
         autocast, random = ctx.burnish_state
@@ -196,7 +199,7 @@ class Replay:
                 for value, gradient in zip(values, given, strict=True)
                 if gradient is not None and isinstance(value, torch.Tensor) and value.requires_grad
             ]
-            found = self._differentiated(pairs, [x for k, x in enumerate(leaves) if needs[k]])
+            found = self._differentiated(pairs, [x for k, x in enumerate(leaves) if needs[k]], recorded)
         answers = iter(found)
         return tuple(next(answers) if needs[k] else None for k in range(len(inputs)))
 
@@ -209,11 +212,20 @@ class Replay:
             *found,
         ]
 
-    def _differentiated(self, pairs: Sequence[tuple[Any, Any]], leaves: Sequence[Any]) -> Sequence[Any]:
+    def _differentiated(self, pairs: Sequence[tuple[Any, Any]], leaves: Sequence[Any], recorded: bool) -> Sequence[Any]:
         if not pairs or not leaves:
             return [None] * len(leaves)
         roots, weights = [value for value, _ in pairs], [gradient for _, gradient in pairs]
-        return torch.autograd.grad(roots, leaves, weights, create_graph=True, allow_unused=True)
+        return torch.autograd.grad(roots, leaves, weights, create_graph=recorded, allow_unused=True)
+
+
+def is_replayed(gradients: Sequence[Any]) -> bool:
+    """Whether a backward is the captured graph's in eager, and not the program's."""
+    return torch.is_grad_enabled() or any(map(_are_many, gradients))
+
+
+def _are_many(gradient: Any) -> bool:
+    return gradient is not None and (is_legacy_batchedtensor(gradient) or is_batchedtensor(gradient))
 
 
 def _has_hooks(x: torch.Tensor) -> bool:
@@ -295,17 +307,17 @@ def _replace(function: Any, replay: Callable[[], Replay]) -> None:
 
     def recorded(ctx: Any, *gradients: Any) -> Any:
         boxed = len(gradients) == 1 and isinstance(gradients[0], list)  # since torch 2.12
-        if not torch.is_grad_enabled():
-            # Saved tensors whose memory a backward might write to: ours does not, and need not refuse retain_graph.
-            function.metadata.bw_donated_idxs = []
-            given = gradients[0] if boxed else list(gradients)
+        given = gradients[0] if boxed else list(gradients)
+        if is_replayed(given):
+            return replay().gradients(ctx, given)
+        # Saved tensors whose memory a backward might write to: ours does not, and need not refuse retain_graph.
+        function.metadata.bw_donated_idxs = []
 
-            def run(filled: list[Any]) -> Any:
-                given[:] = map(in_memory, filled)  # the caller's own list: gradients go as soon as they have been read
-                return backward(_WithoutInputs(ctx), *([given] if boxed else given))
+        def run(filled: list[Any]) -> Any:
+            given[:] = map(in_memory, filled)  # the caller's own list: gradients go as soon as they have been read
+            return backward(_WithoutInputs(ctx), *([given] if boxed else given))
 
-            return replay().plain(ctx, given, run)
-        return replay().gradients(ctx, gradients[0] if boxed else gradients)
+        return replay().plain(ctx, given, run)
 
     for name, method in (("forward", saving), ("backward", _untraced(recorded))):
         setattr(function, name, staticmethod(method))

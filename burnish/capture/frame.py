@@ -83,6 +83,7 @@ from burnish.torch_private.names import NO_REGIONS
 from burnish.torch_private.patches import (
     MakesItsWeights,
     keeping_writes_to_numbers,
+    leaving_contexts,
     leaving_lazy_modules,
     noticing_other_shapes,
 )
@@ -503,6 +504,7 @@ class FrameCompiler:
                         without_meta_failures(),
                         keeping_writes_to_numbers(),
                         noticing_other_shapes(),
+                        leaving_contexts(),
                         leaving_lazy_modules(),
                         _copying_blocks(frame, self._options.regions, self._log),
                     ):

@@ -21,6 +21,7 @@ Made = Mapping[fx.Node, frozenset[int]]
 _SUM = "aten.add.Tensor"
 _SUMS = (_SUM, "aten.sub.Tensor")
 _TANGENT = "tangents"  # what AOTAutograd's names of those inputs begin with
+_WHERE, _FORWARD = "partitioner_tag", "is_forward"  # as AOTAutograd marks the nodes of a joint graph
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
@@ -37,11 +38,19 @@ def made_of(backward: fx.Graph) -> dict[fx.Node, frozenset[int]]:
     for node in backward.nodes:
         if node.op in ("placeholder", "output") or is_number(node):
             continue
-        operands = [found.get(operand, frozenset[int]()) for operand in node.all_input_nodes]
+        operands = [found.get(x, frozenset[int]()) for x in node.all_input_nodes if x in found or not _is_value(x)]
         if any(operands):
             lost = {ALWAYS} if str(node.target) in _SUMS and not all(operands) else frozenset[int]()
             found[node] = frozenset().union(lost, *operands)
     return found
+
+
+def _is_value(node: fx.Node) -> bool:
+    """Whether it is the forward's, and so no gradient, and none that is zero: sums with it are a formula's own, like
+    those of logarithms by which `logcumsumexp` multiplies."""
+    while str(node.target) == "aten.detach.default":
+        (node,) = node.all_input_nodes
+    return node.op == "placeholder" or node.meta.get(_WHERE) == _FORWARD
 
 
 def is_number(node: fx.Node) -> bool:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from torch._C import _len_torch_dispatch_stack as len_torch_dispatch_stack
     from torch._C import _len_torch_function_stack as len_torch_function_stack
     from torch._C._functorch import get_dynamic_layer_stack_depth as get_dynamic_layer_stack_depth
+    from torch._C._functorch import is_batchedtensor as is_batchedtensor
+    from torch._C._functorch import is_legacy_batchedtensor as is_legacy_batchedtensor
     from torch._C._functorch import peek_interpreter_stack as peek_interpreter_stack
     from torch._C._functorch import (
         pop_dynamic_layer_stack_and_undo_to_depth as pop_dynamic_layer_stack_and_undo_to_depth,
@@ -33,6 +35,13 @@ if TYPE_CHECKING:
     from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
     from torch.utils._python_dispatch import is_traceable_wrapper_subclass as is_traceable_wrapper_subclass
 
+_AS_ONE = "a backward takes many gradients at once for one, and raises where it cannot"
+
+
+def _never(x: object) -> bool:
+    return False
+
+
 NAMES = (
     PrivateName("torch._C._len_torch_dispatch_stack", "whether a dispatch mode is active"),
     PrivateName("torch._C._len_torch_function_stack", "whether a function mode is active"),
@@ -45,6 +54,18 @@ NAMES = (
     PrivateName("torch._C._dispatch_tls_local_exclude_set", "the dispatch state"),
     PrivateName("torch._C._exit_dual_level", "leaves forward-mode differentiation after a failure"),
     PrivateName("torch._C._functorch.get_dynamic_layer_stack_depth", "how many transforms of torch.func are active"),
+    PrivateName(
+        "torch._C._functorch.is_batchedtensor",
+        "whether a gradient is many, of torch.func.vmap",
+        fallback=_AS_ONE,
+        instead=_never,
+    ),
+    PrivateName(
+        "torch._C._functorch.is_legacy_batchedtensor",
+        "whether a gradient is many, by is_grads_batched=True",
+        fallback=_AS_ONE,
+        instead=_never,
+    ),
     PrivateName("torch._C._functorch.peek_interpreter_stack", "whether one is active"),
     PrivateName("torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth", "leaves them after a failure"),
     PrivateName("torch.autograd.forward_ad._current_level", "whether forward-mode differentiation is going on"),

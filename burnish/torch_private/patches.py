@@ -15,6 +15,7 @@ from burnish.torch_private.dynamo import OutputGraph, convert_frame
 from burnish.torch_private.dynamo import guards as dynamo_guards
 from burnish.torch_private.operators import DispatchKey
 from burnish.torch_private.variables import (
+    AutogradFunctionContextVariable,
     LazyConstantVariable,
     ListVariable,
     TensorVariable,
@@ -108,8 +109,39 @@ def leaving_lazy_modules() -> Iterator[None]:
         yield
 
 
-# Their gradients at NaN are not those of their pieces.
-_OF_PIECES = (torch.ops.aten.hardshrink.default, torch.ops.aten.softshrink.default)
+# Methods of a custom autograd function's context that decide what its backward is given: None, or zeros; and whether an
+# input has another history after the call. Dynamo traces some of them as if they did nothing.
+_OF_CONTEXTS = ("set_materialize_grads", "mark_dirty")
+_FIELD = "materialize_grads"
+
+
+@contextlib.contextmanager
+def leaving_contexts() -> Iterator[None]:
+    """While open, Dynamo breaks the graph at an autograd function that asks this of its context: eager calls it."""
+    context = AutogradFunctionContextVariable
+    ask, call = (getattr(context, name, None) for name in ("var_getattr", "call_method"))
+    if ask is None or call is None:
+        yield
+        return
+
+    def asked(variable: Any, tx: Any, name: str) -> Any:
+        # It raises at a method whose name it does not know, as it does everywhere.
+        return call(variable, tx, f"{name} of", [], {}) if name in _OF_CONTEXTS else ask(variable, tx, name)
+
+    def called(variable: Any, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        sets = name == "__setattr__" and bool(args) and args[0].as_python_constant() == _FIELD
+        return call(variable, tx, f"setting {_FIELD} of" if sets else name, args, kwargs)
+
+    with _replaced(context, "var_getattr", asked), _replaced(context, "call_method", called):
+        yield
+
+
+# Two whose gradients at NaN are not those of their pieces, and one whose pieces read targets behind the end of a row.
+_OF_PIECES = (
+    torch.ops.aten.hardshrink.default,
+    torch.ops.aten.softshrink.default,
+    torch.ops.aten.multilabel_margin_loss_forward.default,
+)
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from burnish.torch_private.names import (
     AS_TORCH_DOES,
+    CONTEXTS_TRACED,
     LAZY_WEIGHTS,
     NEWEST,
     NO_BACKGROUND_PAUSES,
@@ -69,6 +70,16 @@ NAMES = (
         "makes a lazy module's weights while tracing",
         fallback=LAZY_WEIGHTS,
         seen_in=NEWEST,
+    ),
+    PrivateName(
+        "torch._dynamo.variables.misc.AutogradFunctionContextVariable.var_getattr",
+        "traces methods that change what a custom backward is given",
+        fallback=CONTEXTS_TRACED,
+    ),
+    PrivateName(
+        "torch._dynamo.variables.misc.AutogradFunctionContextVariable.call_method",
+        "breaks the graph at methods that it does not know",
+        fallback=CONTEXTS_TRACED,
     ),
     PrivateName(
         "torch._dynamo.symbolic_convert.InstructionTranslatorBase.step",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from burnish.torch_private.names import LAZY_WEIGHTS, NO_REGIONS, PrivateName, lookup_in
+from burnish.torch_private.names import CONTEXTS_TRACED, LAZY_WEIGHTS, NO_REGIONS, PrivateName, lookup_in
 
 if TYPE_CHECKING:
     from torch._dynamo.variables import ConstantVariable as ConstantVariable
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch._dynamo.variables.builder import wrap_fx_proxy as wrap_fx_proxy
     from torch._dynamo.variables.builtin import BuiltinVariable as BuiltinVariable
     from torch._dynamo.variables.lazy import LazyConstantVariable as LazyConstantVariable
+    from torch._dynamo.variables.misc import AutogradFunctionContextVariable as AutogradFunctionContextVariable
     from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable as UnspecializedNNModuleVariable
     from torch._dynamo.variables.user_defined import UserDefinedObjectVariable as UserDefinedObjectVariable
 
@@ -62,6 +63,12 @@ NAMES = (
         "torch._dynamo.variables.lazy.LazyConstantVariable",
         "replaced, so that a layer's number is followed",
         fallback=NO_REGIONS,
+    ),
+    PrivateName(
+        "torch._dynamo.variables.misc.AutogradFunctionContextVariable",
+        "the context of a custom autograd function: some of its methods are left to eager",
+        fallback=CONTEXTS_TRACED,
+        instead=None,
     ),
     PrivateName(
         "torch._dynamo.variables.nn_module",

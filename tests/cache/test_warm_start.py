@@ -177,6 +177,19 @@ def test_a_restored_object_can_be_sealed(tmp_path: Path, options: dict[str, obje
     assert RESTORED in stats.notices and not any("eager" in notice for notice in stats.notices)
 
 
+def test_a_restored_step_takes_many_gradients_at_once(tmp_path: Path, options: dict[str, object]) -> None:
+    module = imported(model_file(tmp_path))
+    called(block(module), options, X, grad=True)
+    torch.compiler.reset()
+    model = block(module, seed=2)
+    compiled = burnish.compile(model, options=options)
+    weights, many = list(model.parameters()), torch.linspace(-1, 1, 24).reshape(2, 4, 3)
+    got, want = (torch.autograd.grad(call(X), weights, many, is_grads_batched=True) for call in (compiled, model))
+    torch.testing.assert_close(got, want)
+    assert not any(each.requires_grad for each in got)
+    assert is_restored(burnish.stats(compiled))
+
+
 def test_sizes_that_may_differ(tmp_path: Path, options: dict[str, object]) -> None:
     module = imported(model_file(tmp_path))
     dynamic = lambda: burnish.compile(block(module), options=options, dynamic=True)  # noqa: E731

@@ -506,3 +506,66 @@ def test_zeros_that_lie_in_no_memory_inside_a_graph():
     step = lambda x: torch.lerp(x, x * 2, 0.3).sgn()  # noqa: E731
     c = burnish.compile(step, gate=False, verify="off")
     assert torch.equal(_through(c, torch.clone), _through(step, torch.clone))
+
+
+def _convolution(x: torch.Tensor) -> torch.Tensor:
+    return F.conv2d(x, torch.linspace(-1, 1, 54).reshape(2, 3, 3, 3)).relu()
+
+
+# Results, and what they are of.
+OF_MANY: dict[str, tuple[Callable[..., Any], torch.Tensor]] = {
+    "contiguous": (lambda x: x.sin() * 2, torch.linspace(-1, 1, 12).reshape(3, 4)),
+    "transposed": (lambda x: (x.sin() * 2).t(), torch.linspace(-1, 1, 12).reshape(3, 4)),
+    "convolution": (_convolution, torch.linspace(-1, 1, 216).reshape(2, 3, 6, 6)),
+    "channels last": (
+        _convolution,
+        torch.linspace(-1, 1, 216).reshape(2, 3, 6, 6).to(memory_format=torch.channels_last),
+    ),
+}
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("name", OF_MANY)
+@pytest.mark.parametrize("options", [FORCED, {}], ids=["forced", "judged"])
+def test_a_backward_of_many_gradients_at_once(options, name, recorded):
+    fn, x = OF_MANY[name]
+
+    def gradients(call: Callable[..., Any]) -> torch.Tensor:
+        leaf = x.clone().requires_grad_()
+        result = call(leaf)
+        given = torch.stack([torch.ones_like(result), result.detach()])
+        (found,) = torch.autograd.grad(result, leaf, given, is_grads_batched=True, create_graph=recorded)
+        return found
+
+    compiled = burnish.compile(fn, **options)
+    for _ in range(3):
+        got, want = gradients(compiled), gradients(fn)
+        torch.testing.assert_close(got, want)
+        assert got.requires_grad is want.requires_grad
+    stats = burnish.stats(compiled)
+    assert stats.graphs and stats.fallbacks == ()
+
+
+@pytest.mark.parametrize("vectorize", [False, True])
+def test_a_jacobian_of_a_result_that_is_not_contiguous(vectorize):
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return (x * x.sum()).permute(1, 0)
+
+    compiled, x = burnish.compile(fn, **FORCED), torch.linspace(-1, 2, 6).reshape(2, 3)
+    for _ in range(2):
+        found = torch.autograd.functional.jacobian(compiled, x, vectorize=vectorize)
+        torch.testing.assert_close(found, torch.autograd.functional.jacobian(fn, x))
+
+
+def test_many_gradients_at_once_by_vmap_leave_a_plain_backward_as_it_was():
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x.exp().t()
+
+    compiled = burnish.compile(fn, **FORCED)
+    x = torch.linspace(-1, 1, 6).reshape(2, 3).requires_grad_()
+    result = compiled(x)
+    many = torch.func.vmap(lambda given: torch.autograd.grad(result, x, given, retain_graph=True)[0])
+    given = torch.stack([torch.ones(3, 2), 2 * torch.ones(3, 2)])
+    torch.testing.assert_close(many(given), torch.stack([x.exp(), 2 * x.exp()]).detach())
+    result.sum().backward()
+    torch.testing.assert_close(x.grad, x.exp().detach())

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 import burnish
 from burnish.errors import FallbackWarning
@@ -184,3 +185,59 @@ def test_gradient_of_a_product_of_elements(elements):
     with pytest.warns(FallbackWarning, match="whether one of them is zero"):
         (found,) = torch.autograd.grad(compiled(x), x)
     torch.testing.assert_close(found, want, rtol=0, atol=0, equal_nan=True)
+
+
+# Behind the first -1 of a row nothing counts, not even what is no class.
+ENDED = [[[3, 0, -1, 1], [2, -1, 0, 0]], [[-1, 2, 0, 0], [1, 2, 3, -1]], [[-1, -1, -1, -1], [0, 1, 2, 3]]]
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("targets", ENDED)
+def test_a_loss_of_many_labels_ends_at_the_first_minus_one(targets, reduction):
+    x = torch.linspace(-1, 2, 8, dtype=torch.float64).reshape(2, 4).sin()
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return F.multilabel_margin_loss(x * 2, torch.tensor(targets), reduction=reduction)
+
+    def found(call: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
+        leaf = x.clone().requires_grad_()
+        result = call(leaf)
+        return [result.detach(), *torch.autograd.grad(result.sum(), leaf)]
+
+    ours = burnish.compile(loss, gate=False, verify="off")
+    torch.testing.assert_close(found(ours), found(loss))
+    assert burnish.stats(ours).fallbacks == ()
+
+
+class _Ended(nn.Module):
+    """A block that is traced once for all of its kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        h = self.linear(x)
+        return F.hardshrink(h) + F.multilabel_margin_loss(h, targets)
+
+
+class _EndedStack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(_Ended() for _ in range(3))
+
+    def forward(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x, targets)
+        return x
+
+
+def test_equal_blocks_have_the_derivatives_of_whole_operations():
+    torch.manual_seed(0)
+    model = _EndedStack().double()
+    compiled = burnish.compile(model, regions=[_Ended], gate=False, verify="off")
+    x, weights = torch.linspace(-1, 2, 8, dtype=torch.float64).reshape(2, 4), list(model.parameters())
+    results = [call(x, torch.tensor(ENDED[0])) for call in (compiled, model)]
+    torch.testing.assert_close(*results)
+    got, want = (torch.autograd.grad(result.square().sum(), weights) for result in results)
+    torch.testing.assert_close(got, want)

@@ -42,6 +42,54 @@ class TimesSeven(torch.autograd.Function):
         return gradient * 7
 
 
+def _tell(ctx):
+    ctx.set_materialize_grads(False)
+
+
+class LooksForNone(torch.autograd.Function):
+    """Two results; its gradients say which of them a loss has left out."""
+
+    @staticmethod
+    def forward(ctx, x):
+        _tell(ctx)
+        return x * 2, x * 3
+
+    @staticmethod
+    def backward(ctx, first, second):
+        if first is None or second is None:
+            return (first if second is None else second) * 100
+        return first * 2 + second * 3
+
+
+class LooksForNoneByField(LooksForNone):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.materialize_grads = False
+        return x * 2, x * 3
+
+
+class LooksForNoneAfterwards(LooksForNone):
+    @staticmethod
+    def forward(x):
+        return x * 2, x * 3
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.set_materialize_grads(False)
+
+
+class AddsInPlace(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        x.add_(1)
+        ctx.mark_dirty(x)
+        return x, x * 2
+
+    @staticmethod
+    def backward(ctx, first, second):
+        return first * 7 + second * 5
+
+
 class Labelled(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -127,6 +175,27 @@ def test_a_function(name):
         "compiled": [""] if stats.graphs and not stats.fallbacks and not stats.graph_breaks else [],
     }[how]
     assert any(said in entry for entry in told), stats
+
+
+@pytest.mark.parametrize("options", [{}, {"gate": False, "verify": "off"}], ids=["judged", "forced"])
+@pytest.mark.parametrize("function", [LooksForNone, LooksForNoneByField, LooksForNoneAfterwards, AddsInPlace])
+def test_an_autograd_function_is_given_what_eager_gives_it(function, options):
+    def call(x):
+        y = x.sin()
+        first, second = function.apply(y)
+        return first.exp(), second, y * 2
+
+    compiled = burnish.compile(call, **options)
+    for used in ([0], [1], [0, 1], [0, 1, 2]):
+        found = []
+        for each in (compiled, call):
+            x = torch.linspace(-1, 2, 16, dtype=torch.float64).requires_grad_()
+            results = each(x)
+            sum(results[k].sum() for k in used).backward()
+            found.append([x.grad, *(result.detach() for result in results)])
+        torch.testing.assert_close(found[0], found[1])
+    stats = burnish.stats(compiled)
+    assert any("autograd.Function context" in entry.reason for entry in stats.graph_breaks), stats.graph_breaks
 
 
 @pytest.mark.parametrize("name", ["cond", "boolean mask", "custom op", "complex", "autograd function", "vmap inside"])

@@ -121,6 +121,21 @@ def test_second_derivatives_of_what_no_result_depends_on() -> None:
     torch.testing.assert_close(got[1], want[1])
 
 
+def test_a_formula_that_adds_numbers_of_the_forward_is_no_sum_of_gradients() -> None:
+    """The gradient of `logcumsumexp` is computed in logarithms, which add to what a loss may leave out."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return (x * 2).logcumsumexp(0), x.detach() * y
+
+    compiled = burnish.compile(function, options=FORCED)
+    for used in (0, 1):
+        x, y = (torch.linspace(-2, 2, 8, requires_grad=True) for _ in range(2))
+        compiled(x, y)[used].sum().backward()
+        want = torch.autograd.grad(function(x, y)[used].sum(), (x, y), allow_unused=True)
+        assert (want[0] is None, want[1] is None) == (used == 1, used == 0)
+        torch.testing.assert_close([x.grad, y.grad], list(want))
+
+
 def test_what_gradients_are_made_of() -> None:
     """A sum of what depends on tangents and what does not has lost where its zero came from."""
     aten = torch.ops.aten

@@ -15,7 +15,7 @@ from torch import fx
 
 from burnish.capture.backwards import LeftOut, Zeros, tangents_of
 from burnish.capture.calls import in_memory
-from burnish.capture.double_backward import Replay, own_tensors
+from burnish.capture.double_backward import Replay, is_replayed, own_tensors
 from burnish.capture.flow import Flow, is_tensor, needs_gradient
 from burnish.capture.warm import NotWarm
 from burnish.capture.warm.graph import GraphText
@@ -99,7 +99,7 @@ def training_function(forward: Boxed, backward: Boxed, layout: TrainingLayout, a
 
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-            if torch.is_grad_enabled():
+            if is_replayed(gradients):
                 return again.gradients(ctx, gradients)
 
             def run(given: Sequence[Any]) -> tuple[Any, ...]:
