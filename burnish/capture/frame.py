@@ -42,6 +42,7 @@ from burnish.capture.doubts import RETURNED, Doubt, Doubts, Ending
 from burnish.capture.dynamo import make_backend
 from burnish.capture.hooks import Hooks
 from burnish.capture.host import host_if_built, prepare_host
+from burnish.capture.methods import guard_methods, methods_mark
 from burnish.capture.overhead import guards_us, module_call_us, way_in_us
 from burnish.capture.saved_tensors import finishing_checkpoints, regions_are_begun
 from burnish.capture.seal import Seal
@@ -56,6 +57,7 @@ from burnish.observe.log import CompileLog, failure_reason
 from burnish.options import Options, Regions
 from burnish.runtime.ahead import Ahead, begin, wanted_by
 from burnish.runtime.beside import collecting
+from burnish.runtime.entry import CacheKey
 from burnish.stats import GraphBreak
 from burnish.torch_private import dynamo
 from burnish.torch_private.dispatch import is_fx_symbolic_tracing, is_tracing, len_torch_dispatch_stack
@@ -539,7 +541,8 @@ class FrameCompiler:
 
     def _warm_key(self, frame: Any) -> Any:
         try:
-            return self._warm.key(frame)
+            key = self._warm.key(frame)
+            return key if key is None else CacheKey((*key.factors, ("methods", methods_mark(frame))))
         except Exception as error:  # inputs that cannot be described: a lazy module's weights before its first call
             self._log.noticed(f"frame not stored: {failure_reason(error)[:80]}")
             return None
@@ -588,6 +591,10 @@ class FrameCompiler:
     def _made(self, frame: Any, guarded: Any, graphs_before: int) -> None:
         if guarded is None:
             return
+        try:
+            guard_methods(guarded.guard_manager, frame)
+        except Exception as error:  # of classes that cannot be looked at: what they say of themselves is the user's
+            self._log.noticed(f"methods not guarded: {failure_reason(error)[:80]}")
         self._excused.pop(frame.f_code, None)
         self._newest[frame.f_code] = guarded.guard_manager
         for variant in self._log.variants():

@@ -22,6 +22,7 @@ from burnish.assumptions import AssumptionUnmet
 from burnish.capture.hooks import Hooks
 from burnish.capture.host import Host, host_library
 from burnish.capture.known_calls import KnownCalls
+from burnish.capture.methods import all_as_compiled
 from burnish.capture.signature import Key, KeyMaker, key_maker
 from burnish.capture.unguarded import Unguarded
 from burnish.errors import SealedError
@@ -32,7 +33,8 @@ from burnish.torch_private.dynamo import GlobalStateGuard, eval_frame, set_eval_
 
 _REMEMBERED = 1024  # signatures: sizes that never come back must not fill the memory
 Entries = Callable[[types.CodeType], list[Any]]
-# Whether the process is in the state it was in; whether what is kept at hand is still the module's; what to call.
+# Whether the process is in the state it was in; whether what is kept at hand is still the module's, and its classes'
+# methods are what they were; what to call.
 Route = tuple[Callable[[], bool], Callable[[], bool], Callable[..., Any]]
 
 
@@ -125,7 +127,7 @@ class Seal:
             self._remember(key, self._guarded)
             return self._guarded(*args, **kwargs)
         result = code.first(args, kwargs)
-        self._remember(key, code.call, code.held or _nothing_to_hold)
+        self._remember(key, code.call, all_as_compiled(entry.guard_manager, self._frame, code.held))
         return result
 
     def _unguarded(self, code: types.CodeType) -> Unguarded:

@@ -41,7 +41,8 @@ static int shelf_holds(PyObject *dict, PyObject *pairs)
     for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(pairs); k++) {
         PyObject *pair = PyTuple_GET_ITEM(pairs, k);
         PyObject *found = PyDict_GetItemWithError(dict, PyTuple_GET_ITEM(pair, 0));
-        if (found != PyTuple_GET_ITEM(pair, 1))
+        PyObject *wanted = PyTuple_GET_ITEM(pair, 1);
+        if (found != wanted && (found || wanted != Py_None)) /* None: nothing, as `get` has it */
             return 0;
     }
     return 1;
