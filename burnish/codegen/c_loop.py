@@ -453,11 +453,16 @@ class _ColumnNest(_Nest):
         """Row-level values that must outlive the lane loop that makes them."""
         used_late: set[int] = set()
         for n, i in enumerate(self.body):
-            for a in instr_args(i):
+            for a in (*instr_args(i), *self._tested(i)):
                 if not self.level[a] and (self.level[n] or self.ready[n] > self.ready[a] or isinstance(i, Reduced)):
                     used_late.add(a)
         made = {n for n, i in enumerate(self.body) if isinstance(i, Reduced)}
         return sorted(made | {a for a in used_late if not isinstance(self.body[a], Const)})
+
+    def _tested(self, i: Instr) -> list[int]:
+        """What a store looks at besides: whether its place is within range."""
+        places = [self.body[v] for v in value_refs(i.index)] if isinstance(i, Store) else []
+        return [place.arg for place in places if isinstance(place, Checked)]
 
     def _row_stage(self, phase: int, crossing: list[int], done: list[int]) -> None:
         p = self.p

@@ -220,7 +220,11 @@ def restrided(x: torch.Tensor, shape: Sequence[int], strides: Sequence[int]) -> 
         d == 1 or s == t for d, s, t in zip(shape, x.stride(), strides, strict=True)
     ):
         return x
-    return torch.empty_strided(tuple(shape), tuple(strides), dtype=x.dtype, device=x.device).copy_(x)
+    held = [min(d, 1) if stride == 0 else d for d, stride in zip(shape, strides, strict=True)]  # of what is expanded
+    for dim, size in enumerate(held):
+        x = x.narrow(dim, 0, size)
+    found = torch.empty_strided(held, tuple(strides), dtype=x.dtype, device=x.device).copy_(x)
+    return found if held == list(shape) else found.expand(tuple(shape))
 
 
 class Renderer:

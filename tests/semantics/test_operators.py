@@ -218,6 +218,29 @@ def test_an_index_out_of_range_once_inputs_are_written(name):
     served_by_us(compiled)
 
 
+def test_what_is_summed_up_goes_where_an_index_says():
+    """The sum's loop and the one that tests the index are two in C."""
+
+    def fn(x, index):
+        return torch.zeros(5, 5).scatter(0, index[None], x.sum(0, keepdim=True) + index)
+
+    compiled = burnish.compile(fn, gate=False, verify="off")
+    x, index = torch.arange(25.0).reshape(5, 5), torch.tensor([4, 0, 1, 1, 3])
+    assert torch.equal(compiled(x, index), fn(x, index))
+    served_by_us(compiled)
+    with pytest.raises(RuntimeError):
+        compiled(x, index + 1)
+
+
+def test_a_negated_tensor_that_is_expanded_for_a_call():
+    """Its copy has the memory of the call's result: not every element is one."""
+    compiled = burnish.compile(lambda x: x.repeat_interleave(2, -1), gate=False, verify="off")
+    x = torch.tensor([3, 1, 2])
+    for given in (x, torch._neg_view(x)):
+        assert compiled(given).tolist() == [given[0], given[0], given[1], given[1], given[2], given[2]]
+    assert not burnish.stats(compiled).fallbacks
+
+
 def test_index_copy_takes_no_negative_index():
     compiled = burnish.compile(lambda x, i: x.index_copy(0, i, x[:1]))
     compiled(X, torch.tensor([4]))
