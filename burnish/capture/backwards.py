@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from burnish.capture.apart import give_own_memory
 from burnish.capture.tangents import can_leave_out, made_of, other_term, tangents_of
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
@@ -117,6 +118,7 @@ def part_of(whole: fx.GraphModule, left_out: LeftOut) -> Part:
     for node in left:
         if not node.users:
             graph.graph.erase_node(node)
+    give_own_memory(graph.graph)  # of sums that have lost a term, two may be one
     graph.recompile()
     return Part(left_out, graph, used)
 

@@ -104,11 +104,11 @@ class Replay:
         bases = self.returns.bases
         ctx.burnish_bases = [(x.shape, x.stride()) for x in results[len(results) - len(bases) :]] if bases else ()
         if not hooks_are_active():
-            ctx.burnish_own = OwnTensors(None)
+            ctx.burnish_own = OwnTensors(len(ctx.to_save or ()), None)
             ctx.burnish_states = [State.of(x) for x in tensors]
             return
         own = tuple(ctx.to_save or ())
-        ctx.burnish_own = OwnTensors([Layout.of(x) for x in own])
+        ctx.burnish_own = OwnTensors(len(own), [Layout.of(x) for x in own])
         ctx.burnish_tensors, ctx.burnish_states = None, None  # autograd has them from now on
         ctx.burnish_seen = [weakref.ref(x) for x in tensors]
         ctx.save_for_backward(*own, *tensors)
@@ -124,7 +124,7 @@ class Replay:
         left_out = self.flow.left_out(missing)
         waited_for = self._waited_for(ctx)
         if self.leaves_out is not None and not self.leaves_out(left_out):
-            found = [None if x is None else x.detach() for x in self.gradients(ctx, gradients)]
+            found = [None if x is None else x.detach().clone() for x in self.gradients(ctx, gradients)]
             return self.flow.found(found, left_out, waited_for)
         turn, goes_on = self._turn(left_out, own.open), get_current_graph_task_keep_graph()
         if turn is None or not turn.later:

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
+from burnish.capture.apart import give_own_memory
 from burnish.capture.calls import memory_of_node, mutates
 from burnish.torch_private.aot import config as functorch_config
 from burnish.torch_private.aot import min_cut_rematerialization_partition
@@ -32,7 +33,10 @@ def partition(joint: fx.GraphModule, joint_inputs: Sequence[Any], **arguments: A
     joint.recompile()
     # What is kept of a padded product is all of it, not the part inside, which would be a copy.
     with functorch_config.patch(cse=False, recompute_views=functorch_config.recompute_views or padded > 0):
-        return min_cut_rematerialization_partition(joint, joint_inputs, **arguments)
+        forward, backward = min_cut_rematerialization_partition(joint, joint_inputs, **arguments)
+    if give_own_memory(backward.graph):
+        backward.recompile()
+    return forward, backward
 
 
 def save_copies(forward: fx.Graph, returned: int, changed: Sequence[int]) -> int:

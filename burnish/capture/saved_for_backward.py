@@ -105,9 +105,11 @@ class Kept:
 
 
 class OwnTensors:
-    """What a program saves beside autograd's node, whose state this is. With `layouts` there are hooks on it."""
+    """What a program saves beside autograd's node, whose state this is: so many tensors. With `layouts` there are hooks
+    on them."""
 
-    def __init__(self, layouts: Sequence[Layout] | None) -> None:
+    def __init__(self, count: int, layouts: Sequence[Layout] | None) -> None:
+        self._count = count
         self._layouts = layouts
         self._turn: Turn | None = None  # of the backward that runs; None if it leaves nothing out
         self._kept: list[Kept | Layout] | None = None  # since there was a backward that another may follow
@@ -131,10 +133,14 @@ class OwnTensors:
 
     def of(self, ctx: Any) -> tuple[torch.Tensor, ...]:
         """As it was saved. What the turn does not read has its form alone."""
+        if not self._count:
+            return ()
         if self._turn is None:
             return self._all(ctx)
         read = self._turn.read
         if self._kept is None:
+            if not read and not _is_held(ctx):
+                return tuple(torch.empty(0, device="meta") for _ in range(self._count))
             return tuple(slot.read() if k in read else slot.form() for k, slot in enumerate(self._slots(ctx)))
         if any(isinstance(x, Layout) for k, x in enumerate(self._kept) if k in read):
             return self._all(ctx)  # which raises: these have had theirs
@@ -143,7 +149,7 @@ class OwnTensors:
     def _kept_after(self, ctx: Any, turn: Turn) -> list[Kept | Layout] | None:
         if self._kept is not None:
             return [x if isinstance(x, Layout) or k in turn.later else x.layout for k, x in enumerate(self._kept)]
-        if not turn.later:
+        if not turn.open or not _is_held(ctx):
             return None
         slots = enumerate(self._slots(ctx))
         return [Kept.of(slot) if k in turn.later else Layout.of(slot.form()) for k, slot in slots]
@@ -162,6 +168,14 @@ class OwnTensors:
             return [_Packed(each, None) for each in raw]
         # Behind them, the inputs are saved.
         return [_Packed(each, layout) for each, layout in zip(raw, self._layouts, strict=False)]
+
+
+def _is_held(ctx: Any) -> bool:
+    """Whether autograd still has what was saved."""
+    try:
+        return ctx._raw_saved_tensors is not None
+    except RuntimeError:
+        return False
 
 
 class _Slot(Protocol):

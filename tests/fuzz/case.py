@@ -149,13 +149,17 @@ class Action:
     ours: bool = False
 
 
+# Of all results; of every other one; of one after the other, where eager can; twice; of the gradients, too.
+Backward = Literal["", "once", "part", "turns", "retain", "double"]
+
+
 @dataclass(frozen=True)
 class Call:
     storages: tuple[Storage, ...]
     args: tuple[Arg, ...]
     seed: int
     mode: Literal["grad", "no_grad", "inference"] = "grad"
-    backward: Literal["", "once", "retain", "double"] = ""
+    backward: Backward = ""
     accumulate: bool = False  # gradients of the call before are kept
     threads: int = 1
     before: tuple[Action, ...] = ()

@@ -396,6 +396,13 @@ def _backward(call: Call, result: Any, leaves: Sequence[Any], noise: Noise | Non
     if not roots:
         return []
     seeds = [_cotangent(t, k, noise) for k, t in enumerate(roots)]
+    if call.backward == "part":
+        torch.autograd.backward(roots[::2], seeds[::2])
+        return []
+    if call.backward == "turns":
+        for root, seed in zip(roots, seeds, strict=True):
+            torch.autograd.backward(root, seed)
+        return []
     if call.backward != "double":
         torch.autograd.backward(roots, seeds, retain_graph=call.backward == "retain")
         if call.backward == "retain":

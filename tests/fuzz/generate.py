@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 import torch.utils.checkpoint
 
-from tests.fuzz.case import NAME, Action, Arg, Call, Case, Exactness, Member, Program, Step, Storage
+from tests.fuzz.case import NAME, Action, Arg, Backward, Call, Case, Exactness, Member, Program, Step, Storage
 from tests.fuzz.inputs import LAYOUTS, built, contiguous, extent, laid_out
 from tests.fuzz.operations import STEPS, Refused, Test
 from tests.fuzz.values import FLOATS, INTEGERS
@@ -43,6 +43,8 @@ FEATURES: tuple[str, ...] = (
     "gradients",
     "double",
     "retain",
+    "part",
+    "turns",
     "inplace",
     "module",
     "state",
@@ -415,14 +417,14 @@ class _CaseWriter:
             mode = self.rng.choice(["grad", "no_grad", "inference"])
         return Call(tuple(w.storages), tuple(w.args), self.rng.randrange(1 << 20), mode, self._backward())
 
-    def _backward(self) -> Literal["", "once", "retain", "double"]:
+    def _backward(self) -> Backward:
         if not self.writer.grows:
             return ""
-        kinds: list[Literal["", "once", "retain", "double"]] = ["once"] * 8 + [""]
-        if self.has("retain"):
-            kinds += ["retain"] * (8 if "retain" in self.wishes.focus else 1)
-        if self.has("double"):
-            kinds += ["double"] * (8 if "double" in self.wishes.focus else 1)
+        kinds: list[Backward] = ["once"] * 8 + [""]
+        others: tuple[tuple[Backward, int], ...] = (("retain", 1), ("double", 1), ("part", 2), ("turns", 1))
+        for kind, times in others:
+            if self.has(kind):
+                kinds += [kind] * (8 if kind in self.wishes.focus else times)
         return self.rng.choice(kinds)
 
     # --- later calls --------------------------------------------------------------------------------------------
@@ -586,7 +588,7 @@ class _CaseWriter:
                 call = self._alone(call, k, "plain")
         args = [dataclasses.replace(a, flags=tuple(f for f in a.flags if f != "neg")) for a in call.args]
         kinds = [s if ":" in s.kind else dataclasses.replace(s, kind="unit") for s in call.storages]
-        backward: Literal["", "once"] = "once" if call.backward else ""
+        backward: Backward = "once" if call.backward else ""
         return dataclasses.replace(call, args=tuple(args), storages=tuple(kinds), backward=backward)
 
 

@@ -148,6 +148,11 @@ def _backward(call: Call) -> list[str]:
     if call.mode != "grad" or not call.backward:
         return []
     lines = ["        roots = [t for t in tensors_of(result) if t.requires_grad]", "        if roots:"]
+    if call.backward == "part":
+        return [*lines, "            torch.autograd.backward(roots[::2], seeds_for(roots)[::2])"]
+    if call.backward == "turns":
+        lines += ["            for root, seed in zip(roots, seeds_for(roots), strict=True):"]
+        return [*lines, "                torch.autograd.backward(root, seed)"]
     if call.backward != "double":
         if call.backward == "retain":
             lines += ["            torch.autograd.backward(roots, seeds_for(roots), retain_graph=True)"]

@@ -159,7 +159,7 @@ def _plainer_calls(case: Case) -> Iterator[Case]:
                 yield dataclasses.replace(call, before=(*call.before[:k], *call.before[k + 1 :]))
         for plain in ({"threads": 1}, {"backward": ""}, {"accumulate": False}, {"mode": "grad"}, {"seed": 0}):
             yield dataclasses.replace(call, **plain)  # type: ignore[arg-type]
-        if call.backward in ("double", "retain"):
+        if call.backward not in ("", "once"):
             yield dataclasses.replace(call, backward="once")
 
     yield from _each_call(case, change)

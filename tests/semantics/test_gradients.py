@@ -241,3 +241,44 @@ def test_equal_blocks_have_the_derivatives_of_whole_operations():
     torch.testing.assert_close(*results)
     got, want = (torch.autograd.grad(result.square().sum(), weights) for result in results)
     torch.testing.assert_close(got, want)
+
+
+# -- gradients lie in memory of their own: to a leaf's, autograd adds the next one in place ----------------------------
+
+SHARED = {
+    "a sum": (lambda x, a: x + a, (2, 2)),
+    "a sum with a view": (lambda x, a: x.view(2, 2) + a, (4,)),
+    "a product behind it": (lambda x, a: (x.view(2, 2) + a) * 2, (4,)),
+    "a function behind it": (lambda x, a: (x.view(2, 2) + a).exp(), (4,)),
+    "a transpose": (lambda x, a: (x.t() + a).sin(), (2, 2)),
+    "a row and a square": (lambda x, a: (x[0] + a).exp(), (1, 2, 2)),
+    "parts": (lambda x, a: torch.cat([x, a]).exp(), (2, 2)),
+    "parts that overlap": (lambda x, a: (torch.cat([x, a]) + torch.cat([a, x])).exp(), (2, 2)),
+    "one of two results": (lambda x, a: (x + a, (x * a).exp()), (2, 2)),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["fixed", "dynamic"])
+@pytest.mark.parametrize("name", SHARED)
+def test_gradients_of_leaves_add_up_apart(name, dynamic):
+    fn, shape = SHARED[name]
+
+    def added_up(call):
+        x, a = torch.ones(shape, requires_grad=True), torch.ones(2, 2, requires_grad=True)
+        for step in range(3):
+            found = call(x, a)
+            found = found[0] if isinstance(found, tuple) else found
+            found.backward(given := torch.full_like(found, 2.0 + step))
+        return x.grad, a.grad, given
+
+    compiled = burnish.compile(fn, dynamic=dynamic, options={"gate": False, "verify": "off"})
+    torch.testing.assert_close(added_up(compiled), added_up(fn))
+    assert not burnish.stats(compiled).fallbacks
+
+
+def test_windows_of_one_gradient_are_not_copied():
+    """The parts of a matrix that a product gives at once."""
+    compiled = burnish.compile(lambda x, a, b: torch.cat([a, b]) @ x, options={"gate": False, "verify": "off"})
+    x, a, b = torch.ones(3, 3), torch.ones(3, 3, requires_grad=True), torch.ones(5, 3, requires_grad=True)
+    compiled(x, a, b).sum().backward()
+    assert a.grad.untyped_storage().data_ptr() == b.grad.untyped_storage().data_ptr()

@@ -261,6 +261,18 @@ def test_backwards_that_share_nothing_under_hooks_on_saved_tensors() -> None:
     torch.testing.assert_close(got, want)
 
 
+def shifted(x: torch.Tensor, a: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return x.repeat([1, 1]), x + a - 2, c.sin()
+
+
+@pytest.mark.parametrize("order", [(0, 1, 0), (1, 1, 2), (2, 0, 1, 1)], ids=str)
+def test_a_backward_that_reads_nothing_comes_as_often_as_one_likes(order: Sequence[int]) -> None:
+    compiled = burnish.compile(shifted, options=FORCED)
+    for _ in range(2):
+        got, want = one_after_the_other(compiled, order), one_after_the_other(shifted, order)
+        torch.testing.assert_close(got, want)
+
+
 @pytest.mark.parametrize("order", [(0, 0), (0, 1, 0)], ids=str)
 def test_a_backward_that_came_before_does_not_come_again(order: Sequence[int]) -> None:
     with pytest.raises(RuntimeError, match="backward through the graph a second time"):
