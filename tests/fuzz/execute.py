@@ -330,7 +330,31 @@ class _Holder:
         for name, t in state.items():
             keep(f"state {name}", t.detach())
             keep(f"gradient of {name}", t.grad)
+        found[f"{prefix}gradients"] = Record("gradients", None, {"overlap": _overlaps([*tensors, *state.items()])})
         return found
+
+
+def _overlaps(tensors: Sequence[tuple[str, Any]]) -> list[str]:
+    """Leaves whose gradients have elements in common: the next one is added to both."""
+    elements: dict[int, str] = {}
+    found = []
+    for name, t in tensors:
+        if not isinstance(t, torch.Tensor) or not t.is_leaf or t.grad is None or t.grad._is_zerotensor():
+            continue
+        if any(t is other for _, other in tensors[: [n for n, _ in tensors].index(name)]):
+            continue
+        own = _addresses(t.grad)
+        found += sorted({f"{elements[a]} and {name}" for a in own if a in elements})
+        elements |= dict.fromkeys(own, name)
+    return found
+
+
+def _addresses(t: torch.Tensor) -> list[int]:
+    places = torch.tensor([t.storage_offset()])
+    for size, stride in zip(t.shape, t.stride(), strict=True):
+        places = (places[:, None] + torch.arange(size) * stride).reshape(-1)
+    start = t.untyped_storage().data_ptr()
+    return [start + t.element_size() * place for place in places.tolist()]
 
 
 def _torch_state() -> dict[str, Any]:
