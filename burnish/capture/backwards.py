@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,11 +20,15 @@ import torch
 from torch import fx
 
 from burnish.capture.apart import give_own_memory
-from burnish.capture.tangents import can_leave_out, made_of, other_term, tangents_of
+from burnish.capture.tangents import can_leave_out, made_of, other_term, sizes_in, tangents_of
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 LeftOut = frozenset[int]  # tangents of a graph, by their positions among them
 Zeros = tuple[tuple[int, str], ...]  # positions, and devices
+
+
+class NoSuchPart(Exception):
+    """There is no backward without these tangents, and none can be made."""
 
 
 class _Call(threading.local):
@@ -83,7 +87,7 @@ class Backwards:
         return self._made[_call.left_out](args)
 
     def prepare(self, args: Sequence[Any]) -> None:
-        """A program for what this thread's call leaves out."""
+        """A program for what this thread's call leaves out. Raises NoSuchPart if the graph cannot be had."""
         with self._making:
             left_out = _call.left_out
             if left_out not in self._made:
@@ -130,7 +134,7 @@ def without(backward: fx.GraphModule, left_out: LeftOut) -> fx.GraphModule | Non
     made = made_of(backward.graph)
     if not can_leave_out(backward.graph, made):
         return None
-    part = _Part({node for node, tangents in made.items() if tangents <= left_out})
+    part = _Part({node for node, tangents in made.items() if tangents <= left_out}, sizes_in(backward.graph))
     for node in backward.graph.nodes:
         part.take(node)
     module = fx.GraphModule(backward, part.graph)
@@ -141,9 +145,10 @@ def without(backward: fx.GraphModule, left_out: LeftOut) -> fx.GraphModule | Non
 class _Part:
     """What is left of a graph, node by node."""
 
-    def __init__(self, nothing: set[fx.Node]) -> None:
+    def __init__(self, nothing: set[fx.Node], sizes: Mapping[str, tuple[fx.Node, int | None]]) -> None:
         self.graph = fx.Graph()
         self._nothing = nothing
+        self._sizes = sizes
         self._copies: dict[fx.Node, fx.Node] = {}
 
     def take(self, node: fx.Node) -> None:
@@ -171,7 +176,16 @@ class _Part:
     def _zeros(self, node: fx.Node) -> fx.Node:
         value = node.meta["val"]
         settings: dict[str, Any] = {"dtype": value.dtype, "device": value.device, "pin_memory": False}
-        made = self.graph.call_function(torch.ops.aten.full.default, ([*value.shape], 0), settings)
+        sizes = [d if type(d) is int else self._size(d) for d in value.shape]
+        made = self.graph.call_function(torch.ops.aten.full.default, (sizes, 0), settings)
         with value.fake_mode if hasattr(value, "fake_mode") else contextlib.nullcontext():
             made.meta["val"] = torch.full(value.shape, 0, dtype=value.dtype, device=value.device)
+        return made
+
+    def _size(self, size: Any) -> fx.Node:
+        node, dim = self._sizes[str(size)]
+        if dim is None:
+            return self._copies[node]
+        made = self.graph.call_function(torch.ops.aten.sym_size.int, (self._copies[node], dim))
+        made.meta["val"] = size
         return made

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from burnish.capture.backwards import leaving_out
+from burnish.capture.backwards import NoSuchPart, leaving_out
 from burnish.capture.calls import in_memory
 from burnish.capture.flow import Flow, filled
 from burnish.capture.saved_for_backward import Layout, OwnTensors, State, Turn
@@ -72,7 +72,7 @@ class Replay:
     """A graph in eager, run again on a forward's inputs. `written` are inputs that a call changes; of those in `needed`
     it also reads what they held before. On inputs that are not `decisive` no gradient depends (None: not known).
     `flow` says which gradients there are none of (None: not known, and those are zeros), `leaves_out` whether there is
-    a program that leaves these tangents out (None: there always is)."""
+    a program already that leaves these tangents out (None: it can always be made)."""
 
     graph: Callable[..., Any]
     returns: Returns
@@ -123,14 +123,16 @@ class Replay:
             return backward(gradients)
         left_out = self.flow.left_out(missing)
         waited_for = self._waited_for(ctx)
-        if self.leaves_out is not None and not self.leaves_out(left_out):
-            found = [None if x is None else x.detach().clone() for x in self.gradients(ctx, gradients)]
-            return self.flow.found(found, left_out, waited_for)
         turn, goes_on = self._turn(left_out, own.open), get_current_graph_task_keep_graph()
-        if turn is None or not turn.later:
+        is_there = self.leaves_out is None or self.leaves_out(left_out)
+        if is_there and (turn is None or not turn.later):
             self.let_go(ctx)
-        with leaving_out(left_out), own.during(ctx, turn, goes_on=goes_on):
-            return self.flow.found(backward(filled(ctx, gradients, missing)), left_out, waited_for)
+        try:
+            with leaving_out(left_out), own.during(ctx, turn, goes_on=goes_on):
+                found = backward(filled(ctx, gradients, missing))
+        except NoSuchPart:
+            found = [None if x is None else x.detach().clone() for x in self.gradients(ctx, gradients)]
+        return self.flow.found(found, left_out, waited_for)
 
     def _turn(self, left_out: frozenset[int], still_open: frozenset[int] | None) -> Turn | None:
         """None where all that was saved is read, as ever."""
@@ -159,16 +161,24 @@ class Replay:
         if not get_current_graph_task_keep_graph():
             ctx.burnish_tensors = None
 
-    def _inputs(self, ctx: Any) -> list[Any]:
+    def _inputs(self, ctx: Any, given: Sequence[Any]) -> list[Any]:
         if ctx.burnish_states is None:
             everything = ctx.saved_tensors
             saved = iter(everything[len(everything) - len(ctx.burnish_seen) :])
         else:
+            if ctx.burnish_tensors is None or not self._is_open(ctx, given):
+                _ = ctx.saved_tensors  # raises where the graph was let go
             saved = self._unchanged(ctx)
         return [next(saved) if x is _SAVED else x for x in ctx.burnish_inputs]
 
+    def _is_open(self, ctx: Any, given: Sequence[Any]) -> bool:
+        """Whether there was a backward before that shares nothing with one of these."""
+        own: OwnTensors = ctx.burnish_own
+        if self.flow is None or own.open is None:
+            return False
+        return all(given[place] is None or k in own.open for k, place in enumerate(self.flow.given))
+
     def _unchanged(self, ctx: Any) -> Iterator[Any]:
-        _ = ctx.saved_tensors  # raises where the graph was let go
         kept = iter(zip(ctx.burnish_tensors, ctx.burnish_states, strict=True))
         for k, x in enumerate(ctx.burnish_inputs):
             if x is not _SAVED:
@@ -184,7 +194,7 @@ class Replay:
     def gradients(self, ctx: Any, given: Sequence[Any]) -> tuple[Any, ...]:
         """Of the inputs, for the gradients of what autograd was given; with their history, if autograd records it."""
         needs, recorded = ctx.needs_input_grad, torch.is_grad_enabled()
-        inputs = self._inputs(ctx)
+        inputs = self._inputs(ctx, given)
         self.let_go(ctx)
         autocast, random = ctx.burnish_state
         with torch.enable_grad(), autocast(), _drawing_again(random, inputs):

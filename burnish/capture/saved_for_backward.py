@@ -161,13 +161,15 @@ class OwnTensors:
         return tuple(layout.restored(x) for layout, x in zip(self._layouts, own, strict=False))
 
     def _slots(self, ctx: Any) -> Sequence[_Slot]:
-        if unpack is None:  # one by one, that is: before torch 2.13
+        try:
             return [_Unpacked(x) for x in self._all(ctx)]
-        raw = ctx._raw_saved_tensors
-        if self._layouts is None:
-            return [_Packed(each, None) for each in raw]
-        # Behind them, the inputs are saved.
-        return [_Packed(each, layout) for each, layout in zip(raw, self._layouts, strict=False)]
+        except RuntimeError as changed:
+            if unpack is None or not _is_held(ctx):  # one by one, that is: before torch 2.13
+                raise
+            raw = ctx._raw_saved_tensors
+            layouts = self._layouts if self._layouts is not None else [None] * len(raw)
+            # Behind them, the inputs may be saved.
+            return [_Packed(each, layout, changed) for each, layout in zip(raw, layouts, strict=False)]
 
 
 def _is_held(ctx: Any) -> bool:
@@ -186,13 +188,17 @@ class _Slot(Protocol):
 
 
 class _Packed(NamedTuple):
-    """One of autograd's."""
+    """One of autograd's, where some are `changed`."""
 
     raw: Any
     layout: Layout | None
+    changed: RuntimeError
 
     def read(self) -> torch.Tensor:
-        x: torch.Tensor = unpack(self.raw)
+        try:
+            x: torch.Tensor = unpack(self.raw)
+        except RuntimeError:  # or it is a result of the graph, of which nobody can say whether it is as it was
+            raise self.changed from None
         return x if self.layout is None else self.layout.restored(x)
 
     def form(self) -> torch.Tensor:

@@ -73,10 +73,26 @@ def form(node: fx.Node) -> tuple[Any, ...] | None:
 
 def can_leave_out(backward: fx.Graph, made: Made) -> bool:
     """Whether there is a graph of what is left, whichever tangents are missing."""
-    return not any(mutates(node) or _needs_what_is_missing(node, made) for node in backward.nodes)
+    sizes = sizes_in(backward)
+    return not any(mutates(node) or _needs_what_is_missing(node, made, sizes) for node in backward.nodes)
 
 
-def _needs_what_is_missing(node: fx.Node, made: Made) -> bool:
+def sizes_in(backward: fx.Graph) -> dict[str, tuple[fx.Node, int | None]]:
+    """Where sizes that vary are found: inputs, and dimensions of inputs. One that is a number itself comes first, and
+    one of a tangent last: it may be missing."""
+    found: dict[str, tuple[fx.Node, int | None]] = {}
+    tangents = set(tangents_of(backward))
+    inputs = backward.find_nodes(op="placeholder")
+    for node in sorted(inputs, key=lambda node: (not is_number(node), node in tangents)):
+        value = node.meta.get("val")
+        if is_number(node):
+            found.setdefault(str(value), (node, None))
+        for k, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
+            found.setdefault(str(size), (node, k))
+    return found
+
+
+def _needs_what_is_missing(node: fx.Node, made: Made, sizes: Mapping[str, Any]) -> bool:
     gradients = [x for x in node.all_input_nodes if x in made]
     if node.op == "output" or not gradients:
         return False
@@ -84,16 +100,16 @@ def _needs_what_is_missing(node: fx.Node, made: Made) -> bool:
         return True
     if all(made[x] == made[node] for x in gradients) or _is_plain_sum(node):
         return False
-    return not all(_is_static(x) for x in gradients)  # one of them would have to be zeros
+    return not all(_has_known_sizes(x, sizes) for x in gradients)  # one of them would have to be zeros
 
 
 def _is_plain_sum(node: fx.Node) -> bool:
     return str(node.target) == _SUM and not node.kwargs and all(form(x) == form(node) for x in node.all_input_nodes)
 
 
-def _is_static(node: fx.Node) -> bool:
+def _has_known_sizes(node: fx.Node, sizes: Mapping[str, Any]) -> bool:
     value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and all(type(d) is int for d in value.shape)
+    return isinstance(value, torch.Tensor) and all(type(d) is int or str(d) in sizes for d in value.shape)
 
 
 def read_for(backward: fx.Graph, made: Made) -> list[frozenset[int]] | None:
@@ -117,18 +133,17 @@ def read_for(backward: fx.Graph, made: Made) -> list[frozenset[int]] | None:
 
 
 def groups_of(backward: fx.Graph, made: Made) -> list[int]:
-    """For each tangent, the first of those with which it shares a part of the backward: in eager, too, no backward of
-    one comes after one of another, unless the graph is retained. Only sums of gradients for one input are each one's
-    own."""
+    """For each tangent, the first of those with which it shares a part of the backward that reads what was saved: in
+    eager, too, no backward of one comes after one of another, unless the graph is retained."""
     group = list(range(len(tangents_of(backward))))
-    last_sums = set[fx.Node]()
-    for node in reversed(backward.nodes):
-        if node.op == "output" or node not in made:
-            continue
-        if str(node.target) == _SUM and all(user.op == "output" or user in last_sums for user in node.users):
-            last_sums.add(node)
-        else:
-            _join(group, sorted(made[node] - {ALWAYS}))
+    saved = set(backward.find_nodes(op="placeholder")) - set(made)
+    reading = set[fx.Node]()
+    for node in backward.nodes:
+        if node.op != "output" and any(x in saved or x in reading for x in node.all_input_nodes if x not in made):
+            if node in made:
+                _join(group, sorted(made[node] - {ALWAYS}))
+            elif not is_number(node):
+                reading.add(node)
     return group
 
 

@@ -364,3 +364,81 @@ def test_shared_blocks_leave_out_what_the_process_before_did_not(tmp_path: Path)
         torch.testing.assert_close(
             [p.grad for p in model.parameters()], [p.grad for p in eager.parameters()], equal_nan=True
         )
+
+
+def saves_a_result(w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    h = w.clone()
+    return h, h @ h.transpose(0, 1), h.sin()
+
+
+@pytest.mark.parametrize("options", [FORCED, {}], ids=["forced", "judged"])
+@pytest.mark.parametrize("used", [0, 1, 2])
+def test_a_result_that_is_saved_and_left_out(used: int, options: dict[str, Any]) -> None:
+    compiled = burnish.compile(saves_a_result, options=options)
+    for _ in range(2):
+        grads = []
+        for call in (compiled, saves_a_result):
+            w = torch.linspace(-1, 1, 12).reshape(3, 4).requires_grad_()
+            grads += torch.autograd.grad(call(w)[used].sum(), w)
+        torch.testing.assert_close(*grads)
+
+
+def test_a_constant_in_the_graph_of_a_backward_that_the_process_before_did_not_ask_for(tmp_path: Path) -> None:
+    model = nn.Linear(4, 4)
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return nn.functional.normalize(model(x), dim=-1), model(x).relu() * torch.tensor([1.0, 2.0, 3.0, 4.0])
+
+    x = torch.linspace(-1, 1, 12).reshape(3, 4)
+    for used in (0, 1, 0):
+        torch.compiler.reset()
+        compiled = burnish.compile(function, options=FORCED | {"cache_dir": tmp_path, "warm_start": True})
+        got, want = (torch.autograd.grad(call(x)[used].sum(), model.weight)[0] for call in (compiled, function))
+        torch.testing.assert_close(got, want)
+
+
+def split_in_two(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    a, b = (x * w).reshape(-1, 7).split(x.shape[0] // 2, 0)
+    return a.sqrt(), b * 2
+
+
+@pytest.mark.parametrize("used", [(0,), (1,)], ids=str)
+def test_zeros_of_sizes_that_vary(used: Sequence[int]) -> None:
+    """A `split` of which a part is left out is put together again."""
+    compiled = burnish.compile(split_in_two, dynamic=True, options=FORCED)
+    for rows in (4, 6, 10):
+        found = []
+        for call in (compiled, split_in_two):
+            x, w = torch.zeros(rows, 7, requires_grad=True), torch.ones(7, requires_grad=True)
+            results = call(x, w)
+            found.append(torch.autograd.grad([results[k].sum() for k in used], (x, w), allow_unused=True))
+        torch.testing.assert_close(*found, equal_nan=True)
+    assert not burnish.stats(compiled).fallbacks
+
+
+TRUNKS = {
+    "a sum": lambda x, a, c: ((x + a).exp(), (x + a).sin()),
+    "a transpose": lambda x, a, c: (x.t() * a, x.t() * c),
+    "parts": lambda x, a, c: (x.chunk(2)[0].exp() * a[:2], x.chunk(2)[1].sin() * c[:2]),
+}
+
+
+@pytest.mark.parametrize("name", TRUNKS)
+def test_backwards_that_share_what_saves_nothing_come_one_after_the_other(name: str) -> None:
+    compiled = burnish.compile(TRUNKS[name], options=FORCED)
+    for order in ((0, 1), (1, 0)):
+        got, want = one_after_the_other(compiled, order), one_after_the_other(TRUNKS[name], order)
+        torch.testing.assert_close(got, want)
+
+
+def test_a_backward_is_recorded_after_another_that_shares_nothing() -> None:
+    def second(call: Callable[..., Any]) -> list[Any]:
+        torch.manual_seed(0)
+        x, a, c = (torch.randn(4, 4, requires_grad=True) for _ in range(3))
+        first, other = call(x, a, c)
+        first.sum().backward()
+        gradients = torch.autograd.grad(other.sum(), (x, c), create_graph=True)
+        torch.autograd.backward([g.square().sum() for g in gradients])
+        return [t.grad for t in (x, a, c)]
+
+    torch.testing.assert_close(second(burnish.compile(actor_and_critic, options=FORCED)), second(actor_and_critic))

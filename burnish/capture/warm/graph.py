@@ -108,16 +108,12 @@ def runnable(text: GraphText) -> Callable[..., Any]:
     return run
 
 
-def is_one_graph(text: GraphText) -> bool:
-    """And none within it: of such, `graph_of` makes no graph that can be compiled."""
-    return not any(isinstance(value, GraphText) for _, value in text.held)
-
-
 def graph_of(text: GraphText, args: Sequence[Any]) -> fx.GraphModule:
-    """The graph itself, for arguments of such a form; those that lie nowhere are taken to be where the others are."""
+    """The graph itself, for arguments of such a form; those that lie nowhere are taken to be where the others are.
+    Raises whatever torch raises where there are graphs within it."""
     graph = fx.symbolic_trace(_module(text))
     device = next(x.device for x in args if isinstance(x, torch.Tensor) and not x.is_meta)
-    forms = FakeTensorMode()
+    forms = FakeTensorMode(allow_non_fake_inputs=True)  # constants
     with forms, torch.no_grad():
         _Forms(graph).run(*(_form(forms, x, device) for x in args))
     return graph

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import fx
 
-from burnish.capture.backwards import Backwards, Part, left_out_now
+from burnish.capture.backwards import Backwards, NoSuchPart, Part, left_out_now
 from burnish.capture.diagnosis import serve_eager
 from burnish.capture.double_backward import Replay, Returns
 from burnish.capture.dynamo import (
@@ -28,7 +28,7 @@ from burnish.capture.facts import draws_random_numbers
 from burnish.capture.unguarded import SOURCES
 from burnish.capture.warm.capture import verdicts_on
 from burnish.capture.warm.frame import StoredGraph
-from burnish.capture.warm.graph import GraphText, graph_of, is_one_graph, runnable
+from burnish.capture.warm.graph import GraphText, graph_of, runnable
 from burnish.capture.warm.training import training_function
 from burnish.observe.log import CompileLog
 from burnish.options import Options
@@ -118,9 +118,8 @@ def _engine(
 
     returns = Returns(results=tuple(range(stored.training.returned)))
     decisive = frozenset(layout.decisive)
-    leaves_out = None if stored.backward is not None and is_one_graph(stored.backward) else backwards.has
     again = Replay(
-        _eager(stored.eager), returns, draws=draws, decisive=decisive, flow=layout.flow, leaves_out=leaves_out
+        _eager(stored.eager), returns, draws=draws, decisive=decisive, flow=layout.flow, leaves_out=backwards.has
     )
     return None, training_function(forward, noted, layout, again)
 
@@ -130,7 +129,12 @@ def _whole(stored: StoredGraph) -> Callable[[Sequence[Any]], fx.GraphModule]:
 
     def traced(args: Sequence[Any]) -> fx.GraphModule:
         assert stored.backward is not None
-        return graph_of(stored.backward, args)
+        try:
+            return graph_of(stored.backward, args)
+        except Exception as error:
+            if is_handlers_own(error):
+                raise
+            raise NoSuchPart from error
 
     return traced
 
