@@ -266,20 +266,27 @@ class BodyPrinter:
         parts = [self.pointer(n, self.spans[n])]
         if mask:
             parts.append(" & ".join(mask))
-        filled_later = i.guard is not None and self._fills_wide(i, i.guard)
+        filled_later = i.guard is not None and self._fills_later(i, i.guard)
         if i.guard is not None and not filled_later:
             parts.append(f"other={constant_text(i.fill, i.dtype)}")
         call = f"tl.load({', '.join(parts)})"
         if i.guard is not None and filled_later:
-            return f"tl.where({self.ref(i.guard)}, {load_text(i.dtype, call)}, {constant_text(i.fill, DType.f32)})"
+            filled = DType.f32 if i.dtype.is_float else i.dtype
+            return f"tl.where({self.ref(i.guard)}, {load_text(i.dtype, call)}, {constant_text(i.fill, filled)})"
         counted = self.multiplies and "r" in self.spans[n]  # each instruction
         return f"bn.widened({call})" if counted and i.dtype is DType.bf16 else load_text(i.dtype, call)
 
-    def _fills_wide(self, load: Load, guard: int) -> bool:
-        """Whether what a guarded load finds elsewhere is filled in once it is a float. CUDA's assembler before 12.9
-        (that of Triton 3.6) computes with two neighbouring halves at a time and, where it knows one half of one operand
-        and the other half of the other for the same negative constant, may take it for a positive one: it must not see
-        the constant among the halves. Two conditions that tell neighbours apart are what that takes."""
+    def _fills_later(self, load: Load, guard: int) -> bool:
+        """Whether what a guarded load finds elsewhere is filled in later, of halves once they are floats. CUDA's
+        assembler before 12.9 (that of Triton 3.6) computes with two neighbouring halves at a time and, where it knows
+        one half of one operand and the other half of the other for the same negative constant, may take it for a
+        positive one: it must not see the constant among the halves. Two conditions that tell neighbours apart are what
+        that takes.
+
+        Of negative integers of 8 or 16 bits, Triton 3.6 puts several into a register with their signs extended: all but
+        the first are -1 then."""
+        if load.dtype in (DType.i8, DType.i16):
+            return load.fill < 0
         return _is_negative_half(load) and bool(self._between_neighbours([guard])) and len(self._told_apart) > 1
 
     @functools.cached_property

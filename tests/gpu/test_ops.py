@@ -121,6 +121,18 @@ def test_the_least_number_by_minus_one_wraps_around(dtype: torch.dtype, rounding
         assert torch.equal(compiled(fn)(x), fn(x))
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("fill", [-1, -2, -100, 3])
+def test_what_is_filled_in_beside_what_is_loaded(dtype: torch.dtype, fill: int) -> None:
+    """Triton 3.6 extends the signs of several small integers in a register, each into the next."""
+    from tests.gpu.on_device import compiled
+
+    for n, pad in ((2, (0, 2)), (3, (1, 2)), (30, (3, 7)), (64, (64, 8))):
+        x = torch.randint(-5, 5, (n,), device=DEVICE).to(dtype)
+        fn = lambda x, pad=pad: F.pad(x, pad, value=fill)  # noqa: E731
+        assert torch.equal(compiled(fn)(x), fn(x))
+
+
 _STEPS = {
     "negated": lambda x: -x,
     "from zero": lambda x: 0 - x,
