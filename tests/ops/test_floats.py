@@ -45,6 +45,9 @@ UNARY: dict[str, Op] = {
     "2 ** x": lambda x: 2**x,
 }
 
+# What is left of an operand when a function of it, which may be two units off, is taken from it.
+CANCELLING = ("tanhshrink",)
+
 BINARY: dict[str, Op] = {
     **_named(
         torch,
@@ -79,6 +82,8 @@ def differences(ops: Mapping[str, Op], ours: list[torch.Tensor], *args: torch.Te
         assert found.dtype is eager.dtype
         exact = op(*[_one_by_one(a.cpu().double()) for a in args]).double()
         bad = ~_is_as_good(found, eager, exact)
+        if name in CANCELLING and eager.dtype is torch.float64:  # than which nothing here is more exact
+            bad &= ~((found - eager).abs() <= 2 * torch.finfo(eager.dtype).eps * args[0].cpu().abs())
         if bad.any():
             at = [tuple(a.cpu()[bad][k].item() for a in args) for k in range(min(3, int(bad.sum())))]
             out.append(f"{name}: {int(bad.sum())} at {at}: {found[bad][:3].tolist()} for {eager[bad][:3].tolist()}")
