@@ -72,7 +72,7 @@ from burnish.torch_private.graphs import LazyGraphModule
 from burnish.torch_private.guards import TracingContext
 from burnish.torch_private.inductor import config as inductor_config
 from burnish.torch_private.names import EAGER
-from burnish.torch_private.patches import own_derivatives
+from burnish.torch_private.patches import checking_classes, own_derivatives
 from burnish.torch_private.probe import why
 from burnish.torch_private.quiet import without_printed_graphs
 from burnish.torch_private.versions import is_at_least, warn_of_newer_torch
@@ -299,6 +299,7 @@ class _Capture:
             inductor_config.patch(fallback_random=True),
             without_printed_graphs(),
             own_derivatives(),
+            checking_classes(),
             dense_gradients(graph),
             _left_if_it_raises(),
             self._differentiable_twice(),
@@ -578,9 +579,26 @@ def eager_graph(graph: fx.GraphModule) -> Callable[..., Any]:
     """The graph's own ops, one by one. Should one raise, the thread's dispatch state (autocast, functorch layers)
     goes back to what it was: a captured graph enters such contexts with plain calls, not with `with`."""
     graph = drawing_alike_in_checkpoints(graph)
-    if not any("_enter_" in _target_name(node) or "_nesting" in _target_name(node) for node in graph.graph.nodes):
-        return _forward_of(graph)
-    return leaving_contexts(_forward_of(graph))
+    called = {_target_name(node) for node in graph.graph.nodes}
+    forward = _forward_of(graph)
+    if "_make_dual" in called:
+        forward = _recording_tangents(forward)
+    if not any("_enter_" in name or "_nesting" in name for name in called):
+        return forward
+    return leaving_contexts(forward)
+
+
+def _recording_tangents(graph: Callable[..., Any]) -> Callable[..., Any]:
+    """Of a graph with forward-mode differentiation. Before torch 2.13 inference mode records no tangents, which a
+    captured graph takes for granted."""
+
+    def run(*args: Any) -> Any:
+        if not torch.is_inference_mode_enabled():
+            return graph(*args)
+        with torch.inference_mode(False):
+            return graph(*args)
+
+    return run
 
 
 def leaving_contexts(graph: Callable[..., Any]) -> Callable[..., Any]:
