@@ -191,3 +191,138 @@ def test_a_result_of_training_changed_in_place_by_the_caller(gate):
     compiled = burnish.compile(fn, gate=gate)
     for _ in range(2):
         torch.testing.assert_close(step(compiled), step(fn))
+
+
+# -- results over one memory -----------------------------------------------------------------------------------------
+
+TWICE = {
+    "itself": lambda y: y,
+    "a cast to its type": lambda y: y.float(),
+    "contiguous": lambda y: y.contiguous(),
+    "the same device": lambda y: y.cpu(),
+    "plus": lambda y: +y,
+    "detached": lambda y: y.detach(),
+    "all of it": lambda y: y[:],
+    "reshaped to its shape": lambda y: y.reshape(y.shape),
+    "a chunk of one": lambda y: y.chunk(1)[0],
+    "reshaped": lambda y: y.reshape(-1),
+    "a copy": lambda y: y.clone(),
+}
+
+
+WAYS = {"judged": {"gate": True}, "forced": {"gate": False, "verify": "off"}, "background": {"background": True}}
+
+
+def waited_for(compiled, *args):
+    """A call that a background compile may be behind."""
+    compiled(*args)
+    compiled.burnish.wait()
+    return compiled
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("needs_gradient", [False, True], ids=["plain", "gradient"])
+@pytest.mark.parametrize("name", TWICE)
+def test_results_are_one_tensor_where_eagers_are(name, needs_gradient, way):
+    """What is done to one of them afterwards is done to the other, or not."""
+
+    def fn(x):
+        y = x * 2
+        return y, TWICE[name](y)
+
+    def seen(call):
+        first, second = call(torch.ones(2, 3, requires_grad=needs_gradient))
+        with torch.no_grad():
+            second.add_(1)
+        is_one = first is second
+        shares = first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+        second.t_() if second.dim() == 2 and not needs_gradient else None
+        return is_one, shares, first.tolist(), second.tolist()
+
+    compiled = burnish.compile(fn, options=WAYS[way])
+    if way == "background":
+        waited_for(compiled, torch.ones(2, 3, requires_grad=needs_gradient))
+    for _ in range(2):
+        assert seen(compiled) == seen(fn)
+    assert not burnish.stats(compiled).fallbacks
+
+
+@pytest.mark.parametrize("parts", ["both", "first", "second"])
+@pytest.mark.parametrize("name", TWICE)
+def test_gradients_of_results_that_are_one_tensor(name, parts):
+    def fn(x):
+        y = x.sin()
+        return y, TWICE[name](y)
+
+    def gradient(call):
+        x = torch.linspace(0, 1, 6).reshape(2, 3).requires_grad_()
+        first, second = call(x)
+        loss = {"both": lambda: (first * 2).sum() + second.square().sum()}.get(
+            parts, lambda: ((first if parts == "first" else second) * 3).sum()
+        )()
+        if loss.requires_grad:
+            loss.backward()
+        return x.grad
+
+    compiled = burnish.compile(fn, gate=False, verify="off")
+    for _ in range(2):
+        torch.testing.assert_close(gradient(compiled), gradient(fn))
+    assert not burnish.stats(compiled).fallbacks
+
+
+@pytest.mark.parametrize("needs_gradient", [False, True], ids=["plain", "gradient"])
+def test_sealed_results_are_one_tensor_where_eagers_are(needs_gradient):
+    class Twice(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.ones(3), requires_grad=needs_gradient)
+
+        def forward(self, x):
+            y = x * self.scale
+            return y, y.float(), y.detach(), y[1:]
+
+    model, x = Twice(), torch.ones(2, 3)
+    compiled = burnish.compile(model, gate=False, verify="off")
+    compiled(x)
+    compiled.burnish.seal(x)
+    for _ in range(2):
+        got, want = compiled(x), model(x)
+        assert [[a is b for b in got] for a in got] == [[a is b for b in want] for a in want]
+        assert all(shares(got[0], other) for other in got)
+        for results in (got, want):
+            with torch.no_grad():
+                results[2].add_(1)
+        assert [r.tolist() for r in got] == [r.tolist() for r in want]
+
+
+def several(x):
+    y, z = x * 2, x + 1
+    return z, y, y.float(), y.contiguous()
+
+
+@pytest.mark.parametrize("sizes", [False, True], ids=["static", "sizes that vary"])
+def test_a_second_process_has_them_so(sizes, tmp_path):
+    def objects(call, rows):
+        results = call(torch.ones(rows, 3))
+        results[3].add_(1)
+        return [[a is b for b in results] for a in results], [r.tolist() for r in results]
+
+    for again in (False, True):
+        torch.compiler.reset()
+        options = {"cache_dir": tmp_path, "warm_start": True}
+        compiled = burnish.compile(several, gate=False, verify="off", dynamic=sizes, options=options)
+        for rows in (4, 5) if sizes else (4, 4):
+            assert objects(compiled, rows) == objects(several, rows)
+        assert again == any("restored" in notice for notice in burnish.stats(compiled).notices)
+        compiled.burnish.close()
+
+
+def test_one_tensor_and_others_over_its_memory():
+    def fn(x):
+        y = (x * 2).exp()
+        return y, y.float(), y.detach(), y.view(-1), y[:]
+
+    compiled = burnish.compile(fn, gate=False, verify="off")
+    x = torch.ones(3, 2)
+    got, want = ([[a is b for b in results] for a in results] for results in (compiled(x), fn(x)))
+    assert got == want
