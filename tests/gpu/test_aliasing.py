@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import burnish
 from tests.gpu.on_device import NO_GATE, captured, randn
@@ -131,3 +132,37 @@ def test_a_second_process_has_them_so(way: str, tmp_path: Path) -> None:
             torch.testing.assert_close(changed(ours), changed(theirs))
         assert any("warm start: restored" in n for n in burnish.stats(c).notices) == again
         c.burnish.close()
+
+
+Loss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Results]
+IN_SAVED_MEMORY: dict[str, Loss] = {
+    "view": lambda x, w, y: (lambda h: (h.view(-1), F.cross_entropy(h, y)))(x @ w),
+    "detached": lambda x, w, y: (lambda h: (h.detach(), F.cross_entropy(h, y)))(x @ w),
+    "part": lambda x, w, y: (lambda h: (h[1:], F.cross_entropy(h, y)))(x @ w),
+    "itself": lambda x, w, y: (lambda h: (h, F.cross_entropy(h, y)))(x @ w),
+}
+
+
+@pytest.mark.parametrize("gate", [True, False], ids=["judged", "forced"])
+@pytest.mark.parametrize("way", ["default", "reduce-overhead", "graphs"])
+@pytest.mark.parametrize("name", IN_SAVED_MEMORY)
+def test_a_result_in_saved_memory_changed_before_the_backward(name: str, way: str, gate: bool) -> None:
+    """Eager has saved the log-softmax's own result: the gradient is that of the old values."""
+    fn = IN_SAVED_MEMORY[name]
+    c = burnish.compile(fn, **(WAYS[way] | {"gate": True} if gate else NO_GATE | WAYS[way]))
+
+    def gradient(call: Loss, x: torch.Tensor, w: torch.Tensor, change: bool) -> torch.Tensor:
+        w = w.clone().requires_grad_()
+        first, loss = call(x, w, torch.arange(8, device=x.device))
+        if change:
+            with torch.no_grad():
+                first.zero_()
+        loss.backward()
+        assert w.grad is not None
+        return w.grad
+
+    for change in (False, True, False, True, True, True):
+        x, w = randn(8, 16), randn(16, 8)
+        ours, theirs = gradient(c, x, w, change), gradient(fn, x, w, change)
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+    assert not burnish.stats(c).fallbacks
