@@ -43,6 +43,7 @@ from burnish.capture.flow import Behind, Flow, behind, flow_of
 from burnish.capture.host import host_if_built, host_library
 from burnish.capture.partition import partition, save_copies
 from burnish.capture.piecewise import PiecewiseGraph
+from burnish.capture.shared_results import Shared, shared_with_saved
 from burnish.capture.sharing import put_back, share_blocks
 from burnish.capture.unguarded import input_sources
 from burnish.capture.warm.capture import WarmGraph
@@ -234,6 +235,7 @@ class _Capture:
         self._returns = Returns()
         self._written: frozenset[int] = frozenset()
         self._needed: frozenset[int] = frozenset()  # of those, whose contents the graph reads
+        self._shared: Shared = ()  # results that may lie in memory of what is saved
         self._decisive: frozenset[int] | None = None  # of all inputs, those that gradients depend on
         self._behind: Behind | None = None  # the tangents
         self._flow: Flow | None = None
@@ -274,6 +276,7 @@ class _Capture:
             self._draws,
             self._decisive,
             self._flow,
+            shared=self._shared,
         )
 
     def compile(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -442,6 +445,7 @@ class _Capture:
         # What the inputs that change outside the graph are to become comes first.
         self._needed = self._written & inputs_read(graph, len(self._returns.changed))
         self._decisive = inputs_read(graph, metadata.num_forward_returns)
+        self._shared = shared_with_saved(graph.graph, metadata.num_forward_returns)
         self._flow = flow_of(metadata, self._behind) if self._behind is not None else None
 
     def _partition(
