@@ -41,6 +41,7 @@ from burnish.capture.eager_only import tell
 from burnish.capture.facts import coarsest_type, draws_random_numbers, graph_facts
 from burnish.capture.flow import Behind, Flow, behind, flow_of
 from burnish.capture.host import host_if_built, host_library
+from burnish.capture.origins import name_classes
 from burnish.capture.partition import partition, save_copies
 from burnish.capture.piecewise import PiecewiseGraph
 from burnish.capture.shared_results import Shared, shared_with_saved
@@ -109,6 +110,7 @@ def make_backend(options: Options, log: CompileLog) -> Backend:
         start = time.perf_counter()
         sources = input_sources(graph)
         capture = _Capture(options, log, sources)
+        name_classes(graph)
         example_inputs = apart(graph, example_inputs)
         drop_idle_dropouts(graph)
         views = views_without_history(graph)
