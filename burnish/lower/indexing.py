@@ -42,7 +42,9 @@ def index_select(b: Builder, x: Node, dim: int, index: Node) -> Node:
     dim = dim % len(x.shape)
     shape = b.out[0].shape
     index = b.reshape(index, [shape[i] if i == dim else 1 for i in range(len(shape))])
-    return b.gather(x, shape, [index], _along(dim, len(x.shape)), "IndexError" if dim == 0 else "RuntimeError")
+    # Eager has a way of its own for the second dimension, and for tensors without elements: each says what it finds.
+    raises: Mistake = "RuntimeError" if len(x.shape) > 1 and (dim == 1 or x.shape[dim] == 0) else "IndexError"
+    return b.gather(x, shape, [index], _along(dim, len(x.shape)), raises)
 
 
 class IndexPlan:
@@ -156,10 +158,11 @@ def index_add(b: Builder, x: Node, dim: int, index: Node, src: Node, alpha: Any 
         raise NotLowered("index_add of this type")
     dim = dim % len(x.shape)
     _require_one_each(index, src.shape[dim])
+    # Along an outermost dimension eager scatters where it can, and says what a scatter says.
+    scatters = len(x.shape) > 1 and dim in (0, len(x.shape) - 1) and alpha == 1 and index.dtype is DType.i64
+    raises: Mistake = "RuntimeError" if scatters else "IndexError"
     index = b.reshape(index, [src.shape[i] if i == dim else 1 for i in range(len(x.shape))])
     values = b.cast(src, x.dtype) if alpha == 1 else b.map("mul", b.cast(src, x.dtype), alpha)
-    # Along an outermost dimension eager scatters, and says what a scatter says.
-    raises: Mistake = "RuntimeError" if len(x.shape) > 1 and dim in (0, len(x.shape) - 1) else "IndexError"
     return b.scatter(x, values, [index], _along(dim, len(x.shape)), "add", raises)
 
 
