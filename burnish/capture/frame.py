@@ -592,7 +592,7 @@ class FrameCompiler:
         if guarded is None:
             return
         try:
-            guard_methods(guarded.guard_manager, frame)
+            guard_methods(guarded.guard_manager, frame, partial(prepare_host, self._options))
         except Exception as error:  # of classes that cannot be looked at: what they say of themselves is the user's
             self._log.noticed(f"methods not guarded: {failure_reason(error)[:80]}")
         self._excused.pop(frame.f_code, None)

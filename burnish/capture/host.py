@@ -30,7 +30,7 @@ _IN_TENSOR = range(_WORD, 200, _WORD)
 _IN_STORAGE = range(_WORD, 64, _WORD)
 _LAYOUTS = [((), ()), ((7,), (3,)), ((5, 6), (11, 13)), ((2, 3, 4), (4, 9, 1)), ((2, 3, 1, 2, 3), (31, 17, 19, 3, 5))]
 
-Host = Any  # the module: Addresses, Route, Sealed, Launch, Segment, Fresh and Replay
+Host = Any  # the module: Addresses, Route, Sealed, Launch, Segment, Fresh, Replay, Methods and more
 _found: list[tuple[Host | None, str]] = []  # of this process, once it was looked for; or why there is none
 _guard = threading.Lock()
 
@@ -49,6 +49,11 @@ def host_library(options: Options, log: CompileLog) -> Host | None:
 def host_if_built() -> Host | None:
     """It, if somebody has asked for it before; nobody waits for a compiler here."""
     return _found[0][0] if _found else None
+
+
+def host_was_sought() -> bool:
+    """Whether what `host_if_built` says is the last word."""
+    return bool(_found)
 
 
 def prepare_host(options: Options) -> None:

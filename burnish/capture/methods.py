@@ -3,7 +3,8 @@
 Dynamo guards on what objects and modules hold, but not on their classes: a `forward` that is replaced for all objects
 of a class (`Model.forward = faster`), or whose code is (as IPython's autoreload does), is not noticed. So a frame's
 guards get one more: each method that its code may have called is still found in its class, and has the code it had.
-That takes some tens of nanoseconds a method, however many objects there are of a class.
+However many objects there are of a class, that takes a few nanoseconds a method in C (`native/host/methods.h`), and
+some tens in Python, which asks until the extension is there.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import ref
 
 import torch
 
-from burnish.capture.host import host_if_built
+from burnish.capture.host import host_if_built, host_was_sought
 
 Unchanged = Callable[..., bool]
 _MOST_FUNCTIONS = 4096  # that are read in search of names; more than large models have
@@ -28,6 +30,7 @@ _OWN = "forward"  # that a module has beside its class's
 _CALLED = ("forward", "__call__")  # by those who call an object, which no code says by name
 _PLAIN = (str, int, float, bool, type(None))
 _HEAP_TYPE = 1 << 9  # of a class's `__flags__`: it was made by a `class` statement, or might have been
+_OFTEN = 64  # calls after which it is worth building the extension
 _known: weakref.WeakKeyDictionary[Any, _Question] = weakref.WeakKeyDictionary()  # by managers of guards
 
 
@@ -47,16 +50,16 @@ class Method:
 # -- guards -------------------------------------------------------------------------------------------------------
 
 
-def guard_methods(manager: Any, frame: Any) -> None:
-    """Add the guard to those of a frame."""
+def guard_methods(manager: Any, frame: Any, prepare: Callable[[], object] = lambda: None) -> None:
+    """Add the guard to those of a frame. `prepare` begins to build the extension; it is called if it would help."""
     classes = _classes_of_modules(frame) | dict.fromkeys(_guarded_classes(manager.root))
     methods = called_methods(classes, frame.f_code, frame.f_globals)
     if not methods:
         return
-    _known[manager] = question = _question(methods)
+    _known[manager] = question = _Question(methods)
     names = ", ".join(sorted({str(each) for each in methods}))
     manager.root.add_lambda_guard(
-        question.asked_after(), [f"methods of classes have been replaced: one of {names}"], None
+        question.asked_in_open(prepare), [f"methods of classes have been replaced: one of {names}"], None
     )
 
 
@@ -92,7 +95,7 @@ def all_as_compiled(manager: Any, frame: types.FunctionType, held: Callable[[], 
     others = [] if held is None else [held]
     if entries:
         others.append(_still_their_own(entries))
-    return _known.get(manager, _NO_QUESTION).asked_after(others)
+    return (_known.get(manager) or _Question(())).asked_after(others)
 
 
 def _still_their_own(entries: tuple[Any, ...]) -> Callable[[], bool]:
@@ -167,40 +170,62 @@ def _seen(owner: type, name: str, part: str) -> object:
 # -- the check ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
 class _Question:
-    """As text, for a function that asks it in one go, and what its names stand for."""
+    """Of anything but what lives as long as its module is referred to, a guard, which garbage collection cannot look
+    into, must not keep what may keep the compiled object."""
 
-    text: str
-    scope: Mapping[str, Any]
+    def __init__(self, methods: Sequence[Method]) -> None:
+        self._entries = tuple(
+            (ref(m.owner), m.name, m.part.removeprefix("."), ref(m.function), ref(m.function.__code__)) for m in methods
+        )
+        self._stay = tuple(map(_stays, methods))
 
-    def asked_after(self, held: Sequence[Callable[[], bool]] = ()) -> Unchanged:
+    def asked_after(self, held: Sequence[Unchanged] = ()) -> Unchanged:
         """By one function, which asks what is `held` before."""
-        scope = dict(self.scope) | {f"held_{k}": each for k, each in enumerate(held)}
-        text = " and ".join((*(f"held_{k}()" for k in range(len(held))), self.text))
+        return self._in_c(held) or self._in_python(held)
+
+    def asked_in_open(self, prepare: Callable[[], object]) -> Unchanged:
+        """In C as soon as that is there. Nobody waits for it, and few calls are no reason to build it."""
+        if (native := self._in_c()) is not None:
+            return native
+        in_python, calls = self._in_python(), 0
+        asked: Unchanged
+
+        def settle() -> bool:
+            nonlocal asked, calls
+            if host_was_sought():
+                asked = self._in_c() or in_python
+                return asked()
+            calls += 1
+            if calls == _OFTEN:
+                prepare()
+            return in_python()
+
+        asked = settle
+        return lambda _=None: asked()
+
+    def _in_c(self, held: Sequence[Unchanged] = ()) -> Unchanged | None:
+        host = host_if_built()
+        asked: Unchanged | None = None if host is None else host.Methods(self._entries, tuple(held))
+        return asked
+
+    def _in_python(self, held: Sequence[Unchanged] = ()) -> Unchanged:
+        scope: dict[str, Any] = {f"held_{k}": each for k, each in enumerate(held)}
+        terms = [f"{name}()" for name in scope]
+        for k, (owner, name, part, function, code) in enumerate(self._entries):
+            named: dict[str, Any] = {f"owner_{k}": owner, f"function_{k}": function, f"code_{k}": code}
+            if self._stay[k]:  # a look without a call
+                scope |= {key: each() for key, each in named.items()}
+                first, second, third = named
+            else:
+                scope |= named
+                first, second, third = (f"{key}()" for key in named)
+            found = ".".join(filter(None, (first, name, part)))
+            terms.append(f"(f := {found}) is {second} and f.__code__ is {third}")
+        text = " and ".join(terms) or "True"
         exec(f"def ask(_=None):\n try:\n  return {text}\n except AttributeError:\n  return False", scope)
         ask: Unchanged = scope.pop("ask")
         return ask
-
-
-_NO_QUESTION = _Question("True", {})
-
-
-def _question(methods: Iterable[Method]) -> _Question:
-    """Looks at each. What lives as long as its module is referred to; of anything else a guard, which garbage
-    collection cannot look into, must not keep what may keep the compiled object."""
-    scope: dict[str, Any] = {}
-    terms = []
-    for k, method in enumerate(methods):
-        owner, function = f"owner_{k}", f"function_{k}"
-        if _stays(method):
-            scope |= {owner: method.owner, function: method.function}
-        else:
-            scope |= {owner: weakref.ref(method.owner), function: weakref.ref(method.function)}
-            owner, function = f"{owner}()", f"{function}()"
-        scope[f"code_{k}"] = method.function.__code__
-        terms.append(f"(f := {owner}.{method.name}{method.part}) is {function} and f.__code__ is code_{k}")
-    return _Question(" and ".join(terms), scope)
 
 
 def _stays(method: Method) -> bool:

@@ -13,6 +13,9 @@ import torch
 from torch import nn
 
 import burnish
+from burnish.capture import host, methods
+from burnish.observe.log import CompileLog
+from burnish.options import Options
 
 FORCED = {"gate": False, "verify": "off"}
 X = torch.linspace(-1, 2, 8).reshape(2, 4)
@@ -40,7 +43,27 @@ class Scale(nn.Module):
         return 0.0
 
 
+class Base(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+
+class OtherBase(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x - 4
+
+
 class Inherited(Scale):
+    pass
+
+
+class Registry(type):
+    """A metaclass."""
+
+    entries: list[str] = []  # noqa: RUF012
+
+
+class Registered(Base, metaclass=Registry):
     pass
 
 
@@ -55,9 +78,10 @@ class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.scale, self.linear, self.settings = Inherited(), nn.Linear(4, 4), Settings()
+        self.registered = Registered()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return _shifted(self.linear(self.scale(x)), self.settings)
+        return _shifted(self.linear(self.registered(self.scale(x))), self.settings)
 
 
 def _shifted(x: torch.Tensor, settings: Settings) -> torch.Tensor:
@@ -87,8 +111,24 @@ CHANGES: dict[str, Change] = {
         Scale, "twice", classmethod(lambda cls, dtype: torch.tensor(9.0, dtype=dtype))
     ),
     "a static method": lambda patch, model: patch.setattr(Scale, "nothing", staticmethod(lambda: 4.0)),
+    "forward of a base class": lambda patch, model: patch.setattr(Base, "forward", _other),
+    "code of forward of a base class": lambda patch, model: patch.setattr(
+        Base.forward, "__code__", OtherBase.forward.__code__
+    ),
+    "forward of a class with a metaclass": lambda patch, model: patch.setattr(Registered, "forward", _other, False),
     "a method of what is no module": lambda patch, model: patch.setattr(Settings, "shift", lambda self: 5.0),
 }
+
+
+@pytest.fixture(params=["C", "Python"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Who asks."""
+    if request.param == "C":
+        assert host.host_library(Options(), CompileLog()) is not None
+    else:
+        monkeypatch.setattr(methods, "host_if_built", lambda: None)
+    name: str = request.param
+    return name
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +139,9 @@ def forget() -> Iterator[None]:
 
 @pytest.mark.parametrize("sealed", [False, True], ids=["open", "sealed"])
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_method_that_is_replaced_is_noticed(name: str, sealed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_method_that_is_replaced_is_noticed(
+    name: str, sealed: bool, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.manual_seed(0)
     model = Model()
     compiled: Any = burnish.compile(model, **FORCED)
@@ -129,6 +171,207 @@ def test_one_of_two_functions_of_the_same_code(monkeypatch: pytest.MonkeyPatch) 
     for factor in (2.0, 3.0, 2.0):
         monkeypatch.setattr(Model, "forward", times(factor))
         torch.testing.assert_close(compiled(X), X * factor)
+
+
+# -- the question by itself ---------------------------------------------------------------------------------------
+
+
+class Meta(type):
+    pass
+
+
+def _asked(way: str, *classes: type, **options: Any) -> Callable[[], bool]:
+    def reads(x: Any) -> Any:
+        return x.plain(x.fixed, x.of_class(), x.of_nobody())
+
+    question = methods._Question(methods.called_methods(classes, reads.__code__, {}))
+    return question.asked_after(**options)
+
+
+def _family() -> tuple[type, type]:
+    class Parent(metaclass=Meta):
+        def plain(self) -> int:
+            return 1
+
+        @property
+        def fixed(self) -> int:
+            return 2
+
+        @classmethod
+        def of_class(cls) -> int:
+            return 3
+
+        @staticmethod
+        def of_nobody() -> int:
+            return 4
+
+    class Child(Parent):
+        pass
+
+    return Parent, Child
+
+
+def _different(self: Any = None) -> int:
+    return 7
+
+
+REPLACED: dict[str, Any] = {
+    "plain": _different,
+    "fixed": property(_different),
+    "of_class": classmethod(_different),
+    "of_nobody": staticmethod(_different),
+}
+
+
+@pytest.mark.parametrize("owner", ["class", "base"])
+@pytest.mark.parametrize("name", REPLACED)
+def test_replaced_and_restored(name: str, owner: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    parent, child = _family()
+    ask = _asked(way, child)
+    for _ in range(3):
+        assert ask() and ask()
+        with monkeypatch.context() as patch:
+            patch.setattr(child if owner == "class" else parent, name, REPLACED[name], False)
+            assert not ask() and not ask()
+        assert ask() and ask()
+        monkeypatch.setattr(child, "something_else", 1, False)
+        assert ask()
+
+
+@pytest.mark.parametrize("name", REPLACED)
+def test_code_swapped(name: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    parent, child = _family()
+    ask = _asked(way, child)
+    raw = vars(parent)[name]
+    function = raw.fget if isinstance(raw, property) else getattr(raw, "__func__", raw)
+    assert ask()
+    with monkeypatch.context() as patch:
+        patch.setattr(function, "__code__", _different.__code__)
+        assert not ask() and not ask()
+    assert ask()
+
+
+@pytest.mark.parametrize("name", ["fixed", "of_class", "of_nobody"])
+def test_a_descriptor_that_is_made_again_in_place(name: str, way: str) -> None:
+    """No class sees that."""
+    parent, child = _family()
+    ask = _asked(way, child)
+    assert ask() and ask()
+    vars(parent)[name].__init__(_different)
+    assert not ask() and not ask()
+
+
+def test_a_metaclass_that_answers_for_its_class(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, child = _family()
+    ask = _asked(way, child)
+    assert ask() and ask()
+    answers = True
+
+    def answer(cls: type, name: str) -> Any:
+        return _different if answers and name == "plain" else type.__getattribute__(cls, name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Meta, "plain", property(lambda cls: _different), False)
+        assert not ask() and not ask()
+    assert ask()
+    with monkeypatch.context() as patch:
+        patch.setattr(Meta, "__getattribute__", answer, False)
+        assert not ask()
+        answers = False  # which nothing but asking tells
+        assert ask() and ask()
+        answers = True
+        assert not ask()
+    assert ask() and ask()
+
+
+def test_a_metaclass_or_a_base_that_is_replaced(way: str) -> None:
+    class Shows(Meta):
+        plain = property(lambda cls: _different)
+
+    class Stepmother:
+        plain, fixed, of_class, of_nobody = REPLACED.values()
+
+    parent, child = _family()
+    ask = _asked(way, child)
+    assert ask()
+    child.__class__ = Shows
+    assert not ask()
+    child.__class__ = Meta
+    assert ask()
+    child.__bases__ = (Stepmother, parent)
+    assert not ask()
+    child.__bases__ = (parent,)
+    assert ask()
+    del parent.plain  # type: ignore[attr-defined]
+    assert not ask() and not ask()
+
+
+def test_a_class_of_more_versions_than_python_gives_it(way: str) -> None:
+    parent, child = _family()
+    ask = _asked(way, child)
+    for k in range(1500):
+        parent.counter = k  # type: ignore[attr-defined]
+        assert ask()
+    child.plain = _different  # type: ignore[attr-defined]
+    assert not ask()
+
+
+def test_what_is_gone_is_not_unchanged(way: str) -> None:
+    family = _family()
+    ask = _asked(way, family[1])
+    kept = weakref.ref(family[1])
+    assert ask()
+    del family
+    gc.collect()
+    assert kept() is None and not ask()
+
+
+def test_what_is_held_is_asked_before(way: str) -> None:
+    answers = iter((False, True, AttributeError(), ValueError(), 1))
+
+    def held() -> Any:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    _, child = _family()
+    ask = _asked(way, child, held=(held, lambda: True))
+    assert not ask() and ask() and not ask()
+    with pytest.raises(ValueError):
+        ask()
+    assert ask()
+
+
+def test_the_extension_takes_over_when_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    native = host.host_library(Options(), CompileLog())
+    assert native is not None
+    asked: list[str] = []
+    found: list[Any] = []
+    monkeypatch.setattr(methods, "host_if_built", lambda: found[0] if found else None)
+    monkeypatch.setattr(methods, "host_was_sought", lambda: bool(found))
+    _, child = _family()
+    question = methods._Question(methods.called_methods([child], (lambda x: x.plain()).__code__, {}))
+    ask = question.asked_in_open(lambda: asked.append("build it"))
+    for _ in range(methods._OFTEN - 1):
+        assert ask(None)
+    assert not asked
+    for _ in range(methods._OFTEN):
+        assert ask(None)
+    assert asked == ["build it"]
+    monkeypatch.setattr(question, "_in_python", lambda: pytest.fail("it is there"))
+    found.append(native)
+    assert ask(None)
+    child.plain = _different  # type: ignore[attr-defined]
+    assert not ask(None)
+
+
+@pytest.mark.parametrize("wrong", [(1,), ((int, "real", "", len, 1),), ((weakref.ref(Scale), "x", "", 1, 1),)])
+def test_the_extension_is_given_something_else(wrong: Any) -> None:
+    native = host.host_library(Options(), CompileLog())
+    assert native is not None
+    with pytest.raises(TypeError):
+        native.Methods(wrong, ())
 
 
 @pytest.mark.parametrize("first_is_patched", [False, True])

@@ -4,6 +4,7 @@
 #include "host/graphs.h"
 #include "host/held.h"
 #include "host/launches.h"
+#include "host/methods.h"
 #include "host/replay.h"
 #include "host/sealed.h"
 #include "host/tensors.h"
@@ -48,7 +49,7 @@ PyObject *PyInit_burnish_host(void)
             || PyModule_AddType(module, &SegmentType) || PyModule_AddType(module, &FreshType)
             || PyModule_AddType(module, &ReplayType) || PyModule_AddType(module, &AssumedType)
             || PyModule_AddType(module, &CheckedType) || PyModule_AddType(module, &HeldType)
-            || PyModule_AddType(module, &AsideType)
+            || PyModule_AddType(module, &AsideType) || PyModule_AddType(module, &MethodsType)
             || PyModule_AddIntMacro(module, MOST_ROUTES)))
         Py_CLEAR(module);
     return module;
