@@ -26,18 +26,19 @@ from burnish.handle import Handle, Settings, attribute
 from burnish.torch_private import dynamo
 
 _HANDLE = "_burnish_handle"
-_classes: weakref.WeakValueDictionary[tuple[object, ...], type] = weakref.WeakValueDictionary()
+_Kin = weakref.WeakValueDictionary[tuple[object, ...], type]
+_classes: weakref.WeakKeyDictionary[type, _Kin] = weakref.WeakKeyDictionary()  # by what they are subclasses of
 
 
 def compiled_module(original: torch.nn.Module, settings: Settings) -> torch.nn.Module:
     """`original`, compiled: another object of (a subclass of) its class, over the same `__dict__`."""
     shown = tuple(name for name in ("burnish", "eager") if attribute(original, name, _HANDLE) is _HANDLE)
-    return _twin(original, Handle(original, settings), ("compiled", type(original), shown), _compiled_members, shown)
+    return _twin(original, Handle(original, settings), ("compiled", shown), _compiled_members, shown)
 
 
 def disabled_module(original: torch.nn.Module) -> torch.nn.Module:
     """`original`, kept out of every graph: the code around it is compiled, it runs in eager."""
-    return _twin(original, original, ("disabled", type(original)), _disabled_members, ())
+    return _twin(original, original, ("disabled",), _disabled_members, ())
 
 
 def handle_of_module(module: torch.nn.Module) -> Handle | None:
@@ -52,9 +53,12 @@ def _twin(
     members: Callable[[type, tuple[str, ...]], dict[str, Any]],
     shown: tuple[str, ...],
 ) -> torch.nn.Module:
-    cls = _classes.get(key)
+    kin = _classes.get(type(original))
+    if kin is None:
+        kin = _classes.setdefault(type(original), _Kin())
+    cls = kin.get(key)
     if cls is None:
-        cls = _classes.setdefault(key, _subclass(type(original), members(type(original), shown)))
+        cls = kin.setdefault(key, _subclass(type(original), members(type(original), shown)))
     twin: torch.nn.Module = object.__new__(cls)  # not cls(): that would build a new model
     object.__setattr__(twin, "__dict__", original.__dict__)
     object.__setattr__(twin, _HANDLE, handle)

@@ -67,7 +67,7 @@ def compile_graph(
             keep(data)
             return run
     with _stage("import", log):
-        captured = import_graph(gm)  # ATen calls become our operations; sizes become expressions
+        captured = import_graph(gm, returned=returned)  # ATen calls become our operations; sizes become expressions
     imported = captured.graph
     fuel = Fuel(options.fuel)
     _checkpoint(f"{kind}.graph", captured.graph, options, log)

@@ -7,7 +7,7 @@ shape and type, becomes an Extern node: an ATen call inside the program, never a
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,14 +46,17 @@ class Captured:
     windows: dict[int, Window] = field(default_factory=dict)  # result -> where in which other result it is
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))  # where every tensor of the graph is
     target: str = "cpu"  # the kind of device it is lowered for
+    # Results that share memory in eager: a result, an earlier one, and whether they are one tensor or two.
+    objects: tuple[tuple[int, int, bool], ...] = ()
     results: int = 0  # outputs beyond these are only there for `windows` to look into
     externs: list[tuple[str, str]] = field(default_factory=list)  # (op, why it was not lowered)
     values: dict[FxNode, Any] = field(default_factory=dict)  # what each captured call became: a node, several, a size
 
 
-def import_graph(gm: GraphModule, kind: str | None = None) -> Captured:
-    """`kind` is the kind of device to lower for, if it is not the one the graph was captured on."""
-    return _Importer(gm, kind).run()
+def import_graph(gm: GraphModule, kind: str | None = None, returned: int | None = None) -> Captured:
+    """`kind` is the kind of device to lower for, if it is not the one the graph was captured on; so many results are
+    `returned` to the caller, if not all are."""
+    return _Importer(gm, kind, returned).run()
 
 
 _HIGHER_ORDER = (
@@ -75,8 +78,9 @@ def _called(fx_node: FxNode) -> str:
 
 
 class _Importer:
-    def __init__(self, gm: GraphModule, kind: str | None = None) -> None:
+    def __init__(self, gm: GraphModule, kind: str | None, returned: int | None) -> None:
         self.gm = gm
+        self.returned = returned
         self.graph = Graph()
         self.builder = Builder(self.graph)
         self.captured = Captured(self.graph, Symbols(), device=_device_of(gm))
@@ -159,6 +163,7 @@ class _Importer:
                 else:
                     self.graph.output_layouts[k] = self._strides(val)
         self.captured.results = len(results)
+        self.captured.objects = tuple(_objects(results[: self.returned]))
         self._find_windows([arg if isinstance(arg, FxNode) else None for arg in results])
 
     def _find_windows(self, results: list[FxNode | None]) -> None:
@@ -375,6 +380,23 @@ class _Importer:
         return TensorType(
             from_torch(val.dtype) if readable else None, tuple(self.captured.symbols.dim(s) for s in val.shape)
         )
+
+
+def _objects(results: Sequence[Any]) -> Iterator[tuple[int, int, bool]]:
+    """A tensor that is returned twice is one object in eager, and what an operation made of it is another, also if it
+    is all of the same memory."""
+    first: dict[FxNode, int] = {}
+    sharing: dict[int, int] = {}
+    for k, result in enumerate(results):
+        memory = memory_of_node(result)
+        if memory is None:
+            continue
+        if result in first:
+            yield k, first[result], True
+        elif memory in sharing:
+            yield k, sharing[memory], False
+        first.setdefault(result, k)
+        sharing.setdefault(memory, k)
 
 
 def _read_results(fx_node: FxNode, results: int) -> frozenset[int]:

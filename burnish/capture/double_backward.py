@@ -29,8 +29,9 @@ from torch import fx
 from burnish.capture.backwards import NoSuchPart, leaving_out
 from burnish.capture.calls import in_memory
 from burnish.capture.flow import Flow, filled
-from burnish.capture.saved_for_backward import Layout, OwnTensors, State, Turn
+from burnish.capture.saved_for_backward import Layout, OwnTensors, State, Turn, is_held
 from burnish.capture.saved_tensors import hooks_are_active
+from burnish.capture.shared_results import Shared, Watched, in_one_memory
 from burnish.capture.snapshot import autocast_state
 from burnish.torch_private.aot import get_current_graph_task_keep_graph
 from burnish.torch_private.dispatch import is_batchedtensor, is_legacy_batchedtensor
@@ -72,7 +73,8 @@ class Replay:
     """A graph in eager, run again on a forward's inputs. `written` are inputs that a call changes; of those in `needed`
     it also reads what they held before. On inputs that are not `decisive` no gradient depends (None: not known).
     `flow` says which gradients there are none of (None: not known, and those are zeros), `leaves_out` whether there is
-    a program already that leaves these tangents out (None: it can always be made)."""
+    a program already that leaves these tangents out (None: it can always be made). `shared` are results that may lie
+    in memory of what is saved."""
 
     graph: Callable[..., Any]
     returns: Returns
@@ -82,6 +84,7 @@ class Replay:
     decisive: frozenset[int] | None = None
     flow: Flow | None = None
     leaves_out: Callable[[frozenset[int]], bool] | None = None
+    shared: Shared = ()
     turns: dict[Any, Turn | None] = field(default_factory=dict, compare=False)  # by what is left out, and was before
 
     def hold(self, ctx: Any, args: Sequence[Any]) -> None:
@@ -103,12 +106,18 @@ class Replay:
         tensors = ctx.burnish_tensors
         bases = self.returns.bases
         ctx.burnish_bases = [(x.shape, x.stride()) for x in results[len(results) - len(bases) :]] if bases else ()
+        own = list(ctx.to_save or ()) if self.shared or hooks_are_active() else []
+        shared = list(in_one_memory(self.shared, results, own)) if self.shared else ()
         if not hooks_are_active():
             ctx.burnish_own = OwnTensors(len(ctx.to_save or ()), None)
             ctx.burnish_states = [State.of(x) for x in tensors]
+            ctx.burnish_watched = [Watched.of(k, results[k]) for k in dict(shared)] if shared else ()
             return
-        own = tuple(ctx.to_save or ())
+        ctx.burnish_watched = ()
         ctx.burnish_own = OwnTensors(len(own), [Layout.of(x) for x in own])
+        for _, j in shared:  # a hook may keep what it is given, or a copy: nobody can tell what a change comes to
+            if j < len(own):
+                own[j] = own[j].clone()
         ctx.burnish_tensors, ctx.burnish_states = None, None  # autograd has them from now on
         ctx.burnish_seen = [weakref.ref(x) for x in tensors]
         ctx.save_for_backward(*own, *tensors)
@@ -117,22 +126,35 @@ class Replay:
         """What the program's `backward` makes of the gradients, where autograd does not record it."""
         missing = self.flow.missing(gradients) if self.flow is not None else []
         own: OwnTensors = ctx.burnish_own
+        has_changed = any(x.has_changed for x in ctx.burnish_watched)
         if self.flow is None or not missing:
-            self.let_go(ctx)
             own.leave_nothing_out()
+            if has_changed:
+                return self._apart(ctx, gradients, goes_on=False)
+            self.let_go(ctx)
             return backward(gradients)
         left_out = self.flow.left_out(missing)
         waited_for = self._waited_for(ctx)
         turn, goes_on = self._turn(left_out, own.open), get_current_graph_task_keep_graph()
         is_there = self.leaves_out is None or self.leaves_out(left_out)
-        if is_there and (turn is None or not turn.later):
+        is_last = turn is None or not turn.later
+        if has_changed and (turn is None or turn.read):
+            apart = self._apart(ctx, gradients, goes_on=not is_last)
+            own.leave_unread(turn, goes_on=goes_on)
+            return self.flow.found(apart, left_out, waited_for)
+        if is_there and is_last:
             self.let_go(ctx)
         try:
             with leaving_out(left_out), own.during(ctx, turn, goes_on=goes_on):
                 found = backward(filled(ctx, gradients, missing))
         except NoSuchPart:
-            found = [None if x is None else x.detach().clone() for x in self.gradients(ctx, gradients)]
+            found = self._apart(ctx, gradients, goes_on=not is_last)
         return self.flow.found(found, left_out, waited_for)
+
+    def _apart(self, ctx: Any, gradients: Sequence[Any], *, goes_on: bool) -> tuple[Any, ...]:
+        """Eager's gradients, each in memory of its own."""
+        found = self.gradients(ctx, gradients, goes_on=goes_on)
+        return tuple(None if x is None else x.detach().clone() for x in found)
 
     def _turn(self, left_out: frozenset[int], still_open: frozenset[int] | None) -> Turn | None:
         """None where all that was saved is read, as ever."""
@@ -159,14 +181,14 @@ class Replay:
     def let_go(self, ctx: Any) -> None:
         """In a backward, before it runs: after it, the inputs are wanted only if the graph is."""
         if not get_current_graph_task_keep_graph():
-            ctx.burnish_tensors = None
+            ctx.burnish_tensors, ctx.burnish_watched = None, ()
 
     def _inputs(self, ctx: Any, given: Sequence[Any]) -> list[Any]:
         if ctx.burnish_states is None:
             everything = ctx.saved_tensors
             saved = iter(everything[len(everything) - len(ctx.burnish_seen) :])
         else:
-            if ctx.burnish_tensors is None or not self._is_open(ctx, given):
+            if ctx.burnish_tensors is None or not (self._is_open(ctx, given) or is_held(ctx)):
                 _ = ctx.saved_tensors  # raises where the graph was let go
             saved = self._unchanged(ctx)
         return [next(saved) if x is _SAVED else x for x in ctx.burnish_inputs]
@@ -191,11 +213,14 @@ class Replay:
             else:
                 yield tensor.new_zeros(then.shape, requires_grad=tensor.requires_grad)
 
-    def gradients(self, ctx: Any, given: Sequence[Any]) -> tuple[Any, ...]:
-        """Of the inputs, for the gradients of what autograd was given; with their history, if autograd records it."""
+    def gradients(self, ctx: Any, given: Sequence[Any], *, goes_on: bool = False) -> tuple[Any, ...]:
+        """Of the inputs, for the gradients of what autograd was given; with their history, if autograd records it.
+        `goes_on`: another backward may follow, although the graph is not retained."""
         needs, recorded = ctx.needs_input_grad, torch.is_grad_enabled()
         inputs = self._inputs(ctx, given)
-        self.let_go(ctx)
+        changed = [x.position for x in ctx.burnish_watched if x.has_changed]
+        if not goes_on:
+            self.let_go(ctx)
         autocast, random = ctx.burnish_state
         with torch.enable_grad(), autocast(), _drawing_again(random, inputs):
             # One input may be made of another: gradients of each are of tensors that nothing else is made of.
@@ -204,6 +229,7 @@ class Replay:
             results = self.graph(*given_to_graph)
             results = results if isinstance(results, (tuple, list)) else (results,)
             values = self._values(results, given_to_graph, ctx.burnish_bases)
+            torch.autograd.graph.increment_version([x for k in changed if isinstance(x := values[k], torch.Tensor)])
             pairs = [
                 (value, gradient)
                 for value, gradient in zip(values, given, strict=True)

@@ -41,8 +41,10 @@ from burnish.capture.eager_only import tell
 from burnish.capture.facts import coarsest_type, draws_random_numbers, graph_facts
 from burnish.capture.flow import Behind, Flow, behind, flow_of
 from burnish.capture.host import host_if_built, host_library
+from burnish.capture.origins import name_classes
 from burnish.capture.partition import partition, save_copies
 from burnish.capture.piecewise import PiecewiseGraph
+from burnish.capture.shared_results import Shared, shared_with_saved
 from burnish.capture.sharing import put_back, share_blocks
 from burnish.capture.unguarded import input_sources
 from burnish.capture.warm.capture import WarmGraph
@@ -72,7 +74,7 @@ from burnish.torch_private.graphs import LazyGraphModule
 from burnish.torch_private.guards import TracingContext
 from burnish.torch_private.inductor import config as inductor_config
 from burnish.torch_private.names import EAGER
-from burnish.torch_private.patches import own_derivatives
+from burnish.torch_private.patches import checking_classes, own_derivatives
 from burnish.torch_private.probe import why
 from burnish.torch_private.quiet import without_printed_graphs
 from burnish.torch_private.versions import is_at_least, warn_of_newer_torch
@@ -108,6 +110,7 @@ def make_backend(options: Options, log: CompileLog) -> Backend:
         start = time.perf_counter()
         sources = input_sources(graph)
         capture = _Capture(options, log, sources)
+        name_classes(graph)
         example_inputs = apart(graph, example_inputs)
         drop_idle_dropouts(graph)
         views = views_without_history(graph)
@@ -234,6 +237,7 @@ class _Capture:
         self._returns = Returns()
         self._written: frozenset[int] = frozenset()
         self._needed: frozenset[int] = frozenset()  # of those, whose contents the graph reads
+        self._shared: Shared = ()  # results that may lie in memory of what is saved
         self._decisive: frozenset[int] | None = None  # of all inputs, those that gradients depend on
         self._behind: Behind | None = None  # the tangents
         self._flow: Flow | None = None
@@ -274,6 +278,7 @@ class _Capture:
             self._draws,
             self._decisive,
             self._flow,
+            shared=self._shared,
         )
 
     def compile(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -299,6 +304,7 @@ class _Capture:
             inductor_config.patch(fallback_random=True),
             without_printed_graphs(),
             own_derivatives(),
+            checking_classes(),
             dense_gradients(graph),
             _left_if_it_raises(),
             self._differentiable_twice(),
@@ -441,6 +447,7 @@ class _Capture:
         # What the inputs that change outside the graph are to become comes first.
         self._needed = self._written & inputs_read(graph, len(self._returns.changed))
         self._decisive = inputs_read(graph, metadata.num_forward_returns)
+        self._shared = shared_with_saved(graph.graph, metadata.num_forward_returns)
         self._flow = flow_of(metadata, self._behind) if self._behind is not None else None
 
     def _partition(
@@ -578,9 +585,26 @@ def eager_graph(graph: fx.GraphModule) -> Callable[..., Any]:
     """The graph's own ops, one by one. Should one raise, the thread's dispatch state (autocast, functorch layers)
     goes back to what it was: a captured graph enters such contexts with plain calls, not with `with`."""
     graph = drawing_alike_in_checkpoints(graph)
-    if not any("_enter_" in _target_name(node) or "_nesting" in _target_name(node) for node in graph.graph.nodes):
-        return _forward_of(graph)
-    return leaving_contexts(_forward_of(graph))
+    called = {_target_name(node) for node in graph.graph.nodes}
+    forward = _forward_of(graph)
+    if "_make_dual" in called:
+        forward = _recording_tangents(forward)
+    if not any("_enter_" in name or "_nesting" in name for name in called):
+        return forward
+    return leaving_contexts(forward)
+
+
+def _recording_tangents(graph: Callable[..., Any]) -> Callable[..., Any]:
+    """Of a graph with forward-mode differentiation. Before torch 2.13 inference mode records no tangents, which a
+    captured graph takes for granted."""
+
+    def run(*args: Any) -> Any:
+        if not torch.is_inference_mode_enabled():
+            return graph(*args)
+        with torch.inference_mode(False):
+            return graph(*args)
+
+    return run
 
 
 def leaving_contexts(graph: Callable[..., Any]) -> Callable[..., Any]:

@@ -131,6 +131,11 @@ class OwnTensors:
     def leave_nothing_out(self) -> None:
         self._turn = None
 
+    def leave_unread(self, turn: Turn | None, *, goes_on: bool) -> None:
+        """Of a backward that does without all of it."""
+        if turn is not None and not goes_on:
+            self.open = turn.open
+
     def of(self, ctx: Any) -> tuple[torch.Tensor, ...]:
         """As it was saved. What the turn does not read has its form alone."""
         if not self._count:
@@ -139,7 +144,7 @@ class OwnTensors:
             return self._all(ctx)
         read = self._turn.read
         if self._kept is None:
-            if not read and not _is_held(ctx):
+            if not read and not is_held(ctx):
                 return tuple(torch.empty(0, device="meta") for _ in range(self._count))
             return tuple(slot.read() if k in read else slot.form() for k, slot in enumerate(self._slots(ctx)))
         if any(isinstance(x, Layout) for k, x in enumerate(self._kept) if k in read):
@@ -149,7 +154,7 @@ class OwnTensors:
     def _kept_after(self, ctx: Any, turn: Turn) -> list[Kept | Layout] | None:
         if self._kept is not None:
             return [x if isinstance(x, Layout) or k in turn.later else x.layout for k, x in enumerate(self._kept)]
-        if not turn.open or not _is_held(ctx):
+        if not turn.open or not is_held(ctx):
             return None
         slots = enumerate(self._slots(ctx))
         return [Kept.of(slot) if k in turn.later else Layout.of(slot.form()) for k, slot in slots]
@@ -164,7 +169,7 @@ class OwnTensors:
         try:
             return [_Unpacked(x) for x in self._all(ctx)]
         except RuntimeError as changed:
-            if unpack is None or not _is_held(ctx):  # one by one, that is: before torch 2.13
+            if unpack is None or not is_held(ctx):  # one by one, that is: before torch 2.13
                 raise
             raw = ctx._raw_saved_tensors
             layouts = self._layouts if self._layouts is not None else [None] * len(raw)
@@ -172,7 +177,7 @@ class OwnTensors:
             return [_Packed(each, layout, changed) for each, layout in zip(raw, layouts, strict=False)]
 
 
-def _is_held(ctx: Any) -> bool:
+def is_held(ctx: Any) -> bool:
     """Whether autograd still has what was saved."""
     try:
         return ctx._raw_saved_tensors is not None

@@ -29,7 +29,7 @@ from burnish.observe.log import CompileLog
 from burnish.torch_private.aot import aot_export_joint_simple
 from burnish.torch_private.dispatch import disable_current_modes, enter_autocast, exit_autocast
 from burnish.torch_private.fake_tensors import FakeTensor
-from burnish.torch_private.patches import own_derivatives
+from burnish.torch_private.patches import checking_classes, own_derivatives
 
 _library = torch.library.Library("burnish", "FRAGMENT")
 _library.define("block(Tensor[] operands, SymInt[] sizes, int call) -> Tensor[]")
@@ -249,7 +249,7 @@ def _traced(flat: fx.GraphModule, nodes: list[fx.Node], autocasts: _Autocasts, d
         returned = fx.Interpreter(module).run(*mine)
         return (*returned, *(mine[i] for i in written))
 
-    with own_derivatives():
+    with own_derivatives(), checking_classes():
         traced: Any = aot_export_joint_simple(run, tuple(given), trace_joint=joint, decompositions=decompositions)
     differentiable = [joint and bool(r.meta["example_value"].requires_grad) for r in results] + [False] * len(written)
     _without_clones(traced.graph, written)

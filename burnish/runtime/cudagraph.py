@@ -44,6 +44,7 @@ from burnish.torch_private.tensors import foreach_copy_, storage_Use_Count
 current_raw_stream: Callable[[int], int] = cuda_getCurrentRawStream
 _FEW_COPIES = 3
 _LITTLE = 1 << 20  # bytes whose copy takes no time: what lies where another lay before it is not counted on to stay
+_Window = tuple[int, int, Sequence[int], Sequence[int], int]  # a result, of which other, sizes, strides and offset
 _PATIENCE = 4  # times that one set of sizes is captured again, before it is left alone
 
 
@@ -215,7 +216,11 @@ class Captured:
         own = [n for n, x in enumerate(self.results) if isinstance(x, torch.Tensor) and n not in aliases]
         reused = set(own) if self.plan.reuse_outputs else self.plan.internal
         lent = [n for n in own if n in reused or (first is not None and n >= first)]
-        self.copies_out = _by_type({n: self.results[n] for n in own if n not in lent})
+        self.again = _again(self.results, frozenset(lent))
+        lent = [n for n in lent if n not in self.again]
+        copied = {n: self.results[n] for n in own if n not in lent and n not in self.again}
+        copied, self.windows = _without_windows(copied, len(self.results))
+        self.copies_out = _by_type(copied)
         self.dense = all(x.clone().stride() == x.stride() for group, _ in self.copies_out for x in group[:1])
         self.lent_positions = lent
         self.lent = [self.results[n] for n in lent] if first is not None else []
@@ -225,7 +230,7 @@ class Captured:
         self.views = [
             (n, k, x.shape, x.stride(), x.storage_offset() - inputs[k].storage_offset())
             for n, k in aliases.items()
-            if isinstance(x := self.results[n], torch.Tensor)
+            if isinstance(x := self.results[n], torch.Tensor) and n not in self.again
         ]
 
     def _fits(self, args: list[Any]) -> bool:
@@ -280,9 +285,8 @@ class Captured:
         if self.all_fresh:
             results = tuple(fresh)
         else:
-            out = list(self.results)
-            for n, x in zip(self.fresh_positions, fresh, strict=True):
-                out[n] = x
+            out = dict(enumerate(self.results))
+            out.update(zip(self.fresh_positions, fresh, strict=True))
             results = self._with_shared(out, args)
         args.clear()
         launch.prepare(stream)
@@ -294,26 +298,29 @@ class Captured:
         self.graph.replay()
         for twins, positions in self.copies_back:
             _copy([args[k] for k in positions], twins)
-        out = list(self.results)
+        out = dict(enumerate(self.results))
         for results, positions in self.copies_out:
             if len(results) == 1 and self.dense:
                 out[positions[0]] = results[0].clone()
                 continue
             fresh = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for x in results]
             _copy(fresh, results)
-            for n, x in zip(positions, fresh, strict=True):
-                out[n] = x
+            out.update(zip(positions, fresh, strict=True))
         shared = self._with_shared(out, args)
         args.clear()
         return shared
 
-    def _with_shared(self, out: list[Any], args: list[Any]) -> tuple[Any, ...]:
-        """Results that are not copies: in the graph's memory, or in an argument's."""
+    def _with_shared(self, out: dict[int, Any], args: list[Any]) -> tuple[Any, ...]:
+        """Results that are not copies: in the graph's memory, in an argument's, or in another result's."""
         for n in self.lent_positions:
             out[n] = self.results[n].detach()  # a tensor of its own over the same memory
         for n, k, shape, strides, offset in self.views:
             out[n] = args[k].as_strided(shape, strides, args[k].storage_offset() + offset)
-        return tuple(out)
+        for n, of, sizes, steps, start in self.windows:
+            out[n] = out[of].as_strided(sizes, steps, start).detach()  # as the program makes a window
+        for n, earlier in self.again.items():
+            out[n] = out[earlier]
+        return tuple(out[n] for n in range(len(self.results)))
 
     def release(self) -> None:
         if self.quick is not None:
@@ -322,8 +329,54 @@ class Captured:
         self.graph = self.launch = self.quick = None
         self.twins = {}
         self.results, self.lent, self.lent_positions, self.views = (), [], [], []
+        self.windows, self.again = [], {}
         self._storages, self._counted, self._uses = [], [], []
         self.copies_in, self.copies_back, self.copies_out = [], [], []
+
+
+def _again(results: Sequence[Any], saved: frozenset[int]) -> dict[int, int]:
+    """Results that are an earlier one, that very tensor. What is saved is another than what is handed out."""
+    first: dict[tuple[int, bool], int] = {}
+    found = {n: first.setdefault((id(x), n in saved), n) for n, x in enumerate(results) if isinstance(x, torch.Tensor)}
+    return {n: earlier for n, earlier in found.items() if earlier != n}
+
+
+def _without_windows(copied: Mapping[int, torch.Tensor], free: int) -> tuple[dict[int, torch.Tensor], list[_Window]]:
+    """Of results that share memory one is copied, which is all of it, or what they lie in, by a number from `free` on;
+    the others are windows of the copy."""
+    sharing: dict[tuple[int, torch.dtype], list[int]] = {}
+    for n, x in copied.items():
+        sharing.setdefault((x.untyped_storage()._cdata, x.dtype), []).append(n)
+    copies: dict[int, torch.Tensor] = {}
+    windows: list[_Window] = []
+    for members in sharing.values():
+        if len(members) == 1:
+            copies[members[0]] = copied[members[0]]
+            continue
+        starts = {n: int(copied[n].storage_offset()) for n in members}
+        end = max(starts[n] + extent(copied[n]) for n in members)
+        of = next((n for n in members if _is_all(copied[n], end)), None)
+        if of is None:
+            of, free = free, free + 1
+            copies[of] = copied[members[0]].as_strided((end,), (1,), 0)
+        else:
+            copies[of] = copied[of]
+        windows += [(n, of, copied[n].shape, copied[n].stride(), starts[n]) for n in members if n != of]
+    return {n: copies[n] for n in sorted(copies)}, windows
+
+
+def _is_all(x: torch.Tensor, end: int) -> bool:
+    return x.storage_offset() == 0 and x.numel() == extent(x) == end
+
+
+def _resolved(results: Sequence[Any], aliases: Mapping[int, int]) -> list[Any]:
+    """Results whose memory holds their values: they are copied out byte by byte. An argument's memory stays what it
+    is."""
+    once: dict[int, Any] = {}
+    for n, x in enumerate(results):
+        if isinstance(x, torch.Tensor) and n not in aliases and id(x) not in once:
+            once[id(x)] = x.resolve_conj().resolve_neg()
+    return [x if n in aliases else once.get(id(x), x) for n, x in enumerate(results)]
 
 
 def _copy(into: list[torch.Tensor], out_of: list[torch.Tensor]) -> None:
@@ -525,7 +578,7 @@ class GraphedProgram:
         # A capture that fails would leave its own stream as the current one.
         with torch.cuda.device(device), torch.cuda.stream(torch.cuda.current_stream(device)):
             with capturing(captured.graph, pool=self.pool.handle, stream=self.pool.capture_stream):
-                results = [_resolved(x, n in self.plan.aliases) for n, x in enumerate(run(list(inputs)))]
+                results = _resolved(run(list(inputs)), self.plan.aliases)
         captured.set_results(results, inputs)
         captured.bytes = max(self.pool.bytes() - before, 0) + sum(twin.nbytes for twin in twins.values())
         return captured
@@ -582,11 +635,6 @@ def _tensors(args: Sequence[Any], plan: GraphPlan) -> list[int]:
 
 def _addresses(args: Sequence[Any]) -> list[int]:
     return [x.data_ptr() if isinstance(x, torch.Tensor) else 0 for x in args]
-
-
-def _resolved(x: Any, is_alias: bool) -> Any:
-    """A result whose memory holds its values: it is copied out byte by byte. An argument's memory stays what it is."""
-    return x.resolve_conj().resolve_neg() if isinstance(x, torch.Tensor) and not is_alias else x
 
 
 def _twin(x: torch.Tensor) -> torch.Tensor:

@@ -3,13 +3,13 @@
 Launching a graph takes the driver about as long as launching three or four kernels, which can begin one by one; and a
 graph wants its moving arguments copied in and its results copied out, each a step of its own on the device. So up to
 `MOST_LAUNCHES` kernels are launched as they are, in one native call that puts in the call's own addresses. Results are
-fresh memory, made ahead while the device is at work.
+fresh memory, made ahead while the device is at work; those that are one tensor, or several over one memory, share it.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +21,18 @@ from burnish.runtime.cuda_program import KERNEL_ALIGNMENT, CudaRun, CudaUnit, Cu
 from burnish.runtime.cudagraph import current_raw_stream
 from burnish.runtime.graph_launch import Results, Template
 from burnish.runtime.program import NativeStep, Program
-from burnish.schedule.kernels import Buffer, ResultBuffer
+from burnish.schedule.kernels import Buffer, ResultBuffer, Schedule
 
 MOST_LAUNCHES = 4
+
+
+@dataclass(frozen=True)
+class Place:
+    """One of the program's results: fresh memory, or an earlier result, that tensor itself or another over it."""
+
+    fresh: int
+    earlier: int | None = None
+    is_apart: bool = False
 
 
 @dataclass(frozen=True)
@@ -34,6 +43,7 @@ class DirectPlan:
     results: tuple[tuple[int, int], ...]
     templates: tuple[Template, ...]
     launches: int
+    order: tuple[Place, ...] = ()  # where each result is; nothing: they are the results above, one by one
 
 
 def direct_plan(program: Program) -> DirectPlan | None:
@@ -50,14 +60,16 @@ def direct_plan(program: Program) -> DirectPlan | None:
         return None
     results = [_fresh(program, r) for r in schedule.results]
     outputs = [b for b in held if b.role == "output"]
-    named = [b.name for b in results if b is not None]
-    if len(named) != len(results) or sorted(named) != sorted(b.name for b in outputs):
+    each = [b.name for b in results if b is not None]
+    named = list(dict.fromkeys(each))
+    if len(each) != len(results) or sorted(named) != sorted(b.name for b in outputs):
         return None
     return DirectPlan(
         tuple((b.position, unit.slots[b.name]) for b in inputs),
         tuple((n, unit.slots[name]) for n, name in enumerate(named)),
         tuple(_template(schedule.buffers[name], program.device) for name in named),
         len(numbers),
+        () if len(named) == len(each) else tuple(_places(each, named, schedule)),
     )
 
 
@@ -73,6 +85,16 @@ def _fresh(program: Program, result: Any) -> Buffer | None:
     o, b = result.operand, program.schedule.buffers[result.operand.buffer]
     whole = o.offset == 0 and o.shape == b.shape and o.strides == b.strides
     return b if whole and b.role == "output" else None
+
+
+def _places(each: Sequence[str], named: Sequence[str], schedule: Schedule) -> Iterator[Place]:
+    objects = {k: (first, is_one) for k, first, is_one in schedule.objects}
+    for k, name in enumerate(each):
+        first, is_one = objects.get(k, (None, False))
+        if first is None or each[first] != name:
+            yield Place(named.index(name))
+        else:
+            yield Place(named.index(name), first, not is_one)
 
 
 def _template(b: Buffer, device: torch.device) -> Template:
@@ -108,6 +130,7 @@ class DirectRun:
         self.program = program
         self.run = program.run  # whose memory `stats` counts
         self.plan = plan
+        self._order = plan.order
         self._index = device.index or 0
         self._check = program.check
         self._pool = program.run.__globals__["pool"]
@@ -135,6 +158,13 @@ class DirectRun:
         args.clear()
         direct.prepare(stream)
         pool.release(workspace, stream)
+        return self._in_order(results) if self._order else tuple(results)
+
+    def _in_order(self, fresh: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        results: list[torch.Tensor] = []
+        for place in self._order:
+            x = fresh[place.fresh] if place.earlier is None else results[place.earlier]
+            results.append(x.detach() if place.is_apart else x)
         return tuple(results)
 
     def _made(self, workspace: CudaWorkspace) -> DirectLaunch | None:

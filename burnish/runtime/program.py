@@ -290,7 +290,7 @@ class Renderer:
         if self.unit.checks:
             self._raise_mistakes()
         self._finish()
-        results = [self._result(r) for r in self.schedule.results]
+        results = self._results()
         self.line(f"pool.release(workspace{', ' + names if names else ''})")
         self.line(f"return ({''.join(r + ', ' for r in results)})")
         lines = self.lines if safe is None else [*self.lines[:safe], *_marking_failures(self.lines[safe:])]
@@ -433,6 +433,20 @@ class Renderer:
             return base
         start = f"{base}.storage_offset() + {render(o.offset)}"
         return f"{base}.as_strided({self._dims(o.shape)}, {self._dims(o.strides)}, {start})"
+
+    def _results(self) -> list[str]:
+        """Each by itself, but for what is one object, or two over one memory."""
+        texts = [self._result(r) for r in self.schedule.results]
+        results = list(texts)
+        for k, first, is_one in self.schedule.objects:
+            if is_one:
+                name = f"result{first}"
+                if results[first] != name:
+                    self.line(f"{name} = {results[first]}")
+                results[first] = results[k] = name
+            elif texts[k] == texts[first]:
+                results[k] = f"{texts[first]}.detach()"
+        return results
 
     def _result(self, r: ResultBuffer | Dim | None) -> str:
         if not isinstance(r, ResultBuffer):

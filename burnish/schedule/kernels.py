@@ -329,6 +329,7 @@ class Schedule:
     notes: list[str] = field(default_factory=list)  # fusions made and refused
     gpu: Gpu = REFERENCE  # that it is for, where it is for one
     forms: dict[int, Form] = field(default_factory=dict)  # kernel's number -> how to launch it, where not by the rule
+    objects: tuple[tuple[int, int, bool], ...] = ()  # a result, an earlier one, and whether both are one tensor
 
     def __str__(self) -> str:
         lines = [str(b) for b in self.buffers.values()]

@@ -303,7 +303,8 @@ class _Lowerer:
         results = self._results()  # before inputs change: a result may be the old value of one
         self._write_mutations()
         gpu = gpu_of(self.captured.device)
-        schedule = Schedule(self.buffers, self.kernels, results, dict(self.constants), gpu=gpu)
+        objects = self.captured.objects
+        schedule = Schedule(self.buffers, self.kernels, results, dict(self.constants), gpu=gpu, objects=objects)
         schedule.drop_dead_kernels()
         schedule.drop_unused_buffers()
         return schedule
@@ -573,9 +574,12 @@ class _Lowerer:
     def _results(self) -> list[ResultBuffer | Dim | None]:
         results: list[ResultBuffer | Dim | None] = []
         taken: set[str] = set()
+        again = {k: first for k, first, is_one in self.captured.objects if is_one}
         for k, out in enumerate(self.graph.outputs):
             if not isinstance(out, Node):
                 results.append(out)
+            elif k in again:
+                results.append(None)
             elif k in self.captured.aliases:
                 position, shape, strides, offset = self.captured.aliases[k]
                 results.append(ResultBuffer(Operand(f"in{position}", offset, shape, strides, out.type.dtype), position))
@@ -589,6 +593,8 @@ class _Lowerer:
             whole = results[of]
             assert isinstance(whole, ResultBuffer)
             results[k] = ResultBuffer(replace(whole.operand, offset=offset, shape=shape, strides=strides))
+        for k, first in again.items():
+            results[k] = results[first]
         return results[: self.captured.results]
 
     def _lent_result(self, k: int, out: Node) -> ResultBuffer:

@@ -37,7 +37,10 @@ def cut(schedule: Schedule, arguments: int, alone: Callable[[Kernel], str]) -> l
         buffers = _buffers(schedule, kernels, carried, out, arguments, schedule.results if is_last else ())
         results = schedule.results if is_last else [ResultBuffer(_whole(schedule.buffers[name])) for name in out]
         forms = {k - first: form for k, form in schedule.forms.items() if first <= k < first + len(kernels)}
-        inner = Schedule(buffers, list(kernels), list(results), schedule.constants, gpu=schedule.gpu, forms=forms)
+        objects = schedule.objects if is_last else ()
+        inner = Schedule(
+            buffers, list(kernels), list(results), schedule.constants, gpu=schedule.gpu, forms=forms, objects=objects
+        )
         first += len(kernels)
         pieces.append(Piece(inner, tuple(carried), () if is_last else out, reason))
         carried = list(out)

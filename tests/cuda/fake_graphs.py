@@ -133,7 +133,8 @@ class FakeRun:
             assert self.cuda.capturing is not None
             given = list(inputs)
             tried = [x.clone() if isinstance(x, torch.Tensor) else x for x in given]
-            results = tuple(self._placeholder(x, tried, given) for x in self.fn(*tried))
+            made: dict[int, torch.Tensor] = {}
+            results = tuple(self._placeholder(x, tried, given, made) for x in self.fn(*tried))
 
             places = [_by_address(x) for x in given]
 
@@ -147,12 +148,21 @@ class FakeRun:
 
         return run
 
-    def _placeholder(self, x: Any, tried: list[Any], given: list[Any]) -> Any:
-        """A result during a capture: memory that nothing has been written to, or an argument's."""
+    def _placeholder(self, x: Any, tried: list[Any], given: list[Any], made: dict[int, torch.Tensor]) -> Any:
+        """A result during a capture: memory that nothing has been written to, shared as theirs is, or an argument's."""
         if not isinstance(x, torch.Tensor):
             return x
         same = [k for k, y in enumerate(tried) if y is x]
-        return given[same[0]] if same else torch.full_like(x, float("nan") if x.is_floating_point() else 77)
+        if same:
+            return given[same[0]]
+        if id(x) not in made:
+            storage = x.untyped_storage()
+            nothing = float("nan") if x.is_floating_point() else 77
+            memory = made.setdefault(
+                storage._cdata, torch.full((storage.nbytes() // x.element_size(),), nothing, dtype=x.dtype)
+            )
+            made[id(x)] = memory.as_strided(x.shape, x.stride(), x.storage_offset())
+        return made[id(x)]
 
     def check(self) -> None:
         pass

@@ -186,10 +186,29 @@ def test_a_program_from_the_cache_is_launched_alike(native: Native) -> None:
     assert direct_plan(unpacked(packed(program, ""), "cuda").program) == direct_plan(program) is not None
 
 
+def test_results_that_are_one_tensor_and_others_over_its_memory(make: Callable[..., Native]) -> None:
+    def twice(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = torch.tanh(x @ w)
+        part = y.detach()
+        return y, x + 1, y.float(), part, part.contiguous(), y[:]
+
+    run = make(twice, SQUARE.clone(), SQUARE.clone()).direct()
+    assert len(run.plan.results) == 2
+    for _ in range(3):
+        args = [torch.randn(16, 16), torch.randn(16, 16)]
+        found, expected = run(list(args)), twice(*args)
+        torch.testing.assert_close(found, expected)
+        assert [[a is b for b in found] for a in found] == [[a is b for b in expected] for a in expected]
+        assert len({x.data_ptr() for x in found}) == 2
+        found[-1].zero_()
+        assert not found[0].any() and found[1].any()
+
+
 SQUARE = torch.randn(16, 16)
 NOT_DIRECT: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "more than a few launches": (chain, {}),
     "an argument is written": (lambda x, w: x.add_(w), {}),
+    "a result is a part of another": (lambda x, w: (lambda y: (y, y[2:]))(torch.exp(x) + w), {}),
     "a result is part of an argument": (lambda x, w: (x[2:], x + w), {}),
     "an ATen call": (lambda x, w: torch.sort(x + w).values + 1, {}),
     "sizes differ from call to call": (lambda x, w: torch.exp(x) + 1, {"dynamic": True}),

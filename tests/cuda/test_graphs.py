@@ -102,6 +102,57 @@ def test_a_result_outlives_the_next_call(cuda: FakeCuda) -> None:
         torch.testing.assert_close(y, x * 2)
 
 
+Shared = tuple[torch.Tensor, ...]
+
+
+def shared_results(x: torch.Tensor) -> Shared:
+    y, z = x * 2, x + 1
+    return y, y, z, y.detach(), y[1:3]
+
+
+def shared_parts(x: torch.Tensor) -> Shared:
+    """Nobody is given all of it."""
+    y = x * 2
+    return y[1:3], y[2:].detach(), x + 1
+
+
+def same_objects(results: Shared) -> list[list[tuple[bool, bool]]]:
+    storage = [x.untyped_storage()._cdata for x in results]
+    pairs = list(zip(results, storage, strict=True))
+    return [[(a is b, s == t) for b, t in pairs] for a, s in pairs]
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+@pytest.mark.parametrize("fn", [shared_results, shared_parts])
+def test_results_over_one_memory(cuda: FakeCuda, fn: Callable[..., Shared], reuse: bool) -> None:
+    f = Graphed(cuda, fn, reuse_outputs=reuse)
+    kept: list[tuple[Shared, Shared]] = []
+    for _ in range(5):
+        x = fresh()
+        found, expected = f(x), fn(x)
+        torch.testing.assert_close(found, expected)
+        assert same_objects(found) == same_objects(expected)
+        assert [x.storage_offset() for x in found] == [x.storage_offset() for x in expected]
+        found[0].zero_(), expected[0].zero_()
+        torch.testing.assert_close(found, expected)
+        kept.append((found, expected))
+    for found, expected in kept if not reuse else kept[-1:]:
+        torch.testing.assert_close(found, expected)
+    assert f.replays == 4
+
+
+def test_a_saved_tensor_is_apart_from_the_result_that_it_is(cuda: FakeCuda) -> None:
+    f = Graphed(cuda, lambda x: (lambda y: (y, y))(x * 2), lent_from=1)
+    for _ in range(3):
+        x = fresh()
+        result, saved = f(x)
+        result.zero_()
+        if f.replays:
+            torch.testing.assert_close(saved, x * 2)
+        del saved
+    assert f.replays == 2
+
+
 def test_reused_results_are_the_graphs_own_memory(cuda: FakeCuda) -> None:
     f = Graphed(cuda, double, reuse_outputs=True)
     f(fresh())

@@ -183,6 +183,25 @@ def test_a_program_in_pieces() -> None:
         torch.testing.assert_close(ours, theirs)
 
 
+def test_results_over_one_memory_leave_pieces_so() -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y, order = torch.tanh(x), torch.sort(x * 2).values
+        part = y.detach()
+        z = order + y
+        return y, y.float(), part, part.contiguous(), y[2:], z, z.detach()
+
+    parts = pieces_on_cpu(f, torch.randn(6, 8))
+    assert len(parts) == 3
+    program = PiecedProgram(parts, GraphPool(torch.device("cpu"), 4))
+    for _ in range(3):
+        x = torch.randn(6, 8)
+        found, expected = program([x]), f(x)
+        assert [[a is b for b in found] for a in found] == [[a is b for b in expected] for a in expected]
+        for results in (found, expected):
+            results[3].add_(1), results[5].add_(2)
+        torch.testing.assert_close(found, expected)
+
+
 def test_no_piece_runs_before_the_kernels_of_all_are_there() -> None:
     def f(cache: torch.Tensor) -> torch.Tensor:
         cache.add_(1)

@@ -83,7 +83,9 @@ def test_a_graph_break_names_its_line() -> None:
 
 
 def test_a_fallback_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("burnish.pipeline.import_graph", lambda graph: (_ for _ in ()).throw(ValueError("injected")))
+    monkeypatch.setattr(
+        "burnish.pipeline.import_graph", lambda graph, **named: (_ for _ in ()).throw(ValueError("injected"))
+    )
     with pytest.warns(burnish.errors.FallbackWarning):
         lines = asked(torch.nn.Linear(4, 4), torch.randn(2, 4), only=("compiles once", "no fallbacks"))
     assert lines["no fallbacks"].verdict == "fail" and "injected" in lines["no fallbacks"].advice

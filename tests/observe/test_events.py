@@ -53,7 +53,9 @@ def test_a_compile_is_told_and_a_call_is_not(tmp_path: Path) -> None:
 
 
 def test_a_fallback_is_told_and_is_no_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("burnish.pipeline.import_graph", lambda graph: (_ for _ in ()).throw(ValueError("injected")))
+    monkeypatch.setattr(
+        "burnish.pipeline.import_graph", lambda graph, **named: (_ for _ in ()).throw(ValueError("injected"))
+    )
     path = tmp_path / "events.jsonl"
     compiled = burnish.compile(torch.nn.Linear(4, 4), options={"events": path})
     with pytest.warns(burnish.errors.FallbackWarning):

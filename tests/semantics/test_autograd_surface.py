@@ -436,6 +436,22 @@ def test_an_exception_in_forward_mode_leaves_it(options):
         torch.testing.assert_close(compiled(x, fits), fn(x, fits))
 
 
+@pytest.mark.parametrize("options", [FORCED, {}], ids=["forced", "judged"])
+@pytest.mark.parametrize("made_there", [False, True], ids=["tensor", "inference tensor"])
+def test_forward_mode_in_inference_mode(options, made_there):
+    """Before torch 2.13 eager records no tangents there, on which the captured graph relies."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return torch.func.jvp(lambda t: t.exp().sum(-1, keepdim=True) + t, (x**3,), (torch.ones_like(x),))[1]
+
+    compiled = burnish.compile(fn, options=options)
+    with torch.inference_mode(made_there):
+        x = torch.tensor([0.5])
+    for _ in range(3):
+        with torch.inference_mode():
+            torch.testing.assert_close(compiled(x), (x**3).exp() + 1)
+
+
 def test_double_backward_where_one_input_is_made_of_another():
     """The graph after the break takes x and a view of x: gradients of x by the view are not counted twice."""
 

@@ -81,7 +81,7 @@ def test_a_cancelled_compile_stops_at_the_next_stage(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(deadline, "check", checked)
     gm = torch.fx.symbolic_trace(lambda x: x)
-    monkeypatch.setattr(pipeline, "import_graph", lambda gm: MagicMock())
+    monkeypatch.setattr(pipeline, "import_graph", lambda gm, **named: MagicMock())
     monkeypatch.setattr(pipeline, "run_passes", lambda *args: None)
     log = CompileLog()
     with deadline.governing(), pytest.raises(Cancelled, match="5 s at stage 'schedule'"):

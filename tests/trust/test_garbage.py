@@ -62,9 +62,9 @@ def test_a_compile_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
     import_graph = pipeline.import_graph
 
-    def watched(graph: Any) -> Any:
+    def watched(graph: Any, **named: Any) -> Any:
         seen.append(gc.get_threshold()[2])
-        return import_graph(graph)
+        return import_graph(graph, **named)
 
     monkeypatch.setattr(pipeline, "import_graph", watched)
     burnish.compile(lambda x: (x * 2).exp())(torch.ones(3))

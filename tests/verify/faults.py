@@ -95,11 +95,11 @@ def wrong_gradient(patch: Patch) -> None:
 def _importing_with(lowerings: dict[str, Callable[..., Any]]) -> Callable[..., Any]:
     original = pipeline.import_graph
 
-    def importing(gm: Any) -> Any:
+    def importing(gm: Any, **named: Any) -> Any:
         kept = {name: LOWERINGS.get(name) for name in lowerings}
         LOWERINGS.update(lowerings)
         try:
-            return original(gm)
+            return original(gm, **named)
         finally:
             for name, lowering in kept.items():
                 if lowering is None:

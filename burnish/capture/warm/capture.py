@@ -15,6 +15,7 @@ from burnish.capture.calls import mutates
 from burnish.capture.double_backward import inputs_read
 from burnish.capture.facts import draws_random_numbers
 from burnish.capture.flow import Flow
+from burnish.capture.shared_results import Shared, shared_with_saved
 from burnish.capture.warm import NotWarm
 from burnish.capture.warm.frame import Parts, StoredGraph
 from burnish.capture.warm.graph import GraphText, Reference, graph_text
@@ -69,6 +70,7 @@ class WarmGraph:
         self._device = "cpu"
         self._metadata: Any = None  # of a forward, until its backward comes
         self._decisive: frozenset[int] = frozenset()
+        self._shared: Shared = ()
         self._flow: Flow | None = None
         self._whole: tuple[TrainingLayout, GraphText] | None = None  # of backwards
         self._backward_programs: dict[LeftOut, bytes] = {}
@@ -108,6 +110,7 @@ class WarmGraph:
         if kind == "forward":
             self._metadata, self._flow = metadata, flow
             self._decisive = inputs_read(graph, metadata.num_forward_returns)
+            self._shared = shared_with_saved(graph.graph, metadata.num_forward_returns)
             if is_any_autocast_enabled():
                 self._parts.problem = "it was captured under autocast"
 
@@ -118,7 +121,7 @@ class WarmGraph:
             return
         try:
             if self._whole is None:
-                layout = training_layout(self._metadata, self._decisive, self._flow, whole)
+                layout = training_layout(self._metadata, self._decisive, self._shared, self._flow, whole)
                 if any(map(mutates, whole.graph.nodes)):
                     raise NotWarm("a backward that changes its inputs")
                 self._whole = layout, graph_text(whole)

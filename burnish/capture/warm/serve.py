@@ -119,7 +119,13 @@ def _engine(
     returns = Returns(results=tuple(range(stored.training.returned)))
     decisive = frozenset(layout.decisive)
     again = Replay(
-        _eager(stored.eager), returns, draws=draws, decisive=decisive, flow=layout.flow, leaves_out=backwards.has
+        _eager(stored.eager),
+        returns,
+        draws=draws,
+        decisive=decisive,
+        flow=layout.flow,
+        leaves_out=backwards.has,
+        shared=layout.shared,
     )
     return None, training_function(forward, noted, layout, again)
 

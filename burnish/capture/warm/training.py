@@ -17,6 +17,7 @@ from burnish.capture.backwards import LeftOut, Zeros, tangents_of
 from burnish.capture.calls import in_memory
 from burnish.capture.double_backward import Replay, is_replayed, own_tensors
 from burnish.capture.flow import Flow, is_tensor, needs_gradient
+from burnish.capture.shared_results import Shared
 from burnish.capture.warm import NotWarm
 from burnish.capture.warm.graph import GraphText
 from burnish.runtime.program import restrided
@@ -34,6 +35,7 @@ class TrainingLayout:
     shapes: tuple[tuple[int, ...], ...]  # of those, and their strides
     strides: tuple[tuple[int, ...], ...]
     decisive: tuple[int, ...]  # inputs that gradients depend on
+    shared: Shared  # results that may lie in memory of what is saved
     flow: Flow | None  # which gradients there are none of
 
 
@@ -50,7 +52,7 @@ class StoredBackward:
 
 
 def training_layout(
-    metadata: Any, decisive: Collection[int], flow: Flow | None, backward: fx.GraphModule
+    metadata: Any, decisive: Collection[int], shared: Shared, flow: Flow | None, backward: fx.GraphModule
 ) -> TrainingLayout:
     """`metadata` is AOTAutograd's; gradients depend on the `decisive` inputs. Raises NotWarm."""
     _require_plain(metadata)
@@ -64,7 +66,7 @@ def training_layout(
     constant = tuple(i for i, info in enumerate(outputs) if not info.requires_grad and is_tensor(info))
     shapes, strides = tuple(tuple(x.shape) for x in given), tuple(tuple(x.stride()) for x in given)
     returned, inputs = metadata.num_forward_returns, tuple(sorted(decisive))
-    return TrainingLayout(returned, constant, tangents, shapes, strides, inputs, flow)
+    return TrainingLayout(returned, constant, tangents, shapes, strides, inputs, shared, flow)
 
 
 def _require_plain(metadata: Any) -> None:
