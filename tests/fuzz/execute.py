@@ -82,8 +82,10 @@ _EXACT = frozenset(
 _SUMS = frozenset(  # and products: what is of many elements
     """
     matmul linear mm bmm addmm baddbmm mv addmv dot sum cumsum prod cumprod convolution convolution_backward
+    index_add index_add_ scatter_add scatter_add_ embedding_dense_backward
     """.split()
 )
+_CENTRED = frozenset({"native_batch_norm", "cudnn_batch_norm", "native_group_norm", "native_layer_norm"})
 
 
 class _Perturbed(TorchDispatchMode):
@@ -99,17 +101,43 @@ class _Perturbed(TorchDispatchMode):
         name = func._schema.name.split("::")[1]
         if name in _SUMS and getattr(kwargs.get("dtype"), "is_floating_point", False):  # of integers, too large for it
             args = (args[0].to(kwargs["dtype"]), *args[1:])
-        if name in _SUMS or "scaled_dot_product" in name:  # which round what they add up, inside
-            args = pytree.tree_map(self.noise.operand, args)
+        adds_up = name in _SUMS or ("index_put" in name and args[3:4] == (True,))  # accumulate
+        if adds_up or "scaled_dot_product" in name:  # which round what they add up, inside
+            kept = int(name.endswith("_"))  # the tensor that is written
+            args = (*args[:kept], *pytree.tree_map(self.noise.operand, args[kept:]))
+        if name == "prod":
+            args = (self.noise.in_another_order(*args[:2]), *args[1:])
         result = func(*args, **kwargs)
+        if name in ("gelu", "gelu_backward"):
+            result = self.noise.inside_gelu(result, *args)
+        if name in _CENTRED and self.noise.is_common:
+            result[0].copy_(_centred(name, args))
         returns = func._schema.returns
         if name in EXACT or name in _EXACT or any(r.alias_info is not None for r in returns):
             return result
         if torch.Tag.nondeterministic_seeded in func.tags:
             return result
-        if (name in _SUMS or _is_half(result)) and not _is_finite(result) and _is_finite((args, kwargs)):
+        if (adds_up or _is_half(result)) and not _is_finite(result) and _is_finite((args, kwargs)):
             self.noise.near_limit = True  # in another order, or with a wider intermediate, something else is infinite
         return pytree.tree_map(self.noise.operand, result)
+
+
+def _centred(name: str, args: Sequence[Any]) -> torch.Tensor:
+    """What a norm says: elements less their mean, which is zero where all are equal. Eager multiplies the elements and
+    their mean one by one, and what it then subtracts may leave rounding noise, also in float64."""
+    x, (weight, bias), eps = args[0].double(), args[1:3], args[7]  # of an image's channels
+    dims: Sequence[int] = [d for d in range(x.dim()) if d != 1]
+    if name == "native_layer_norm":
+        dims, (weight, bias), eps = range(-len(args[1]), 0), args[2:4], args[4]
+    elif name == "native_group_norm":
+        x, dims = x.reshape(args[3], args[6], -1), [2]
+    mean, variance = x.mean(dims, True), x.var(dims, correction=0, keepdim=True)
+    if "batch_norm" in name and not args[5]:  # by what it has learnt
+        mean, variance = (t.double().reshape(mean.shape) for t in args[3:5])
+    made = ((x - mean) / (variance + eps).sqrt()).reshape(args[0].shape)
+    shape = [-1 if d == 1 else 1 for d in range(made.dim())] if name != "native_layer_norm" else args[1]
+    made = made if weight is None else made * weight.reshape(shape)
+    return made if bias is None else made + bias.reshape(shape)
 
 
 def _is_half(value: Any) -> bool:
@@ -128,6 +156,9 @@ class Noise:
 
     generator: torch.Generator
     near_limit: bool = False
+    # Whether all elements of a tensor are perturbed alike, so that those which are equal remain so.
+    is_common: bool = False
+    order: int = 0  # in which products are multiplied: the smallest first, the largest first, or at random
 
     def perturbing(self) -> contextlib.AbstractContextManager[Any]:
         return _Perturbed(self)
@@ -140,9 +171,30 @@ class Noise:
                 t.register_hook(lambda grad: grad * self.factor(grad))
         return value
 
+    def drawn(self, t: torch.Tensor) -> torch.Tensor:
+        shape = [1] * t.dim() if self.is_common else t.shape
+        return torch.rand(shape, generator=self.generator, dtype=torch.float64) * 2 - 1
+
     def factor(self, t: torch.Tensor) -> torch.Tensor:
-        drawn = torch.rand(t.shape, generator=self.generator, dtype=torch.float64) * 2 - 1
-        return (1 + torch.finfo(t.dtype).eps * drawn).to(t.dtype).to(t.device)
+        return (1 + torch.finfo(t.dtype).eps * self.drawn(t)).to(t.dtype).to(t.device)
+
+    def in_another_order(self, t: torch.Tensor, dim: int | None = None) -> torch.Tensor:
+        """The factors of products: where one is infinite, whether the others come to zero, or overflow, decides."""
+        if t.dim() == 0 or not t.is_floating_point():
+            return t
+        t, dim = (t.reshape(-1), 0) if dim is None else (t, dim)
+        if self.order == 2:
+            return t.index_select(dim, torch.randperm(t.shape[dim], generator=self.generator).to(t.device))
+        return t.gather(dim, t.abs().argsort(dim, descending=self.order == 1))
+
+    def inside_gelu(self, result: torch.Tensor, *args: torch.Tensor) -> torch.Tensor:
+        """Of x/2 * (1 + erf(x/sqrt(2))), and of its derivative, the rounding of erf, of which little is left near -1:
+        more than a unit of what is left. So it is of tanh. The nearer erf is to one, the less there is to round."""
+        x, whole = args[-1].double(), args[0].double()
+        unit = torch.finfo(torch.promote_types(result.dtype, torch.float32)).eps
+        size = (4 * torch.special.erfc(x.abs() / math.sqrt(2))).clamp(max=unit)
+        moved = (result.double() - whole / 2) * size * self.drawn(x).to(x.device)
+        return torch.where(moved == 0, result, (result.double() + moved).to(result.dtype))
 
     def look(self, t: torch.Tensor) -> None:
         largest = t.detach().abs().nan_to_num(0.0, 0.0, 0.0)
@@ -160,7 +212,9 @@ class Noise:
         return value
 
     def operand(self, value: Any) -> Any:
-        if isinstance(value, torch.Tensor) and value.is_floating_point() and not value._is_zerotensor():
+        if not isinstance(value, torch.Tensor) or value.is_meta or value._is_zerotensor():
+            return value
+        if value.is_floating_point():
             self.look(value)
             return value * self.factor(value)
         return value
@@ -176,7 +230,10 @@ class Noise:
 
 def run_side(case: Case, calls: Sequence[Call], side: Side, folder: Path) -> tuple[list[Outcome], list[str]]:
     """What came of each call, and what the compiler said it could not do."""
-    noise = Noise(torch.Generator().manual_seed(side.noise)) if side.noise else None
+    noise = None
+    if side.noise:
+        generator = torch.Generator().manual_seed(side.noise)
+        noise = Noise(generator, is_common=side.noise % 3 == 2, order=side.noise % 3)
     holder = _Holder(case, side, _program(case, side, noise, folder))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -11,7 +11,7 @@ import torch
 
 from tests.fuzz.case import Action, Arg, Call, Case, Program, Step, Storage, loads
 from tests.fuzz.check import Report, check
-from tests.fuzz.execute import Outcome, Side, run_side
+from tests.fuzz.execute import Noise, Outcome, Side, run_side
 from tests.fuzz.generate import Wishes, random_case
 from tests.fuzz.inputs import built, with_values
 from tests.fuzz.oracle import Find, is_minor, judged
@@ -103,6 +103,40 @@ def test_roundings_inside_a_step_are_seen(tmp_path: Path) -> None:
     record = found[0].records["result 0"]
     found[0].records["result 0"] = dataclasses.replace(record, tensor=record.tensor * (1 + 2**-9))
     assert judged(case, found, tmp_path) == []
+
+
+# A step, its input, and what eager itself may make of the result: erf near -1, as its rounding leaves it; a product
+# whose factors come to zero before they meet the infinity; an element less itself.
+INSIDE: dict[str, tuple[str, list[float], Any]] = {
+    "gelu": ("F.gelu({0})", [-3.5], lambda t: t * 1.001),
+    "its derivative": ("torch.func.grad(lambda t: F.gelu(t).sum())({0})", [-4.2], lambda t: t * 1.0002),
+    "product": ("{0}.prod()", [torch.inf, 1e-30, 1e-30, 1e-30], lambda t: t * torch.nan),
+    "product of rows": ("{0}.reshape(3, 4).prod(1)", [torch.inf, 1e-30, 1e-30, 1e-30], lambda t: t * torch.nan),
+    "norm": ("F.group_norm({0}.reshape(1, 3, 4), 3).any()", [0.3] * 4 + [0.7] * 4 + [-1.1] * 4, lambda t: ~t),
+    "norm of a batch": ("(F.instance_norm({0}[None]) != 0).any()", [0.3] * 4 + [0.7] * 4 + [-1.1] * 4, lambda t: ~t),
+}
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_what_is_lost_inside_an_operation_is_no_find(name: str, tmp_path: Path) -> None:
+    text, numbers, change = INSIDE[name]
+    kind = f"={(numbers * 12)[:12]}".replace("inf", "Infinity")
+    case = case_of(Step("v0", text, ("in0",), "approximate"), kind=kind)
+    altered = with_result(outcomes(case, tmp_path), change)
+    assert judged(case, altered, tmp_path) == []
+
+
+def test_an_error_is_seen_in_a_gelu_and_in_a_norm(tmp_path: Path) -> None:
+    for text in ("F.gelu({0})", "torch.func.grad(lambda t: F.gelu(t).sum())({0})", "F.group_norm({0}, 2)"):
+        case = case_of(Step("v0", text, ("in0",), "approximate"))
+        altered = with_result(outcomes(case, tmp_path), lambda t: t * 1.0001)
+        assert [f.kind for f in judged(case, altered, tmp_path)] == ["value"]
+
+
+def test_a_perturbed_run_adds_zeros_that_are_in_no_memory() -> None:
+    """As gradients may be: torch asks a meta tensor what the sum looks like. A run that failed would show no spread."""
+    with Noise(torch.Generator()).perturbing():
+        assert (torch._efficientzerotensor((3,)) + torch.ones(3)).shape == (3,)
 
 
 def test_working_where_eager_has_no_kernel_is_minor() -> None:
