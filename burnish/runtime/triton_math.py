@@ -215,7 +215,7 @@ def floor_divide(a, b, quotient, rest):
     exact = tl.where((rest != 0) & ((b < 0) != (rest < 0)), exact - 1, exact)
     down = tl.floor(exact)
     down = tl.where(exact - down > 0.5, down + 1, down)
-    down = tl.where(exact == 0, tl.where(quotient < 0, 0.0 * quotient, 0.0), down)
+    down = tl.where(exact == 0, tl.where(quotient < 0, 0.0 * quotient, tl.where(quotient == 0, quotient, 0.0)), down)
     return tl.where(b == 0, quotient, down)
 
 

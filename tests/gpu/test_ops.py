@@ -180,6 +180,19 @@ def test_numbers_that_fit_no_integer(dtype: torch.dtype, kind: torch.dtype) -> N
     torch.testing.assert_close(compiled(fn)(x), fn(x), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_zeros_of_a_division_rounded_down_have_its_sign(dtype: torch.dtype) -> None:
+    from tests.gpu.on_device import compiled
+
+    def fn(x, y):
+        each = x // 2, x // -2.5, x // y, torch.div(x, 3, rounding_mode="floor")
+        return each, [torch.atan2(x, q) for q in each], [torch.signbit(q) for q in each]
+
+    x = torch.tensor([-0.0, 0.0, 1.0, -1.0, 1e-7, -1e-7], dtype=dtype, device=DEVICE).repeat(4)
+    y = torch.tensor([2.0, -2.0, 3.0, -3.0], dtype=dtype, device=DEVICE).repeat_interleave(6)
+    torch.testing.assert_close(compiled(fn)(x, y), fn(x, y))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("scale", [1e3, 1e5, 1e9, 1e15])
 @pytest.mark.parametrize("queries", [1, 64])
