@@ -27,6 +27,7 @@ _GRAPH = "__compiled_fn_"
 _RESUME = "__resume_at_"
 _SET_ATTRIBUTE = "object_setattr_ignore_descriptor"  # of torch._dynamo.utils
 _IN_MODULE = re.compile(r"\._(parameters|buffers)\['[^']+'\]$")
+_LOAD = "burnish load"  # no name of anybody's
 _STEP = re.compile(r"\._(modules|parameters|buffers)\['([^']+)'\]")
 
 
@@ -79,10 +80,13 @@ class Unguarded:
         graphs = {name: _unwrapped(self._frame.__globals__.get(name)) for name in names}
         return {name: _refusing(graph) for name, graph in graphs.items() if boxed_form(graph) is not None}
 
-    def _function(self, code: types.CodeType, also: Mapping[str, Any] | None = None) -> types.FunctionType:
+    def _function(
+        self, code: types.CodeType, also: Mapping[str, Any] | None = None, load: Callable[..., Any] | None = None
+    ) -> types.FunctionType:
         frame = self._frame
         names = frame.__globals__ if also is None else {**frame.__globals__, **also}
-        function = types.FunctionType(code, names, frame.__name__, frame.__defaults__, frame.__closure__)
+        closure = frame.__closure__ if load is None else (*(frame.__closure__ or ()), types.CellType(load))
+        function = types.FunctionType(code, names, frame.__name__, frame.__defaults__, closure)
         function.__kwdefaults__ = frame.__kwdefaults__
         return function
 
@@ -106,17 +110,18 @@ class Unguarded:
         if len(seen) == 1:
             shorter = self._without_loads(graph, sources, seen[0])
             if shorter is not None:
-                self.call, self._is_short = self._function(shorter), True
+                self.call, self._is_short = shorter, True
                 self.held = _still_held(sources, self._frame)
         return result
 
     def _without_loads(
         self, graph: Callable[..., Any], sources: Sources, inputs: Sequence[Any]
-    ) -> types.CodeType | None:
+    ) -> Callable[..., Any] | None:
         if len(inputs) != len(sources) or any("___" in source for source in sources):  # functions of Dynamo's own
             return None
         load = _loader(graph, sources, inputs, self._frame)
-        return None if load is None else _with_loader(self._code, load, _parameters(self._frame.__code__))
+        code = None if load is None else _with_loader(self._code, _parameters(self._frame.__code__))
+        return None if code is None else self._function(code, load=load)
 
 
 def _refusing(graph: Callable[..., Any]) -> Callable[..., Any]:
@@ -185,7 +190,7 @@ def _loader(
         exec(compile(text, "<burnish sealed>", "exec"), namespace)
     except SyntaxError:
         return None
-    load: Callable[..., Any] = namespace.pop("load")  # no cycle: only code, which gc cannot look into, refers to it
+    load: Callable[..., Any] = namespace.pop("load")
     return load
 
 
@@ -240,8 +245,10 @@ def _keep(values: list[Any], namespace: dict[str, Any]) -> str:
     return f"*{name}"
 
 
-def _with_loader(code: types.CodeType, load: Callable[..., Any], parameters: list[str]) -> types.CodeType | None:
-    """The code with everything from loading the graph to calling it replaced by a call of `load`."""
+def _with_loader(code: types.CodeType, parameters: list[str]) -> types.CodeType | None:
+    """The code with everything from loading the graph to calling it replaced by a call of what its last free variable
+    holds. As a constant, where gc does not see it, that would keep a model that refers to its compiled object."""
+    free = (*code.co_freevars, _LOAD)
     done = False
 
     def replace(instructions: list[Any], options: dict[str, Any]) -> None:
@@ -256,10 +263,12 @@ def _with_loader(code: types.CodeType, load: Callable[..., Any], parameters: lis
         after = [i for i in after if not (i.opname == "DELETE_FAST" and i.argval in gone)]
         if any(i.argval in gone for i in after if "FAST" in i.opname) or _is_target([*before, *after], removed):
             return
-        call = [create_instruction("LOAD_CONST", argval=load)]
+        call = [create_instruction("LOAD_DEREF", argval=_LOAD)]
         call += [create_instruction("LOAD_FAST", argval=name) for name in parameters]
         call += create_call_function(len(parameters), True)
-        instructions[:] = [*before, *call, *_quicker(after)]
+        before = [i for i in before if i.opname != "COPY_FREE_VARS"]
+        options["co_freevars"] = free
+        instructions[:] = [create_instruction("COPY_FREE_VARS", arg=len(free)), *before, *call, *_quicker(after)]
         done = True
 
     try:

@@ -84,8 +84,15 @@ def _trained(compiled: Any) -> None:
     compiled(X.clone().requires_grad_()).sum().backward()
 
 
+def _sealed(compiled: Any) -> None:
+    _served(compiled)
+    burnish.seal(compiled)
+    for _ in range(3):
+        _served(compiled)
+
+
 MADE = (_compiled_class, _class_of_a_module, _compiled_function, _disabled_part)
-USED = (_served, _trained)
+USED = (_served, _trained, _sealed)
 
 
 @pytest.fixture(autouse=True)
