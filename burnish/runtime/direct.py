@@ -20,7 +20,7 @@ from burnish.runtime.cuda_launch import NativeLauncher
 from burnish.runtime.cuda_program import KERNEL_ALIGNMENT, CudaRun, CudaUnit, CudaWorkspace, is_capturing
 from burnish.runtime.cudagraph import current_raw_stream
 from burnish.runtime.graph_launch import Results, Template
-from burnish.runtime.program import NativeStep, Program
+from burnish.runtime.program import NativeStep, Program, Renderer
 from burnish.schedule.kernels import Buffer, ResultBuffer, Schedule
 
 MOST_LAUNCHES = 4
@@ -57,6 +57,8 @@ def direct_plan(program: Program) -> DirectPlan | None:
     inputs = [b for b in held if b.role == "input"]
     written = {name for k in schedule.kernels for name in k.writes}
     if len(numbers) > MOST_LAUNCHES or not all(map(_is_known, held)) or any(b.name in written for b in inputs):
+        return None
+    if Renderer(program).keys:  # a size is a number that kernels compute with
         return None
     results = [_fresh(program, r) for r in schedule.results]
     outputs = [b for b in held if b.role == "output"]

@@ -252,7 +252,9 @@ class Renderer:
         names = {n for n in self.unit.slots if n in self.program.sources}
         if any(isinstance(s, ReferenceStep) for s in self.program.steps):  # which is given them all
             names |= set(self.program.sources)
-        dims: list[Any] = [d for b in self.schedule.buffers.values() for d in (*b.shape, *b.strides)]
+        # Of an input that no kernel reads, nothing is asked: what is a view of one says its sizes itself.
+        held = [b for b in self.schedule.buffers.values() if b.role != "input" or b.name in self.unit.slots]
+        dims: list[Any] = [d for b in held for d in (*b.shape, *b.strides)]
         for r in self.schedule.results:
             dims += [r.operand.offset, *r.operand.shape, *r.operand.strides] if isinstance(r, ResultBuffer) else [r]
         for s in self.program.steps:

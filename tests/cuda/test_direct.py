@@ -79,8 +79,8 @@ class Native:
 
 @pytest.fixture
 def make(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Native]:
-    def native(fn: Callable[..., Any], *args: torch.Tensor) -> Native:
-        found = Native(driver, cuda_program(fn, *args))
+    def native(fn: Callable[..., Any], *args: torch.Tensor, **settings: Any) -> Native:
+        found = Native(driver, cuda_program(fn, *args, **settings))
         monkeypatch.setattr(direct_runs, "current_raw_stream", lambda device: found.on.stream[0])
         return found
 
@@ -219,6 +219,21 @@ NOT_DIRECT: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 def test_what_is_not_launched_so(name: str) -> None:
     fn, settings = NOT_DIRECT[name]
     assert direct_plan(cuda_program(fn, SQUARE.clone(), SQUARE.clone(), **settings).program) is None
+
+
+def test_a_size_that_kernels_compute_with_is_not_launched_so() -> None:
+    one = torch.randn(1, 1)
+    on = cuda_program(lambda x, w: torch.exp(w) + x.shape[0], SQUARE.clone(), one, dynamic=True)
+    assert direct_plan(on.program) is None
+
+
+def test_an_argument_that_no_kernel_reads_may_be_of_any_size(make: Callable[..., Native]) -> None:
+    """Its strides were asked for, and a workspace for them: the launch knew of none."""
+    native = make(lambda x, w: torch.exp(w) + 1, SQUARE.clone(), torch.randn(1, 1), dynamic=True)
+    run = native.direct()
+    for size in (16, 24):
+        w = torch.randn(1, 1)
+        torch.testing.assert_close(run([torch.randn(size, size), w])[0], w.exp() + 1)
 
 
 @pytest.mark.parametrize(
