@@ -21,9 +21,9 @@ from burnish.capture.symbols import Symbols
 from burnish.errors import CompileError
 from burnish.ir.dtypes import from_torch
 from burnish.ir.expr import Dim, Expr, coefficient, steps_over, terms_of
-from burnish.ir.graph import Constant, Extern, Full, Graph, Input, Node, Ref, TensorType, View
+from burnish.ir.graph import Constant, Extern, Full, Graph, Input, Iota, Node, Ref, TensorType, View
 from burnish.lower import LOWERINGS
-from burnish.lower.builder import Builder, NotLowered
+from burnish.lower.builder import Builder, NotLowered, contiguous_strides
 from burnish.schedule.layouts import dot
 from burnish.torch_private.aot import with_effects
 from burnish.torch_private.operators import OpOverload
@@ -247,9 +247,15 @@ class _Importer:
             return type(value)(map(self._as_eager_shows, fx, value))
         if not isinstance(fx, FxNode) or not isinstance(value, Node) or value.type.dtype is None:
             return value
+        strides = self._strides(fx.meta["val"])
+        overlaps = _meets_itself(value.shape, strides)
+        if _is_made(value) and not overlaps and strides != contiguous_strides(value.shape):
+            # Random numbers are drawn in the order of memory.
+            made = self.builder.copied(value)
+            made.layout = strides
+            return made
         shares = _meets_itself(value.shape, _steps(value))
-        was_copied = shares and not _meets_itself(value.shape, self._strides(fx.meta["val"]))
-        return self.builder.copied(value) if was_copied else value
+        return self.builder.copied(value) if shares and not overlaps else value
 
     def _counting_from_tensor(self, fx_node: FxNode, args: list[Any]) -> tuple[list[Any], list[Any]]:
         """The arguments of an `as_strided`, to be lowered and for an ATen call. Its offset counts from the start of the
@@ -380,6 +386,11 @@ class _Importer:
         return TensorType(
             from_torch(val.dtype) if readable else None, tuple(self.captured.symbols.dim(s) for s in val.shape)
         )
+
+
+def _is_made(node: Node) -> bool:
+    """Of numbers that lie in no memory, and so in no order."""
+    return isinstance(node.op, Full | Iota) or (isinstance(node.op, View) and _is_made(node.inputs[0]))
 
 
 def _objects(results: Sequence[Any]) -> Iterator[tuple[int, int, bool]]:

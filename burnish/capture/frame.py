@@ -693,10 +693,11 @@ def _copying_blocks(frame: Any, regions: Regions, log: CompileLog) -> contextlib
 
 def _as_eager_traces() -> contextlib.AbstractContextManager[None]:
     """An assertion on values is a line of Python's, which raises Python's exception: no operation of the graph's.
+    NumPy draws its random numbers from its own stream, so its draws are Python's, too.
 
     Where gradients are recorded, every guard on every call. Before 2.13 those of parameters are left out while the dict
     that holds them is as it was, and one that is frozen or thawed is not noticed: it would get no gradient."""
-    changes = {"rewrite_assert_with_torch_assert": False}
+    changes = {"rewrite_assert_with_torch_assert": False, "use_numpy_random_stream": True}
     if not is_at_least(2, 13) and torch.is_grad_enabled():
         changes["skip_tensor_guards_with_matching_dict_tags"] = False
     patched: contextlib.AbstractContextManager[None] = dynamo_config.patch(changes)

@@ -41,6 +41,8 @@ def fold_constants(b: Builder, node: Node, inputs: tuple[Node, ...]) -> Node | N
 
 def _evaluated(b: Builder, node: Node, inputs: tuple[Node, ...]) -> Node | None:
     assert isinstance(node.op, Map)
+    if node.op.fn == "cast" and inputs[0].dtype is node.dtype:
+        return None  # a copy, for a call that wants memory
     if node.op.fn == "cast" and inputs[0].dtype.is_float and not is_safely(constant(inputs[0]) or 0, node.dtype):
         return None  # what comes of it, the device decides
     held = [torch.tensor(constant(x), dtype=x.dtype.compute.torch) for x in inputs]

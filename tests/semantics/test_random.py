@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -33,6 +34,10 @@ DRAWS: dict[str, Callable[[torch.Tensor], object]] = {
     "gumbel": lambda x: F.gumbel_softmax(x),
     "order": lambda x: torch.rand_like(x) - torch.rand_like(x) * torch.randn_like(x),
     "half": lambda x: F.dropout(x.bfloat16(), 0.5) + torch.rand_like(x, dtype=torch.bfloat16),
+    "dropout of all": lambda x: F.dropout(x, 1.0) + x,
+    "transposed zeros": lambda x: torch.zeros(5, 4).t().normal_() + x,
+    "transposed ones": lambda x: F.dropout(torch.ones(5, 4).t(), 0.5) + torch.rand_like(x.new_zeros(5, 4).t()),
+    "channels last": lambda x: torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last).uniform_() + x,
 }
 
 
@@ -49,6 +54,28 @@ def test_draws(name):
         torch.testing.assert_close(compiled(x), want, atol=1e-6, rtol=1e-6)
     assert torch.equal(torch.rand(4), after), "the generator is elsewhere than eager leaves it"
     served_by_us(compiled)
+
+
+NUMPY: dict[str, Callable[[torch.Tensor], object]] = {
+    "array": lambda x: x * torch.tensor(np.random.randn(5)),
+    "scalar": lambda x: x + int(np.random.randint(0, 5)) + np.random.uniform(),
+    "branch": lambda x: x + 1 if np.random.rand() > 0.5 else x - 1,
+    "choice": lambda x: x[np.random.choice(4, 2)] * np.random.rand(1).item(),
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"gate": False, "verify": "off"}], ids=["judged", "forced"])
+@pytest.mark.parametrize("name", NUMPY)
+def test_numpy_draws_from_its_own_stream(name, options):
+    draw, x = NUMPY[name], torch.randn(4, 5)
+    compiled = burnish.compile(lambda x: draw(x), options=options)
+    before = torch.get_rng_state()
+    seen = []
+    for call in (draw, compiled):
+        np.random.seed(0)
+        seen.append(([call(x) for _ in range(3)], np.random.rand()))
+    torch.testing.assert_close(*seen)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 class Noisy(nn.Module):
