@@ -8,6 +8,7 @@
 - Some operations are taken apart before autograd sees them: their gradients would be those of the pieces.
 - AOTAutograd gives the gradient of a result the strides of the result. Where elements of it share memory (`unfold`),
   their gradients would.
+- A graph's Python, which eager runs, has `(-1) ** x` as `-1 ** x`, which is another number.
 - Dynamo takes a double of no dimensions for a number that may be left out, and leaves out what writes to it.
 - Dynamo remembers the shape that a tensor had before it was given another in place.
 - Dynamo traces a custom autograd function as if its backward were given each gradient, and as if no input were dirty.
@@ -18,6 +19,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -53,6 +56,23 @@ def drop_idle_dropouts(graph: fx.GraphModule) -> int:
     if count:
         graph.recompile()
     return count
+
+
+def call_powers_of_negatives(graph: fx.GraphModule) -> int:
+    """`(-1) ** x` as `pow(-1, x)`: torch prints the operator without parentheses. Returns how many there were."""
+    count = 0
+    for module in [m for m in graph.modules() if isinstance(m, fx.GraphModule)]:
+        found = [n for n in module.graph.find_nodes(op="call_function", target=operator.pow) if _is_negative(n.args[0])]
+        for node in found:
+            node.target = pow
+        if found:
+            module.recompile()
+        count += len(found)
+    return count
+
+
+def _is_negative(x: Any) -> bool:
+    return isinstance(x, (int, float)) and math.copysign(1.0, x) < 0
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from torch.autograd import forward_ad
 
 from burnish.assumptions import TensorInput
 from burnish.capture.as_in_eager import (
+    call_powers_of_negatives,
     dense_gradients,
     drop_idle_dropouts,
     leaving_out_history,
@@ -113,6 +114,7 @@ def make_backend(options: Options, log: CompileLog) -> Backend:
         name_classes(graph)
         example_inputs = apart(graph, example_inputs)
         drop_idle_dropouts(graph)
+        call_powers_of_negatives(graph)
         views = views_without_history(graph)
         engines: dict[Engine, Callable[..., Any]] = {}
         waking = awaken(graph, compared=options.verify != "off") if options.awakens else None
@@ -635,6 +637,7 @@ def _left_if_it_raises() -> Iterator[None]:
 
 def traced_graph(graph: fx.GraphModule) -> Callable[..., Any]:
     """The ops of a graph that AOTAutograd made."""
+    call_powers_of_negatives(graph)
     return without_autocast(eager_graph(graph))
 
 

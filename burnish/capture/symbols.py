@@ -9,7 +9,7 @@ import torch
 
 from burnish.assumptions import bare_symbol
 from burnish.errors import CompileError
-from burnish.ir.expr import Dim, floordiv, maximum, minimum, mod, sym
+from burnish.ir.expr import UNBOUNDED, Dim, floordiv, is_nonneg, maximum, minimum, mod, sym
 
 
 class Symbols:
@@ -33,8 +33,7 @@ class Symbols:
         if isinstance(e, sympy.Integer):
             return int(e)
         if isinstance(e, sympy.Symbol):
-            low = self._ranges[e].lower if e in self._ranges else sympy.Integer(0)
-            return sym(str(e), max(int(low), 0) if low.is_Integer else 0)
+            return self._symbol(e)
         args = [self._convert(a) for a in e.args]
         name = type(e).__name__
         if isinstance(e, sympy.Add | sympy.Mul):
@@ -47,18 +46,24 @@ class Symbols:
             for _ in range(args[1]):
                 power = power * args[0]
             return power
-        if name in ("FloorDiv", "CleanDiv"):
-            return floordiv(args[0], args[1])
-        if name in ("Mod", "PythonMod"):
-            return mod(args[0], args[1])
-        if name == "ModularIndexing":
-            return mod(floordiv(args[0], args[1]), args[2])
+        if name in ("FloorDiv", "CleanDiv", "Mod", "PythonMod", "ModularIndexing") and all(map(_is_positive, args[1:])):
+            if name == "ModularIndexing":
+                return mod(floordiv(args[0], args[1]), args[2])
+            return (floordiv if name.endswith("Div") else mod)(args[0], args[1])
         if name in ("Max", "Min"):
             best = args[0]
             for a in args[1:]:
                 best = maximum(best, a) if name == "Max" else minimum(best, a)
             return best
         raise CompileError("capture", f"a size of the form {e}")
+
+    def _symbol(self, e: sympy.Symbol) -> Dim:
+        """A size, or a number of the caller's, of which TorchDynamo's guards may say less: it may be negative."""
+        if e not in self._ranges:
+            return sym(str(e))
+        low, high = self._ranges[e].lower, self._ranges[e].upper
+        lo = int(low) if low.is_Integer else UNBOUNDED
+        return sym(str(e), lo, int(high) if lo < 0 and high.is_Integer and high < 0 else None)
 
     def bind_scalar(self, position: int, value: Dim) -> None:
         if (symbol := bare_symbol(value)) is not None:
@@ -69,3 +74,7 @@ class Symbols:
             for d, value in enumerate(dims):
                 if (symbol := bare_symbol(value)) is not None:  # s // 2 mentions s but is not its value
                     self.sources.setdefault(symbol.name, (position, kind, d))
+
+
+def _is_positive(divisor: Dim) -> bool:
+    return is_nonneg(divisor - 1)

@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from typing import Union
 
 Dim = Union[int, "Expr"]
+UNBOUNDED = -(1 << 63)  # below every number that can be passed
 
 
 @dataclass(frozen=True, slots=True)
 class Sym:
-    """A named non-negative integer. `hi` is its largest value where one is known (axes: size - 1)."""
+    """A named integer: an axis or a size, which is never negative, or a number of the caller's, which may be. `lo` is
+    its least value, `UNBOUNDED` where nothing is known; `hi` its largest where one is known (axes: size - 1)."""
 
     name: str
     lo: int = 0
@@ -206,7 +208,9 @@ def _atom_bound(atom: Atom, high: bool) -> Dim | None:
 
 
 def _never_negative(atom: Atom) -> bool:
-    return isinstance(atom, Sym | Mod) or (isinstance(atom, Div) and is_nonneg(atom.num))
+    if isinstance(atom, Sym):
+        return atom.lo >= 0
+    return isinstance(atom, Mod) or (isinstance(atom, Div) and is_nonneg(atom.num))
 
 
 def is_nonneg(x: Dim) -> bool:
@@ -224,6 +228,8 @@ def is_nonneg(x: Dim) -> bool:
                 if coef > 0 and isinstance(atom, Div | Mod) and is_nonneg(atom.num):
                     value = 0
                     continue
+                return False
+            if atom.lo < 0 and len(mono) > 1:
                 return False
             value *= atom.lo
         total += value

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from burnish.ir.dtypes import DType
-from burnish.ir.expr import Dim, Expr, floordiv, maximum, minimum, mod, product
+from burnish.ir.expr import Dim, Expr, floordiv, is_nonneg, maximum, minimum, mod, product
 from burnish.ir.graph import Full, Node
 from burnish.lower.builder import Builder, NotLowered, contiguous_strides
 from burnish.lower.registry import lowering
@@ -62,19 +62,33 @@ def same_elements(b: Builder, x: Node, *dims: Any) -> Node:
 @lowering("select.int", "select_copy.int")
 def select(b: Builder, x: Node, dim: int, index: Dim) -> Node:
     dim = dim_of(x, dim)
-    return b.select(x, dim, index if not isinstance(index, int) or index >= 0 else x.shape[dim] + index)
+    return b.select(x, dim, counted_from_start(index, x.shape[dim]))
 
 
-def clamp_bound(value: Dim | None, default: Dim, size: Dim) -> Dim:
-    if value is None:
-        return default
-    if isinstance(value, int):
-        if value >= 2**62:
-            return size
-        if value < 0:
-            value = value + size
-            return maximum(value, 0)
-    return minimum(value, size)
+def counted_from_start(index: Dim, size: Dim) -> Dim:
+    """Where a negative index counts from the end. Of a symbol it must be certain whether it is negative."""
+    if is_nonneg(index):
+        return index
+    if is_nonneg(-1 - index):
+        return index + size
+    raise NotLowered("an index of which nobody knows whether it counts from the end")
+
+
+def slice_start(start: Dim | None, end: Dim | None, step: int, size: Dim, length: Dim) -> Dim:
+    """The first element of a slice that has so many. Where it is not certain whether a symbol is negative, the length
+    tells: torch has found it out, and guards it."""
+    if start is None:
+        return 0
+    if isinstance(start, int) and start >= 2**62:
+        return size
+    if isinstance(start, int) or is_nonneg(start) or is_nonneg(-1 - start):
+        first = counted_from_start(start, size)
+        return minimum(first, size) if first == start else maximum(first, 0)
+    to_the_end = end is None or end == size or (isinstance(end, int) and end >= 2**62)
+    fitting = [first for first in (start, start + size) if to_the_end and step == 1 and size - first == length]
+    if len(fitting) != 1:
+        raise NotLowered("a slice of which nobody knows whether it counts from the end")
+    return fitting[0]
 
 
 @lowering("slice.Tensor", "slice_copy.Tensor")
@@ -82,8 +96,8 @@ def slice_tensor(
     b: Builder, x: Node, dim: int = 0, start: Dim | None = None, end: Dim | None = None, step: Any = 1
 ) -> Node:
     dim = dim_of(x, dim)
-    first = clamp_bound(start, 0, x.shape[dim])
-    return b.slice(x, dim, first, b.out[0].shape[dim], step)
+    length = b.out[0].shape[dim]
+    return b.slice(x, dim, slice_start(start, end, step, x.shape[dim], length), length, step)
 
 
 @lowering("split_with_sizes.default", "split_with_sizes_copy.default", "split.Tensor", "unbind.int", "unbind_copy.int")
@@ -205,7 +219,7 @@ def stack(b: Builder, parts: Sequence[Node], dim: int = 0) -> Node:
 @lowering("select_scatter.default")
 def select_scatter(b: Builder, x: Node, src: Node, dim: int, index: Dim) -> Node:
     dim = dim_of(x, dim)
-    at = index if not isinstance(index, int) or index >= 0 else x.shape[dim] + index
+    at = counted_from_start(index, x.shape[dim])
     here = b.compare("eq", b.iota(x.shape, lambda *a: a[dim]), b.full(at, (), DType.i64))
     return b.where(here, b.expand(b.unsqueeze(b.cast(src, x.dtype), dim), x.shape), x)
 
@@ -215,7 +229,7 @@ def slice_scatter(
     b: Builder, x: Node, src: Node, dim: int = 0, start: Dim | None = None, end: Dim | None = None, step: Any = 1
 ) -> Node:
     dim = dim_of(x, dim)
-    first = clamp_bound(start, 0, x.shape[dim])
+    first = slice_start(start, end, step, x.shape[dim], src.shape[dim])
     src = b.cast(src, x.dtype)
     if src.shape == x.shape and first == 0 and step == 1:
         return src

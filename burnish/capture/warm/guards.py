@@ -49,7 +49,7 @@ _TYPE = re.compile(r"(___check_type_id\([^\n]*?), \d+\)")
 _OBJECT = re.compile(r"(___check_obj_id\([^\n]*?), \d+\)[^\n]*")  # what it is, its mark says
 # Around what Dynamo adds to a guard's text, spaces and where it comes from. It shows nowhere.
 _COMMENT = "\u2063"
-_COMMENTS = re.compile(f"{_COMMENT}[^{_COMMENT}]*{_COMMENT}")
+_COMMENTS = re.compile(f"#{_COMMENT}[^{_COMMENT}]*{_COMMENT}")
 _DEPTH = re.compile(r"((?:\| )*)\+- ")  # of a line in a manager's text
 _ANY_ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}")
 _BY_IDENTITY = {"ID_MATCH", "CLOSURE_MATCH", "FUNCTION_MATCH", "CLASS_MATCH", "MODULE_MATCH", "BUILTIN_MATCH"}
@@ -229,7 +229,8 @@ def marking_comments() -> Iterator[None]:
     """While Dynamo makes guards, so that their text can be read without them."""
 
     def marking(ordinary: Callable[..., str]) -> Callable[..., str]:
-        return lambda part, guard: f"{part}{_COMMENT}{ordinary(part, guard)[len(part) :]}{_COMMENT}"
+        # The mark is part of the comment: Dynamo evaluates the text to tell why a guard failed.
+        return lambda part, guard: f"{part}#{_COMMENT}{ordinary(part, guard)[len(part) :]}{_COMMENT}"
 
     with writing_guards_with(marking):
         yield
@@ -241,7 +242,7 @@ def without_comments(text: str) -> str:
 
 def without_marks(text: str) -> str:
     """For people: as Dynamo writes it."""
-    return text.replace(_COMMENT, "")
+    return text.replace(f"#{_COMMENT}", "").replace(_COMMENT, "")
 
 
 def _in_order(text: str) -> str:
