@@ -70,10 +70,13 @@ def _op_name(target: Any) -> str:
 
 
 def _called(fx_node: FxNode) -> str:
-    """An operation that writes its arguments stands inside another, as that one's first argument."""
+    """An operation that writes its arguments, or draws for a checkpoint, stands inside another, as that one's first
+    argument."""
     inner = fx_node.args[0] if fx_node.args else None
     if isinstance(inner, OpOverload):
-        return f"{inner.name()}, which writes its arguments,"
+        draws = "rng_state" in _op_name(fx_node.target)
+        does = "draws random numbers in a checkpointed region" if draws else "writes its arguments"
+        return f"{inner.name()}, which {does},"
     return _op_name(fx_node.target)
 
 

@@ -80,6 +80,7 @@ def graph_facts(
         exactness=result_exactness(graph),
         depends_on_type=depends_on_type(graph),
         process_wide=any("_enter_dual_level" in _name(node) for node in graph.graph.nodes),
+        differentiates=any("_grad_increment_nesting" in _name(node) for node in graph.graph.nodes),
         sizes=_sizes(graph, inputs),
     )
 

@@ -39,6 +39,7 @@ class GraphFacts:
     depends_on_type: bool = False  # float64 would compute something else
     sizes: tuple[int, ...] = ()  # inputs that are symbols on which tensors' sizes depend
     process_wide: bool = False  # in eager it changes what the process has one of (the level of forward mode)
+    differentiates: bool = False  # inside (torch.func): without grad mode, its derivatives would be zero
 
     @property
     def stays_in_thread(self) -> bool:

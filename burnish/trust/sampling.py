@@ -140,7 +140,8 @@ class Sample:
         """Whether the call was right, or nothing is known against it."""
         after = RandomState(self._inputs.devices) if self._random is not None else None
         try:
-            with self._state.entered(), torch.no_grad(), self._on_own_streams():
+            recording = nullcontext() if self.variant.facts.differentiates else torch.no_grad()
+            with self._state.entered(), recording, self._on_own_streams():
                 wrong = self._is_wrong()
         finally:
             if after is not None:

@@ -351,3 +351,24 @@ def test_in_processes_of_their_own(tmp_path: Path) -> None:
     model_file(tmp_path, MODEL.replace("self.second(activation", "self.second(2 * activation"))
     notices, reasons = process()
     assert RESTORED not in notices and any("Block" in reason for reason in reasons), reasons
+
+
+def test_weights_that_are_no_longer_tied_are_compiled_again():
+    """Dynamo evaluates the text of the guard that failed, to tell why: it must be Python, however it is marked."""
+
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.ids, self.out = nn.Embedding(11, 6), nn.Linear(6, 11, bias=False)
+            self.out.weight = self.ids.weight
+
+        def forward(self, ids):
+            return self.out(torch.tanh(self.ids(ids)))
+
+    model, ids = Tied(), torch.arange(5)
+    compiled = burnish.compile(model)
+    compiled(ids)
+    model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
+    torch.testing.assert_close(compiled(ids), model(ids))
+    stats = burnish.stats(compiled)
+    assert not stats.fallbacks and stats.compiles == 2

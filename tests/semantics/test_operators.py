@@ -369,3 +369,14 @@ def test_rows_looked_up_behind_joined_dimensions():
     assert burnish.stats(compiled).fallbacks == ()
     with pytest.raises(IndexError):
         compiled(x, weight, torch.tensor([16]))
+
+
+@pytest.mark.parametrize("base", [-1, -2.5, -0.0])
+def test_a_power_of_a_negative_number(base):
+    """torch prints it, for eager's form of the graph, without parentheses: which is another number."""
+    fn = lambda x: x * base ** torch.arange(1, 4)  # noqa: E731
+    compiled = burnish.compile(fn, gate=True)
+    x = torch.tensor([1.0, 2.0, 3.0])
+    for _ in range(3):
+        assert torch.equal(compiled(x), fn(x))
+    assert burnish.stats(compiled).fallbacks == ()  # which are wrong results, too

@@ -250,3 +250,18 @@ def test_forward_mode_is_compared_in_the_thread_that_calls(monkeypatch):
     for _ in range(4):
         torch.testing.assert_close(compiled(X), X.cos())
     assert not submitted and settled(compiled).samples >= 2
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["plain", "gradient"])
+def test_derivatives_inside_are_compared_as_the_caller_takes_them(grad):
+    """Without grad mode, eager's own `torch.func.grad` of a captured graph would be zero."""
+
+    def fn(x):
+        return torch.func.grad(lambda t: torch.nn.functional.gelu(t).sum())(x) + x
+
+    compiled = compiled_with(None, target=fn)
+    for _ in range(3):
+        x = X.clone().requires_grad_(grad)
+        torch.testing.assert_close(called(compiled, x), fn(x))
+    variant = settled(compiled)
+    assert variant.state == "compiled" and variant.samples > 0
