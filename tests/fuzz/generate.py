@@ -174,7 +174,7 @@ class Writer:
         for _ in range(self.rng.randint(1, 3)):
             self._add_input()
         if self.chance("numbers", 0.25):
-            self._bind(Arg(number=self.rng.choice([2, 3, 0, -1, 1.5, 0.25, -2.0, True, False])))
+            self._bind(Arg(number=self.rng.choice([2, 3, 1, 0, -1, -2, -3, 1.5, 0.25, -2.0, True, False])))
         if not any(t.is_floating_point() for t in self.values.values()) and self.grows:
             raise Refused
 
@@ -542,7 +542,7 @@ class _CaseWriter:
 
     def _numbers(self, call: Call) -> Call:
         args = [
-            a if a.number is None else Arg(number=self.rng.choice([type(a.number)(v) for v in (0, 1, 2, 3.5, -1.25)]))
+            a if a.number is None else Arg(number=self.rng.choice([type(a.number)(v) for v in (0, 1, 2, 3.5, -1.25, -2.5)]))
             for a in call.args
         ]
         return dataclasses.replace(call, args=tuple(args))

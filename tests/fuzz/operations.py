@@ -748,9 +748,57 @@ def by_number(w: Writer) -> None:
             "{0}.sum(0) / {0}.size(0)",
             "{0}[:{0}.shape[0] // 2]",
             "torch.zeros({0}.shape[0], 2, device={0}.device)",
+            "{0}[..., -{0}.shape[-1] :]",
+            "{0}[..., -({0}.shape[-1] // 2) :]",
+            "{0}[..., {0}.shape[-1] - 1 :]",
+            "{0}[..., 1 - {0}.shape[-1] :]",
+            "{0}[..., 1:-1]",
+            "{0}.narrow(-1, -({0}.shape[-1] // 2), {0}.shape[-1] // 2)",
+            "{0}.select(0, -{0}.shape[0])",
+            "{0}.roll({0}.shape[0] // 2, 0)",
+            "F.pad({0}, ({0}.shape[-1] // 2, 1))",
+            "F.pad({0}, (2 - {0}.shape[-1], 1))",
+            "torch.cat([{0}, {0}[: {0}.shape[0] // 2]])",
+            "torch.stack([{0}[: {0}.shape[0] // 2], {0}[{0}.shape[0] - {0}.shape[0] // 2 :]])",
+            "torch.arange(-{0}.shape[0], {0}.shape[0], device={0}.device)",
+            "torch.full(({0}.shape[0],), {0}.shape[-1], device={0}.device)",
+            "(-1) ** torch.arange({0}.shape[-1], device={0}.device) * {0}",
+            "{0} * max({0}.shape[0] - 3, 0)",
+            "{0} * ({0}.shape[0] % 3 - 1)",
         ]
     )
     w.emit(form, x, exactness="approximate")
+
+
+def by_argument(w: Writer) -> None:
+    """A whole number that the caller gives, and may give another of: a place, a count or a factor."""
+    whole = [name for name, value in w.numbers.items() if type(value) is int]
+    if not whole:
+        raise Refused
+    x = w.pick(with_rank(1, also=is_float))
+    form = w.rng.choice(
+        [
+            "{0}[{1}]",
+            "{0}[{1}:]",
+            "{0}[:{1}]",
+            "{0}[..., {1}::2]",
+            "{0}.narrow(0, {1}, 1)",
+            "{0}.select(-1, {1})",
+            "{0}.roll({1}, 0)",
+            "{0}.tril({1})",
+            "torch.diagonal({0}, {1})",
+            "F.pad({0}, ({1}, 1))",
+            "{0} * {1}",
+            "{0} * max({1}, 0)",
+            "{0} + min({1}, 1)",
+            "{0} * ({1} // 2) + {1} % 3",
+            "{0} * abs({1})",
+            "{0}.clamp(min={1})",
+            "torch.where({0} > {1}, {0}, {0} * {1})",
+            "torch.full((2,), {1}, device={0}.device)",
+        ]
+    )
+    w.emit(form, x, w.rng.choice(whole), exactness="approximate")
 
 
 STEPS: tuple[tuple[Callable[[Writer], None], int], ...] = (
@@ -789,6 +837,7 @@ STEPS: tuple[tuple[Callable[[Writer], None], int], ...] = (
     (state, 1),
     (broken, 1),
     (by_size, 1),
-    (by_number, 2),
+    (by_number, 4),
+    (by_argument, 3),
     (higher, 1),
 )
