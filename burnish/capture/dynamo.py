@@ -603,7 +603,7 @@ def _recording_tangents(graph: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any) -> Any:
         if not torch.is_inference_mode_enabled():
             return graph(*args)
-        with torch.inference_mode(False):
+        with torch.inference_mode(False), torch.no_grad():
             return graph(*args)
 
     return run

@@ -33,6 +33,7 @@ NAMES = (
     PrivateName(
         "torch._ops.OpOverload._dispatch_cache", "emptied when an operation is differentiated as in eager", on=_add
     ),
+    PrivateName("torch._ops.OpOverload._op_dk", "calls one kernel of an operator", on=_add),
     PrivateName("torch._ops.HigherOrderOperator._name", "a higher-order operator's name", on=_cond),
     PrivateName("torch.utils._pytree", "takes arguments apart into tensors"),
     PrivateName("torch._C.DispatchKey", "names autograd's own kernels"),

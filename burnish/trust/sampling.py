@@ -118,7 +118,7 @@ class Sample:
         self._inputs = SideInputs(args, copied)
         self._inputs.keep_start()
         self._fixed = [args[i] for i in self._shared if isinstance(args[i], torch.Tensor)]
-        self._weights = _fingerprints(self._fixed)
+        self._weights, self._layouts = _fingerprints(self._fixed), _layouts(self._fixed)
         self._random = RandomState(devices_of(args)) if facts.draws else None
         self._ours: Results = []
         self._cuda: list[_Cuda] = []
@@ -202,14 +202,18 @@ class Sample:
         if not self._weights_changed():
             return True
         call = self.variant.compiled()
-        if call is None:
-            return False  # rolled back already
+        if call is None or self._are_others():
+            return False  # rolled back already, or made for other weights: no guard stands in front of it here
         try:
             self._weights = _fingerprints(self._fixed)
             wrong = not self._opinion(self._run(call)).is_right
         except Exception:
             return True
         return wrong and not self._weights_changed()
+
+    def _are_others(self) -> bool:
+        """Whether weights lie in memory in another way by now than at the call, which compiled code is for."""
+        return self._layouts != _layouts(self._fixed)
 
     def _weights_changed(self) -> bool:
         return not all(map(torch.equal, self._weights, _fingerprints(self._fixed)))
@@ -226,6 +230,10 @@ class Sample:
 
     def _in_float64(self, wide: InFloat64) -> Results:
         return self._run(self.variant.eager, wide)
+
+
+def _layouts(tensors: Results) -> list[tuple[Any, ...]]:
+    return [(x.dtype, x.device, x.shape, x.stride()) for x in tensors]
 
 
 def _fingerprints(tensors: Results) -> Results:

@@ -541,8 +541,9 @@ class _CaseWriter:
         return dataclasses.replace(call, args=(*call.args[:k], Arg(same_as=j), *call.args[k + 1 :]))
 
     def _numbers(self, call: Call) -> Call:
+        values = (0, 1, 2, 3.5, -1.25, -2.5)
         args = [
-            a if a.number is None else Arg(number=self.rng.choice([type(a.number)(v) for v in (0, 1, 2, 3.5, -1.25, -2.5)]))
+            a if a.number is None else Arg(number=self.rng.choice([type(a.number)(v) for v in values]))
             for a in call.args
         ]
         return dataclasses.replace(call, args=tuple(args))
