@@ -19,8 +19,8 @@ import torch
 
 import burnish
 from benchmarks.core import RESULTS, machine, machine_slug, provenance
-from burnish.measure import quantile
-from burnish.workloads import WORKLOADS
+from burnish.tools.measure import quantile
+from burnish.tools.workloads import WORKLOADS
 
 TARGETS = ("mlp", "bert-base")
 

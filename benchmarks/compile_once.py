@@ -19,18 +19,18 @@ from typing import Any, Literal
 import torch
 
 from benchmarks.cuda import WORK, Work
-from burnish.bench.memory import give_back_freed_memory, resident_bytes
-from burnish.measure import interleave
+from burnish.tools.bench.memory import give_back_freed_memory, resident_bytes
+from burnish.tools.measure import interleave
 
 PHASE = "compile-once:"  # what the parent listens for
 LLAMA = {"hidden_size": 512, "intermediate_size": 1376, "num_attention_heads": 8, "vocab_size": 8000}
 GRAPHED_CALLS = 3
 _MODULES = {
-    "burnish": ("torch._dynamo", "torch._functorch.aot_autograd", "burnish.pipeline", "burnish.capture.frame"),
+    "burnish": ("torch._dynamo", "torch._functorch.aot_autograd", "burnish.pipeline", "burnish.capture.entry.frame"),
     "inductor": ("torch._dynamo", "torch._functorch.aot_autograd", "torch._inductor.compile_fx"),
 }
 _ON_CUDA = {
-    "burnish": ("burnish.runtime.cuda_program", "burnish.runtime.cudagraph"),
+    "burnish": ("burnish.runtime.cuda.program", "burnish.runtime.cuda.graphs"),
     "inductor": ("torch._inductor.codegen.triton",),
 }
 
@@ -158,7 +158,7 @@ def built(job: Job) -> Work:
 
 
 def on_cpu(job: Job) -> Work:
-    from burnish.workloads import WORKLOADS
+    from burnish.tools.workloads import WORKLOADS
 
     workload = WORKLOADS[job.row]
     model, inputs = workload.build(job.size)

@@ -29,8 +29,8 @@ from benchmarks.compile_once import PHASE, Job
 from benchmarks.core import RESULTS, machine, machine_slug, provenance
 from benchmarks.growth import growth_svg
 from benchmarks.nursery import Child
-from burnish.bench.children import empty_caches
-from burnish.bench.memory import Sampler
+from burnish.tools.bench.children import empty_caches
+from burnish.tools.bench.memory import Sampler
 
 ENGINES = ("burnish", "inductor")
 PARTS = ("cold", "warm", "steady")

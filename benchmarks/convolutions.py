@@ -4,7 +4,8 @@
 
 For each distinct convolution: the library followed by our loop, our kernel as the rule would run it, and with --tiles
 our kernel with other tiles and cuts. Times are microseconds of a convolution in a captured chain of them, each with
-weights of its own. The rules in burnish/schedule/convolutions.py and burnish/codegen/triton_convolve.py come from here.
+weights of its own. The rules in burnish/schedule/gpu/convolutions.py and burnish/codegen/triton/convolve.py come from
+here.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from unittest.mock import patch
 import torch
 import torch.nn.functional as F
 
-from burnish.codegen import triton_convolve
-from burnish.codegen.triton_tile import Tile
+from burnish.codegen.triton import convolve as triton_convolve
+from burnish.codegen.triton.tile import Tile
 from burnish.observe.log import CompileLog
 from burnish.options import Options
-from burnish.runtime.cuda_program import generate_cuda, load_cuda_program, overlaps
+from burnish.runtime.cuda.program import generate_cuda, load_cuda_program, overlaps
 from burnish.runtime.program import build_program
-from burnish.schedule import convolutions
 from burnish.schedule.fuse import fuse
+from burnish.schedule.gpu import convolutions
+from burnish.schedule.gpu.products import choose_products
+from burnish.schedule.gpu.split_reductions import split_reductions
 from burnish.schedule.kernels import ConvolveKernel
 from burnish.schedule.lower import lower_graph
-from burnish.schedule.products import choose_products
-from burnish.schedule.split import split_reductions
-from burnish.workloads.resnet import ResNet
+from burnish.tools.workloads.resnet import ResNet
 from tests.programs import capture
 
 CHAIN = 12  # convolutions in one graph

@@ -19,13 +19,13 @@ from typing import Any
 import torch
 
 from benchmarks.memory import measured_in_child
-from burnish.bench.candidates import Candidate
-from burnish.bench.children import empty_caches
-from burnish.bench.machine import cpu_model, output_of
-from burnish.bench.result import BenchResult
-from burnish.bench.run import bench, cold_seconds
-from burnish.measure import quantile
-from burnish.workloads import WORKLOADS
+from burnish.tools.bench.candidates import Candidate
+from burnish.tools.bench.children import empty_caches
+from burnish.tools.bench.machine import cpu_model, output_of
+from burnish.tools.bench.result import BenchResult
+from burnish.tools.bench.run import bench, cold_seconds
+from burnish.tools.measure import quantile
+from burnish.tools.workloads import WORKLOADS
 
 ENGINES = ("eager", "inductor", "burnish")
 TITLES = {engine: Candidate(engine).title for engine in ENGINES}

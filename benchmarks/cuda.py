@@ -29,8 +29,8 @@ import torch
 
 from benchmarks.nursery import Child
 from benchmarks.turns import in_turns, wait_for_turn
-from burnish.bench.children import empty_caches
-from burnish.bench.warmup import until_decided
+from burnish.tools.bench.children import empty_caches
+from burnish.tools.bench.warmup import until_decided
 
 CANDIDATES = (
     "eager", "inductor:default", "inductor:reduce-overhead", "inductor:max-autotune",
@@ -60,7 +60,7 @@ def bert(batch: int) -> Work:
 
 
 def resnet(batch: int) -> Work:
-    from burnish.workloads import WORKLOADS
+    from burnish.tools.workloads import WORKLOADS
 
     model, _ = WORKLOADS["resnet50"].build()
     model = model.cuda().bfloat16().to(memory_format=torch.channels_last)
@@ -69,7 +69,7 @@ def resnet(batch: int) -> Work:
 
 
 def mlp() -> Work:
-    from burnish.workloads import WORKLOADS
+    from burnish.tools.workloads import WORKLOADS
 
     model, _ = WORKLOADS["mlp"].build()
     return _inference(model.cuda(), (torch.randn(1, 8, device="cuda"),), {})

@@ -212,9 +212,9 @@ def _quantized(model: Any, bits: int, setting: Setting) -> dict[str, Any]:
 
 
 def _traffic(model: Any, work: Work, milliseconds: float, setting: Setting) -> dict[str, Any]:
-    from burnish.explain.ceiling import measure_bandwidth
     from burnish.generation.cache import model_shape
     from burnish.generation.traffic import decode_bytes
+    from burnish.tools.explain.ceiling import measure_bandwidth
 
     count = decode_bytes(model, model_shape(model).slot_bytes, work.batch, work.held)
     speed, most = count / milliseconds * 1e3, measure_bandwidth(torch.device(setting.device), seconds=0.2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from burnish.report.plot import Scale
+from burnish.tools.report.plot import Scale
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 640, 360, 56, 48, 24, 120
 _COLOURS = {"burnish": "#c2410c", "burnish-whole": "#a16207", "inductor": "#1d4ed8"}

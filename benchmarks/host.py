@@ -26,8 +26,8 @@ from unittest import mock
 import torch
 
 import burnish
-from burnish.runtime import graph_launch
-from burnish.runtime.cuda_launch import DRIVER_LIBRARY
+from burnish.runtime.cuda import graph_launch
+from burnish.runtime.cuda.launch import DRIVER_LIBRARY
 
 _ROUNDS = 10
 _CALLS = 30
@@ -123,7 +123,7 @@ def _seen(owner: type, call: Call) -> list[Any]:
 def _route(sealed: Any, call: Call) -> Call | None:
     """What a sealed call goes to once it is known."""
     gone_to: list[tuple[Any, ...]] = []
-    from burnish.capture import unguarded
+    from burnish.capture.entry import unguarded
 
     own = unguarded.Unguarded.first
 
@@ -188,8 +188,8 @@ def _nothing(graph: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable
 
 def _checks(compiled: Any, call: Call) -> dict[str, Call]:
     """The native look at what the program assumes of its inputs."""
-    from burnish.capture import checks
-    from burnish.capture.host import host_if_built
+    from burnish.runtime.host import checks
+    from burnish.runtime.host.extension import host_if_built
 
     (variant, *_), host = compiled.burnish.log.variants(), host_if_built()
     native = checks.native_check(variant.facts.assumptions, host) if host is not None else None

@@ -25,21 +25,21 @@ from functorch.compile import make_boxed_func
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch.utils._python_dispatch import _disable_current_modes
 
-from burnish.capture.aten import import_graph
-from burnish.capture.decompositions import decomposition_table
-from burnish.capture.partition import partition
+from burnish.capture.autograd.partition import partition
+from burnish.capture.graphs.decompositions import decomposition_table
+from burnish.lower.importer import import_graph
 from burnish.observe.log import CompileLog
 from burnish.passes import run_passes
 from burnish.passes.rewrite import Fuel
-from burnish.runtime.cache import Cache
-from burnish.runtime.cuda_program import generate_cuda, kernel_source
-from burnish.runtime.triton_build import KernelBuilder
-from burnish.runtime.triton_compile import KernelSource, compile_kernel
-from burnish.runtime.triton_workers import WorkerPool, worker_count
+from burnish.runtime.cache.store import Cache
+from burnish.runtime.cuda.program import generate_cuda, kernel_source
+from burnish.runtime.triton.build import KernelBuilder
+from burnish.runtime.triton.compile import KernelSource, compile_kernel
+from burnish.runtime.triton.workers import WorkerPool, worker_count
 from burnish.schedule.fuse import fuse
+from burnish.schedule.gpu.products import choose_products, group_siblings
+from burnish.schedule.gpu.split_reductions import split_reductions
 from burnish.schedule.lower import lower_graph
-from burnish.schedule.products import choose_products, group_siblings
-from burnish.schedule.split import split_reductions
 
 WAYS = ("threads", "workers", "workers, started", "cached")
 
@@ -83,7 +83,7 @@ def bert(capability: int) -> list[KernelSource]:
 
 
 def resnet(capability: int) -> list[KernelSource]:
-    from burnish.workloads import WORKLOADS
+    from burnish.tools.workloads import WORKLOADS
 
     model, _ = WORKLOADS["resnet50"].build()
     model = model.bfloat16().to(memory_format=torch.channels_last)

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from burnish.bench.candidates import Candidate
-from burnish.bench.memory import call_rise
-from burnish.measure import quantile
-from burnish.parity import tensors_in
-from burnish.targets import Target, load_target
+from burnish.tools.bench.candidates import Candidate
+from burnish.tools.bench.memory import call_rise
+from burnish.tools.measure import quantile
+from burnish.tools.parity import tensors_in
+from burnish.tools.targets import Target, load_target
 
 REPEATS = 7
 

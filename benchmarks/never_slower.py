@@ -23,7 +23,7 @@ import burnish
 from benchmarks.core import RESULTS, machine, machine_slug, provenance
 from benchmarks.never_slower_cases import CASES, Case, Step, Unavailable
 from benchmarks.trust import gate_share
-from burnish.measure import Race, interleave, quantile
+from burnish.tools.measure import Race, interleave, quantile
 from burnish.trust.interval import Interval
 
 LIMIT = 1.05

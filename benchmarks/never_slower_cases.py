@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from burnish.workloads import WORKLOADS
+from burnish.tools.workloads import WORKLOADS
 
 Step = Callable[[], object]
 Work = Callable[[Callable[..., Any]], Step]  # of what was compiled, or of the original: one step of the workload

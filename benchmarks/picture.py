@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from burnish.workloads import WORKLOADS
+from burnish.tools.workloads import WORKLOADS
 
 _WIDTH, _LEFT, _RIGHT, _TOP = 760, 190, 70, 62
 _BAR, _ROW, _HEAD, _FOOT = 11, 36, 30, 30

@@ -15,8 +15,8 @@ from typing import Any
 from benchmarks import compile_table, generation_table, trust_table
 from benchmarks.cuda import GOALS, OWN
 from benchmarks.picture import speedups_svg
-from burnish.measure import duration
-from burnish.workloads import WORKLOADS
+from burnish.tools.measure import duration
+from burnish.tools.workloads import WORKLOADS
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE, PICTURE = DOCS / "benchmarks.md", DOCS / "speedups.svg"

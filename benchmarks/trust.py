@@ -21,11 +21,11 @@ from typing import Any
 
 import burnish
 from benchmarks.core import RESULTS, machine, machine_slug, provenance
-from burnish.bench.run import bench
 from burnish.errors import FallbackWarning
-from burnish.measure import quantile
 from burnish.stats import Stats
-from burnish.targets import Target, load_target
+from burnish.tools.bench.run import bench
+from burnish.tools.measure import quantile
+from burnish.tools.targets import Target, load_target
 
 GOALS = {"gate": 0.10, "budget": 1.10, "doctor": 3.0, "bench": 180.0}
 RUNS = 3  # processes of which the median counts

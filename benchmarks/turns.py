@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.nursery import Child
-from burnish.bench.children import empty_caches
+from burnish.tools.bench.children import empty_caches
 
 READY, _ASKED = "benchmark: ready", "BURNISH_BENCHMARK_TURNS"
 

@@ -13,17 +13,19 @@ from burnish.version import __version__ as __version__
 if TYPE_CHECKING:
     from burnish import errors
     from burnish.api import compile, disable, reset, seal, stats
-    from burnish.capture.blocks import region
-    from burnish.explain import explain
+    from burnish.capture.regions.blocks import region
     from burnish.observe import metrics
     from burnish.options import Options
     from burnish.stats import Stats
-    from burnish.verify import verify
+    from burnish.tools.bench import bench
+    from burnish.tools.explain import explain
+    from burnish.tools.verify import verify
 
 __all__ = [
     "Options",
     "Stats",
     "__version__",
+    "bench",
     "compile",
     "disable",
     "errors",
@@ -40,21 +42,21 @@ __all__ = [
 _HOMES = {
     "Options": "burnish.options",
     "Stats": "burnish.stats",
+    "bench": "burnish.tools.bench",
     "compile": "burnish.api",
     "disable": "burnish.api",
-    "explain": "burnish.explain",
+    "explain": "burnish.tools.explain",
     "metrics": "burnish.observe",
-    "region": "burnish.capture.blocks",
+    "region": "burnish.capture.regions.blocks",
     "reset": "burnish.api",
     "seal": "burnish.api",
     "stats": "burnish.api",
-    "verify": "burnish.verify",
+    "verify": "burnish.tools.verify",
 }
 
 
 class _Package(_types.ModuleType):
-    """This package. `burnish.explain`, `burnish.stats` and `burnish.verify` are functions, whatever is imported: Python
-    would put the submodules of those names in their place."""
+    """This package. `burnish.stats` is a function, whatever is imported: Python would put its module in its place."""
 
     def __getattr__(self, name: str) -> Any:
         if name in _HOMES:

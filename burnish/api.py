@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar, overload
 
 import torch
 
-from burnish.capture.traced_as import traced_as
+from burnish.capture.entry.traced_as import traced_as
 from burnish.errors import NotCompilable, NotCompiled, UnknownBackend
 from burnish.handle import Handle, Settings, attribute, reset_all
 from burnish.identity import compiled_module, disabled_module, handle_of_module

@@ -4,9 +4,9 @@ Compiled code is made for inputs of one kind: their types, sizes and strides, wh
 the same memory. Each such fact is stated here and nowhere else. A call for which one does not hold is served by eager
 and counted. Who looks, natively, before each call:
 
-- open calls: Dynamo's guards at types, sizes, strides, devices and gradients; `capture/checks.py` at the rest, which is
-  where inputs that are written lie, and where in their storage those begin whose place there matters;
-- sealed calls: `capture/checks.py` at everything, whatever the arguments or the module's own tensors have become.
+- open calls: Dynamo's guards at types, sizes, strides, devices and gradients; `runtime/host/checks.py` at the rest,
+  which is where inputs that are written lie, and where in their storage those begin whose place there matters;
+- sealed calls: `runtime/host/checks.py` at everything, whatever the arguments or the module's own tensors have become.
 
 `Assumptions.unmet` is the meaning of it all, in plain Python; the native check (`native/host/assumed.h`) is tested
 against it.

@@ -21,18 +21,18 @@ from burnish.observe.log import CompileLog, failure_reason
 from burnish.observe.registry import register
 from burnish.observe.sinks import sinks_for
 from burnish.options import Options
-from burnish.runtime.later import later
+from burnish.runtime.cache.deferred_writes import later
+from burnish.runtime.signals import is_handlers_own, signals_wait
 from burnish.stats import Stats
 from burnish.torch_private import dynamo
-from burnish.trust.signals import is_handlers_own, signals_wait
 
 if TYPE_CHECKING:
-    from burnish.capture.deferred import DeferredFrames
-    from burnish.capture.eager_only import EagerEntrance
-    from burnish.capture.frame import Entrance
+    from burnish.capture.background.frames import DeferredFrames
+    from burnish.capture.entry.eager_only import EagerEntrance
+    from burnish.capture.entry.frame import Entrance
     from burnish.torch_private.probe import Lack
 
-_FRAMES = "burnish.capture.frame"
+_FRAMES = "burnish.capture.entry.frame"
 _live: weakref.WeakSet[Handle] = weakref.WeakSet()
 
 
@@ -112,17 +112,17 @@ class Handle:
     def _entrance(self, target: Callable[..., Any]) -> Entrance | EagerEntrance:
         foreign = {"disable": True} if self.settings.disable else self.settings.for_torch_compile()
         if (lack := _why_eager()) is not None:
-            from burnish.capture.eager_only import EagerEntrance
+            from burnish.capture.entry.eager_only import EagerEntrance
 
             return EagerEntrance(target, self.log, lack, foreign)
-        from burnish.capture.frame import Entrance
+        from burnish.capture.entry.frame import Entrance
 
         try:
             return Entrance(target, self.options, self.log, foreign)
         except Exception as error:  # of an object that cannot be looked at: one without a hash, a trap in __getattr__
             if foreign is not None or is_handlers_own(error):
                 raise
-            from burnish.capture.eager_only import EagerEntrance
+            from burnish.capture.entry.eager_only import EagerEntrance
             from burnish.torch_private.probe import Lack
 
             reason = f"it cannot be looked at: {failure_reason(error)}"
@@ -152,7 +152,7 @@ class Handle:
     def wait(self, timeout: float | None = None) -> bool:
         """Until nothing is left to compile of what calls so far have asked for (`background=True`), or for `timeout`
         seconds; whether nothing is left. A graph break, or a size not seen before, asks again at a later call."""
-        from burnish.trust.background import wait_for
+        from burnish.capture.background.queue import wait_for
 
         return wait_for([job for frames in self._deferred() for job in frames.jobs()], timeout)
 
@@ -307,8 +307,8 @@ def close_all(handles: Sequence[Handle]) -> None:
     for _ in range(2):  # caches and code refer to one another, and what the first pass freed to programs
         gc.collect()
     if torch.cuda.is_initialized():
-        from burnish.runtime.capturing import wait_for_device
-        from burnish.runtime.cudagraph import close_pools
+        from burnish.runtime.cuda.graphs import close_pools
+        from burnish.runtime.graph_capture import wait_for_device
 
         for handle in handles:
             close_pools(handle.log)

@@ -10,32 +10,32 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch.fx import GraphModule
 
-from burnish.capture.aten import Captured, import_graph
-from burnish.codegen.c import CUnit, generate
-from burnish.codegen.c_parts import in_parts
+from burnish.codegen.c.split_unit import in_parts
+from burnish.codegen.c.unit import CUnit, generate
 from burnish.errors import CompileError
 from burnish.ir.graph import Graph
+from burnish.lower.importer import Captured, import_graph
 from burnish.observe.log import CompileLog, failure_reason
 from burnish.options import Options
 from burnish.passes import run_passes
 from burnish.passes.rewrite import Fuel
 from burnish.record import GraphRecord
-from burnish.runtime import stored_program
-from burnish.runtime.beside import Coming, Wait
-from burnish.runtime.build import COMPILERS, CSource, build_shared, load_native
-from burnish.runtime.cache import CacheKey, open_cache
-from burnish.runtime.data import NotData
-from burnish.runtime.product_choice import choose_libraries
+from burnish.runtime.build.concurrent import Coming, Wait
+from burnish.runtime.build.shared_library import COMPILERS, CSource, build_shared, load_native
+from burnish.runtime.cache import stored_program
+from burnish.runtime.cache.data import NotData
+from burnish.runtime.cache.store import CacheKey, open_cache
+from burnish.runtime.cpu.product_backend import choose_libraries
+from burnish.runtime.deadline import current_deadline
 from burnish.runtime.program import Program, Run, build_program, load_coming, load_program
 from burnish.schedule.fusion_report import FusionReport
 from burnish.schedule.kernels import ExternKernel, Schedule
 from burnish.schedule.lower import lower_graph
 from burnish.schedule.passes import Context, finished, run_schedule_passes
-from burnish.trust.budget import current_deadline
 from burnish.tuning.tuner import tuner_for
 
 if TYPE_CHECKING:
-    from burnish.runtime.cuda_program import CudaUnit
+    from burnish.runtime.cuda.program import CudaUnit
 
 Kind = Literal["forward", "backward", "inference"]
 
@@ -162,7 +162,7 @@ def _generated(setting: Setting, captured: Captured, schedule: Schedule) -> Prog
     unit: CUnit | CudaUnit
     with _stage("codegen", log):
         if captured.device.type == "cuda":
-            from burnish.runtime.cuda_program import generate_cuda, overlaps  # a CPU never imports Triton
+            from burnish.runtime.cuda.program import generate_cuda, overlaps  # a CPU never imports Triton
 
             unit = generate_cuda(schedule, overlaps(captured.device))  # one module of Triton kernels
             name, text = "kernels.py", unit.triton.text
@@ -215,11 +215,11 @@ def _wait_for_library(arrive: Wait, unit: CUnit, log: CompileLog) -> None:
 
 
 def _load_for_cuda(setting: Setting, program: Program) -> Run:
-    from burnish.runtime.cuda_program import CudaUnit, load_cuda_program  # a CPU never imports Triton
-    from burnish.runtime.cudagraph import GraphedProgram, pool_for
-    from burnish.runtime.direct import DirectRun, direct_plan
+    from burnish.runtime.cuda.direct_launch import DirectRun, direct_plan
+    from burnish.runtime.cuda.graphs import GraphedProgram, pool_for
+    from burnish.runtime.cuda.piecewise import load_pieces
+    from burnish.runtime.cuda.program import CudaUnit, load_cuda_program  # a CPU never imports Triton
     from burnish.runtime.graph_plan import graph_plan, obstacles
-    from burnish.runtime.pieced import load_pieces
 
     unit, options, log, kind = program.unit, setting.options, setting.log, setting.kind
     assert isinstance(unit, CudaUnit)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch.fx import GraphModule
 
 if TYPE_CHECKING:
-    from burnish.capture.aten import Captured
     from burnish.ir.graph import Graph
+    from burnish.lower.importer import Captured
     from burnish.options import Options
     from burnish.schedule.fusion_report import FusionReport
     from burnish.schedule.kernels import Schedule

@@ -1,3 +1,7 @@
-"""The version, for who must not import the whole package."""
+"""The version, and where the package lies, for modules that must not import all of it."""
+
+from pathlib import Path
 
 __version__ = "0.1.0"
+
+PACKAGE = Path(__file__).parent

@@ -12,9 +12,9 @@ from functorch.compile import aot_function
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
-from burnish.capture.aten import Captured, import_graph
-from burnish.capture.decompositions import decomposition_table
-from burnish.capture.partition import partition
+from burnish.capture.autograd.partition import partition
+from burnish.capture.graphs.decompositions import decomposition_table
+from burnish.lower.importer import Captured, import_graph
 from burnish.observe.log import CompileLog
 from burnish.options import Options
 from burnish.passes import run_passes

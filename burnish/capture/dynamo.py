@@ -22,7 +22,19 @@ from torch import fx
 from torch.autograd import forward_ad
 
 from burnish.assumptions import TensorInput
-from burnish.capture.as_in_eager import (
+from burnish.capture.autograd.backwards import Backwards, LeftOut, Part, left_out_now
+from burnish.capture.autograd.checkpoints import drawing_alike_in_checkpoints
+from burnish.capture.autograd.double_backward import Replay, Returns, differentiable_twice, inputs_read, returns_of
+from burnish.capture.autograd.missing_gradients import Behind, Flow, behind, flow_of
+from burnish.capture.autograd.partition import partition, save_copies
+from burnish.capture.autograd.shared_results import Shared, shared_with_saved
+from burnish.capture.entry.diagnosis import CONTROL_FLOW, serve_eager
+from burnish.capture.entry.eager_only import tell
+from burnish.capture.entry.library_preload import awaken
+from burnish.capture.entry.unguarded import input_sources
+from burnish.capture.gc_pause import patience
+from burnish.capture.graphs.assume import apart, counts_from_storage
+from burnish.capture.graphs.eager_semantics import (
     call_powers_of_negatives,
     dense_gradients,
     drop_idle_dropouts,
@@ -30,32 +42,21 @@ from burnish.capture.as_in_eager import (
     left_to_eager,
     views_without_history,
 )
-from burnish.capture.assume import apart, counts_from_storage
-from burnish.capture.aten import require_known_views, require_whole_windows
-from burnish.capture.awaken import awaken
-from burnish.capture.backwards import Backwards, LeftOut, Part, left_out_now
-from burnish.capture.calls import mutates
-from burnish.capture.checkpoints import drawing_alike_in_checkpoints
-from burnish.capture.diagnosis import CONTROL_FLOW, serve_eager
-from burnish.capture.double_backward import Replay, Returns, differentiable_twice, inputs_read, returns_of
-from burnish.capture.eager_only import tell
-from burnish.capture.facts import coarsest_type, draws_random_numbers, graph_facts
-from burnish.capture.flow import Behind, Flow, behind, flow_of
-from burnish.capture.host import host_if_built, host_library
-from burnish.capture.origins import name_classes
-from burnish.capture.partition import partition, save_copies
-from burnish.capture.piecewise import PiecewiseGraph
-from burnish.capture.shared_results import Shared, shared_with_saved
-from burnish.capture.sharing import put_back, share_blocks
-from burnish.capture.unguarded import input_sources
-from burnish.capture.warm.capture import WarmGraph
-from burnish.capture.warm.frame import Parts, note_graph
+from burnish.capture.graphs.facts import coarsest_type, draws_random_numbers, graph_facts
+from burnish.capture.graphs.origins import name_classes
+from burnish.capture.regions.sharing import put_back, share_blocks
+from burnish.capture.restore.frame import Parts, note_graph
+from burnish.capture.restore.recorder import WarmGraph
 from burnish.errors import CompileError
+from burnish.lower.aten_calls import mutates
+from burnish.lower.importer import require_known_views, require_whole_windows
 from burnish.observe.log import CompileLog, failure_reason
 from burnish.observe.registry import register
 from burnish.observe.sinks import sinks_for
 from burnish.options import Options
-from burnish.runtime.beside import Wait, can_wait, wait_last
+from burnish.runtime.build.concurrent import Wait, can_wait, wait_last
+from burnish.runtime.host.extension import host_if_built, host_library
+from burnish.runtime.signals import handlers_raise_through, is_handlers_own
 from burnish.stats import Stats
 from burnish.torch_private import inductor
 from burnish.torch_private.aot import aot_module_simplified
@@ -79,15 +80,14 @@ from burnish.torch_private.patches import checking_classes, own_derivatives
 from burnish.torch_private.probe import why
 from burnish.torch_private.quiet import without_printed_graphs
 from burnish.torch_private.versions import is_at_least, warn_of_newer_torch
+from burnish.trust.background_trial import propose
 from burnish.trust.backward import WatchedBackward
-from burnish.trust.diary import Diary
-from burnish.trust.garbage import patience
+from burnish.trust.eager_interpreter import PiecewiseGraph
 from burnish.trust.gate import Failure, GraphFacts
 from burnish.trust.record import Engine, GraphKind
-from burnish.trust.rehearsal import propose
-from burnish.trust.remembered import Verdicts
-from burnish.trust.signals import handlers_raise_through, is_handlers_own
+from burnish.trust.stored_verdicts import Verdicts
 from burnish.trust.variant import Policy, Variant
+from burnish.trust.variant_log import Diary
 
 Kind = Literal["forward", "backward", "inference"]
 Program = Callable[[list[Any]], Sequence[Any]]  # boxed: takes its arguments in one list, which it may empty
@@ -489,7 +489,7 @@ def _itself(graph: fx.GraphModule, memo: Any) -> fx.GraphModule:
 
 
 def _decompositions() -> dict[Any, Callable[..., Any]]:
-    from burnish.capture.decompositions import decomposition_table
+    from burnish.capture.graphs.decompositions import decomposition_table
 
     return decomposition_table()
 

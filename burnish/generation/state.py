@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from burnish.capture.addresses import stay
 from burnish.generation.cache import Memory, ModelShape
 from burnish.generation.selection import Choice, Knobs, Selection, choose
+from burnish.runtime.host.addresses import stay
 
 
 class State:

@@ -14,10 +14,10 @@ from typing import Any, Protocol
 
 import torch
 
-from burnish.codegen.c import ERROR_SLOT
+from burnish.codegen.c.unit import ERROR_SLOT
 from burnish.ir.expr import Dim, Expr, render, symbols
 from burnish.ir.graph import Ref
-from burnish.runtime.mistakes import callers_mistake
+from burnish.runtime.caller_errors import callers_mistake
 from burnish.schedule.kernels import ExternKernel, Kernel, Operand, ResultBuffer, Schedule
 from burnish.schedule.memory import Lifetime, lifetimes, plan
 

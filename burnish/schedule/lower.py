@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 
-from burnish.capture.aten import Captured
 from burnish.device import gpu_of
 from burnish.errors import CompileError
 from burnish.ir.body import (
@@ -43,6 +42,7 @@ from burnish.ir.graph import (
 )
 from burnish.ir.scalar import SCALAR_OPS, TRANSCENDENTAL
 from burnish.lower.builder import contiguous_strides
+from burnish.lower.importer import Captured
 from burnish.schedule.axes import hits_each_once
 from burnish.schedule.emit import Emitter
 from burnish.schedule.kernels import (

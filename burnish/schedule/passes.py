@@ -11,21 +11,21 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from burnish.passes.rewrite import Fuel
-from burnish.schedule.attend_pieces import split_attention
-from burnish.schedule.columns import join_columns
-from burnish.schedule.factors import factor_sums
 from burnish.schedule.form import Form
 from burnish.schedule.fuse import fuse
 from burnish.schedule.fusion_report import FusionReport
-from burnish.schedule.groups import group_loops
-from burnish.schedule.halves import join_halves
-from burnish.schedule.inline import inline_products
+from burnish.schedule.gpu.column_sums import join_columns
+from burnish.schedule.gpu.factor_sums import factor_sums
+from burnish.schedule.gpu.loop_groups import group_loops
+from burnish.schedule.gpu.products import choose_products, group_siblings
+from burnish.schedule.gpu.prologues import inline_products
+from burnish.schedule.gpu.rotary import join_halves
+from burnish.schedule.gpu.siblings import join_siblings
+from burnish.schedule.gpu.split_kv import split_attention
+from burnish.schedule.gpu.split_reductions import split_reductions
+from burnish.schedule.gpu.vector_products import as_loops, inline_rows
 from burnish.schedule.kernels import Schedule
 from burnish.schedule.order import order_of
-from burnish.schedule.products import choose_products, group_siblings
-from burnish.schedule.siblings import join_siblings
-from burnish.schedule.split import split_reductions
-from burnish.schedule.vectors import as_loops, inline_rows
 
 
 @dataclass(frozen=True)

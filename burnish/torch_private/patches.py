@@ -1,6 +1,7 @@
 """Functions of torch that are replaced for a while, with Dynamo's compile lock held where it is not said otherwise.
 
-Where a replacement corrects what Dynamo or AOTAutograd make of a call, `capture/as_in_eager.py` has the whole list.
+Where a replacement corrects what Dynamo or AOTAutograd make of a call, `capture/graphs/eager_semantics.py` has the
+whole list.
 """
 
 from __future__ import annotations

@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 
-from burnish.capture.piecewise import Handed
+from burnish.runtime.signals import is_handlers_own
 from burnish.trust.distance import Nearness
+from burnish.trust.eager_interpreter import Handed
 from burnish.trust.gate import Call, Failure
 from burnish.trust.inputs import RandomState, devices_of
 from burnish.trust.record import GateStats
 from burnish.trust.referee import ROOM, InFloat64, Opinion, Results, first_look, judge, rounding_beside
-from burnish.trust.remembered import Verdicts
-from burnish.trust.signals import is_handlers_own
+from burnish.trust.stored_verdicts import Verdicts
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 # Runs eager's form of it, and hands each result over once: whole, or in pieces along a dimension, from a place on; and

@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
+from burnish.runtime.process import give_back_freed_memory
 from burnish.trust.distance import Nearness
 from burnish.trust.inputs import CannotCopy, RandomState, devices_of
 from burnish.trust.interval import ENOUGH, Interval
-from burnish.trust.process import give_back_freed_memory
 from burnish.trust.record import Engine, GateStats
 from burnish.trust.referee import ROOM, Opinion, Results, first_look, judge
-from burnish.trust.rig import Call, Clock, GraphFacts, Rig
+from burnish.trust.shadow_runs import Call, Clock, GraphFacts, Rig
 
 __all__ = ["Call", "Failure", "Gate", "GraphFacts", "Verdict"]
 

@@ -7,9 +7,9 @@ which rounding alone moves the result as far (the float64 run is repeated with e
 
 Results that no rounding operation has a part in are not judged at all: they are eager's, or wrong (`exactness.py`).
 
-`verify/judge.py` answers the same question for those who have time and want to know where: tensor by tensor, every run
-made beforehand, three times eager's error allowed. Here a call waits, a verdict takes the compiled program out of
-service or leaves it in, and nobody looks at it again: so runs are made only when they are needed, the measure is
+`tools/verify/judge.py` answers the same question for those who have time and want to know where: tensor by tensor,
+every run made beforehand, three times eager's error allowed. Here a call waits, a verdict takes the compiled program
+out of service or leaves it in, and nobody looks at it again: so runs are made only when they are needed, the measure is
 stricter, and what looks wrong is doubted more. `InFloat64` is for captured graphs, all of whose tensors are arguments;
 `float64.float64_everywhere` is for models, which may write into tensors of their own and must find them again.
 """
@@ -25,10 +25,10 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from burnish.capture.rounding import RandomRounding
 from burnish.trust.distance import FLOOR, Distance, Nearness, distance, unequal
 from burnish.trust.exactness import BITWISE, ROUNDED
 from burnish.trust.inputs import CannotCopy, free_bytes
+from burnish.trust.rounding import RandomRounding
 
 _ROUNDED_RUNS = 2
 ROOM = 10.0  # floors, where eager alone is asked

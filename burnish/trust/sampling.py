@@ -23,10 +23,10 @@ from typing import Any, Protocol
 
 import torch
 
-from burnish.capture.snapshot import CannotSnapshot, ThreadState
+from burnish.capture.background.snapshot import CannotSnapshot, ThreadState
+from burnish.runtime.process import at_exit, give_way, has_started
 from burnish.trust.gate import Call, Failure, GraphFacts
 from burnish.trust.inputs import CannotCopy, RandomState, SideInputs, devices_of
-from burnish.trust.process import at_exit, give_way, has_started
 from burnish.trust.referee import InFloat64, Opinion, Results, judge
 
 _MOST_WAITING = 4

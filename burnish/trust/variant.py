@@ -17,19 +17,19 @@ from typing import Any, NoReturn, Protocol
 import torch
 
 from burnish.assumptions import AssumptionUnmet
-from burnish.capture.boxed import BOXED
-from burnish.capture.checks import Boxed, checked
-from burnish.capture.host import Host
-from burnish.capture.saved_tensors import Checkpoint, begun, checkpoint_here, hooks_are_active
-from burnish.runtime.mistakes import is_callers_mistake
+from burnish.runtime.caller_errors import is_callers_mistake
+from burnish.runtime.host.boxed import BOXED
+from burnish.runtime.host.checks import Boxed, checked
+from burnish.runtime.host.extension import Host
+from burnish.runtime.signals import handlers_raise_through, is_handlers_own
 from burnish.trust.faults import Fault
 from burnish.trust.gate import Call, Failure, Gate, GraphFacts, Verdict
 from burnish.trust.inputs import RandomState, devices_of
 from burnish.trust.record import Engine, GateStats, SizeClass, State, VariantStats
-from burnish.trust.remembered import Verdicts, class_part
 from burnish.trust.sampling import gaps, sampled
-from burnish.trust.signals import handlers_raise_through, is_handlers_own
+from burnish.trust.saved_tensor_hooks import Checkpoint, begun, checkpoint_here, hooks_are_active
 from burnish.trust.size_classes import SizeClasses
+from burnish.trust.stored_verdicts import Verdicts, class_part
 
 _SLOW = 1.25  # times what eager took in the race: a sampled call that takes longer is slow
 _MOST_SLOW = 4  # such samples, not offset by others: the graph is raced again

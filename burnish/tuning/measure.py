@@ -19,10 +19,10 @@ from burnish.errors import CompileError
 from burnish.ir.expr import evaluate
 from burnish.observe.log import CompileLog, failure_reason
 from burnish.options import Options
-from burnish.runtime.capturing import capturing
-from burnish.runtime.cuda_launch import Launcher, launcher_for
-from burnish.runtime.cuda_program import CudaRun, generate_cuda, load_cuda_program, overlaps
-from burnish.runtime.cudagraph import borrowed_stream
+from burnish.runtime.cuda.graphs import borrowed_stream
+from burnish.runtime.cuda.launch import Launcher, launcher_for
+from burnish.runtime.cuda.program import CudaRun, generate_cuda, load_cuda_program, overlaps
+from burnish.runtime.graph_capture import capturing
 from burnish.runtime.program import build_program
 from burnish.schedule.kernels import Buffer
 from burnish.tuning.excerpt import Trial

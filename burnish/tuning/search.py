@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from burnish.codegen.triton import launch_forms, steady_buffers
+from burnish.codegen.triton.module import launch_forms, steady_buffers
 from burnish.observe.log import CompileLog, failure_reason
 from burnish.schedule.form import Form
+from burnish.schedule.gpu.products import choose_products, group_siblings, product_forms
 from burnish.schedule.kernels import ContractGroup, ExternKernel, LoopKernel, Schedule
-from burnish.schedule.products import choose_products, group_siblings, product_forms
 from burnish.tuning.excerpt import Trial, excerpt, is_static, with_readers
 from burnish.tuning.keys import key_of
 from burnish.tuning.record import Tuned, Tuning

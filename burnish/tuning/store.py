@@ -6,8 +6,8 @@ import functools
 
 import torch
 
-from burnish.runtime.build import source_hash
-from burnish.runtime.cache import Cache, CacheKey
+from burnish.runtime.build.shared_library import source_hash
+from burnish.runtime.cache.store import Cache, CacheKey
 
 _KIND = "tuning"
 

@@ -9,8 +9,8 @@ import torch
 
 from burnish.observe.log import CompileLog
 from burnish.options import Options
-from burnish.runtime.cache import open_cache
-from burnish.trust.budget import Deadline
+from burnish.runtime.cache.store import open_cache
+from burnish.runtime.deadline import Deadline
 from burnish.tuning.record import Tuning
 from burnish.tuning.search import Measure, Tuner
 from burnish.tuning.store import CacheStore

@@ -23,7 +23,7 @@ def fresh() -> None:
 def use_pipeline(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., Any]], None]:
     """Put a function in the place of burnish.pipeline.compile_graph."""
 
-    import burnish.capture.warm.serve  # noqa: F401  which takes more from the pipeline, when it is first imported
+    import burnish.capture.restore.serve  # noqa: F401  which takes more from the pipeline, when it is first imported
 
     def replace(compile_graph: Callable[..., Any]) -> None:
         module = types.ModuleType("burnish.pipeline")

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import burnish
-from burnish.capture import frame as capture_frame
-from burnish.capture.doubts import RETURNED, Doubt, Doubts, Ending, Settlement
+from burnish.capture.entry import frame as capture_frame
+from burnish.capture.entry.failure_cause import RETURNED, Doubt, Doubts, Ending, Settlement
 from burnish.errors import FallbackWarning
 from tests.trust.held import LONG
 

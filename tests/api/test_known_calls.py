@@ -12,13 +12,14 @@ import torch
 
 import burnish
 from burnish.assumptions import AssumptionUnmet
-from burnish.capture import host, seal
-from burnish.capture.host import Host, host_library
-from burnish.capture.known_calls import _KINDS
-from burnish.capture.signature import TENSORS
+from burnish.capture.entry import seal
+from burnish.capture.entry.known_calls import _KINDS
 from burnish.errors import CompilerMissing
 from burnish.observe.log import CompileLog
 from burnish.options import Options
+from burnish.runtime.host import extension as host_extension
+from burnish.runtime.host.extension import Host, host_library
+from burnish.runtime.host.signature import TENSORS
 
 
 @pytest.fixture(scope="module")
@@ -236,8 +237,8 @@ def test_without_the_extension_python_serves(monkeypatch: pytest.MonkeyPatch) ->
     def no_compiler(*args: Any, **settings: Any) -> Any:
         raise CompilerMissing(["cc"])
 
-    monkeypatch.setattr(host, "_found", [])
-    monkeypatch.setattr(host, "build_shared", no_compiler)
+    monkeypatch.setattr(host_extension, "_found", [])
+    monkeypatch.setattr(host_extension, "build_shared", no_compiler)
     compiled = sealed_function()
     with torch.no_grad():
         for _ in range(3):
@@ -249,9 +250,9 @@ def test_without_the_extension_python_serves(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("unlike", [{"_IN_TENSOR": range(8, 16, 8)}, {"_IN_PYTHON_OBJECT": range(40, 48, 8)}])
 def test_a_torch_that_is_laid_out_in_another_way(monkeypatch: pytest.MonkeyPatch, unlike: dict[str, range]) -> None:
-    monkeypatch.setattr(host, "_found", [])
+    monkeypatch.setattr(host_extension, "_found", [])
     for name, value in unlike.items():
-        monkeypatch.setattr(host, name, value)
+        monkeypatch.setattr(host_extension, name, value)
     log = CompileLog()
     assert seal.host_library(Options(), log) is None
     assert "laid out in an unknown way" in next(iter(log.snapshot().notices))
@@ -289,16 +290,16 @@ def test_what_moved_is_noticed_however_often_it_was_seen_to_stay(native: Host, h
 
 
 def test_the_places_of_memory_are_known() -> None:
-    assert -1 not in (*host._places_of_memory(), host._place_of_sizes())
+    assert -1 not in (*host_extension._places_of_memory(), host_extension._place_of_sizes())
 
 
 def test_where_they_are_not_torch_is_asked(native: Host) -> None:
-    places = host._places()
-    native.open(host._torch_library("cpu"), torch._C.TensorBase, *places, -1, -1, -1, -1)
+    places = host_extension._places()
+    native.open(host_extension._torch_library("cpu"), torch._C.TensorBase, *places, -1, -1, -1, -1)
     try:
         x = torch.randn(4)
         stay = native.Addresses([0], [x.data_ptr()])
         assert stay([x]) and stay([x]) and not stay([torch.randn(4)])
     finally:
-        known = (*host._places_of_memory(), host._place_of_sizes())
-        native.open(host._torch_library("cpu"), torch._C.TensorBase, *places, *known)
+        known = (*host_extension._places_of_memory(), host_extension._place_of_sizes())
+        native.open(host_extension._torch_library("cpu"), torch._C.TensorBase, *places, *known)

@@ -3,7 +3,7 @@
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from burnish.capture.partition import merge_repeats
+from burnish.capture.autograd.partition import merge_repeats
 
 
 def merged(function, *inputs):

@@ -16,10 +16,10 @@ import pytest
 import torch
 
 import burnish
-from burnish.capture.host import Host, host_library
 from burnish.errors import NothingToSeal
 from burnish.observe.log import CompileLog
 from burnish.options import Options
+from burnish.runtime.host.extension import Host, host_library
 from burnish.trust.faults import Fault, RaisesAtRun
 from tests.against_eager import fallback_warnings
 
@@ -377,7 +377,7 @@ def test_an_object_that_is_dropped_takes_its_programs_along(is_sealed: bool) -> 
 
 def test_parameters_are_not_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The part of Dynamo's code that loads them is replaced, on every Python and torch that is supported."""
-    from burnish.capture import unguarded
+    from burnish.capture.entry import unguarded
 
     made: list[Any] = []
     replace = unguarded._with_loader
@@ -415,7 +415,7 @@ class Output(OrderedDict[str, torch.Tensor]):
 
 
 def test_attributes_of_results_are_set_in_c(monkeypatch: pytest.MonkeyPatch) -> None:
-    from burnish.capture import unguarded
+    from burnish.capture.entry import unguarded
 
     made: list[Any] = []
     replace = unguarded._with_loader

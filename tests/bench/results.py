@@ -6,18 +6,18 @@ import dataclasses
 import random
 from typing import Any
 
-from burnish.bench.around import StepShare
-from burnish.bench.candidates import Candidate, parse_candidates
-from burnish.bench.energy import Energy
-from burnish.bench.machine import Machine
-from burnish.bench.measured import Break, CandidateResult, CheckLine, CompileCost
-from burnish.bench.memory import MemoryUse, Timeline
-from burnish.bench.noise import Activity
-from burnish.bench.operators import CallProfile, Operator
-from burnish.bench.result import BenchResult
-from burnish.bench.statistics import Rounds, estimate_of, latency_of, speedup_of, thinned
-from burnish.bench.verdict import break_even, decide
-from burnish.bench.warmup import WarmUp
+from burnish.tools.bench.around import StepShare
+from burnish.tools.bench.candidates import Candidate, parse_candidates
+from burnish.tools.bench.energy import Energy
+from burnish.tools.bench.machine import Machine
+from burnish.tools.bench.measured import Break, CandidateResult, CheckLine, CompileCost
+from burnish.tools.bench.memory import MemoryUse, Timeline
+from burnish.tools.bench.noise import Activity
+from burnish.tools.bench.operators import CallProfile, Operator
+from burnish.tools.bench.result import BenchResult
+from burnish.tools.bench.statistics import Rounds, estimate_of, latency_of, speedup_of, thinned
+from burnish.tools.bench.verdict import break_even, decide
+from burnish.tools.bench.warmup import WarmUp
 
 MACHINE = Machine("Test CPU", 2, 2, "Linux x86_64", None, "3.11.0", "2.13.0", "0.1.0", "2025-01-01T12:00+00:00")
 QUIET = Activity(seconds=10.0, cores=2, threads=2, own_cores=2.0, other_cores=0.0)

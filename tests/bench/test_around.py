@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from burnish.bench.around import StepShare, measure_share
-from burnish.targets import Pipeline, Target
+from burnish.tools.bench.around import StepShare, measure_share
+from burnish.tools.targets import Pipeline, Target
 
 
 class Clock:

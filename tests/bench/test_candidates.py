@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from burnish.bench.candidates import Candidate, default_candidates, parse_candidates
 from burnish.errors import UnknownBackend, UnknownMode
+from burnish.tools.bench.candidates import Candidate, default_candidates, parse_candidates
 
 
 def test_a_list_is_parsed_with_eager_first_and_each_once() -> None:

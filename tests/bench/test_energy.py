@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from burnish.bench.energy import RaplMeter, cpu_meter, energy_per_call, gpu_meter
-from burnish.bench.nvml import Gpu, open_gpu
+from burnish.tools.bench.energy import RaplMeter, cpu_meter, energy_per_call, gpu_meter
+from burnish.tools.bench.nvml import Gpu, open_gpu
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from burnish.bench import bench
+from burnish.tools.bench import bench
 
 pytestmark = pytest.mark.gpu
 

@@ -8,11 +8,11 @@ import threading
 import pytest
 import torch
 
-from burnish.bench.memory import Sampler, Timeline, call_rise, tree_resident_bytes
-from burnish.bench.operators import profile_call
-from burnish.bench.worker import evident_batch_size
-from burnish.measure import MIN_ROUNDS, interleave
-from burnish.targets import Target, load_target
+from burnish.tools.bench.memory import Sampler, Timeline, call_rise, tree_resident_bytes
+from burnish.tools.bench.operators import profile_call
+from burnish.tools.bench.worker import evident_batch_size
+from burnish.tools.measure import MIN_ROUNDS, interleave
+from burnish.tools.targets import Target, load_target
 
 
 def test_a_call_that_returns_early_is_timed_until_it_is_done() -> None:

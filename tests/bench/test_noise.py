@@ -7,7 +7,7 @@ import gc
 
 import pytest
 
-from burnish.bench.noise import Watch, cpu_seconds, likely_causes
+from burnish.tools.bench.noise import Watch, cpu_seconds, likely_causes
 from tests.bench.results import QUIET
 
 

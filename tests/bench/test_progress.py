@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from burnish.bench.candidates import Candidate
-from burnish.bench.progress import Forecast, Progress, expected_alone
-from burnish.commands.bench import time_left
+from burnish.tools.bench.candidates import Candidate
+from burnish.tools.bench.progress import Forecast, Progress, expected_alone
+from burnish.tools.commands.bench import time_left
 
 
 def test_the_time_left_follows_the_machine() -> None:

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from burnish.bench.operators import CallProfile, Operator
-from burnish.bench.result import BenchResult
-from burnish.report.compiling import _stages
-from burnish.report.markup import Markup, join, tag
-from burnish.report.page import page
-from burnish.report.plot import Scale
-from burnish.report.work import _operators
+from burnish.tools.bench.operators import CallProfile, Operator
+from burnish.tools.bench.result import BenchResult
+from burnish.tools.report.compiling import _stages
+from burnish.tools.report.markup import Markup, join, tag
+from burnish.tools.report.page import page
+from burnish.tools.report.plot import Scale
+from burnish.tools.report.work import _operators
 from tests.bench.browser import Browser, find_browser, open_browser
 from tests.bench.results import full_result, result, row
 
@@ -101,7 +101,7 @@ def test_nothing_is_loaded_and_nothing_runs() -> None:
             assert not key.startswith("on"), (name, key)
             if key in ("src", "href"):
                 assert (value or "").startswith("data:"), (name, value)
-    style = resources.files("burnish.report").joinpath("page.css").read_text()
+    style = resources.files("burnish.tools.report").joinpath("page.css").read_text()
     assert "url(" not in style and "@import" not in style
     assert "default-src 'none'" in text and 'name="viewport"' in text
 
@@ -215,7 +215,7 @@ def test_every_table_scrolls_in_a_box_of_its_own() -> None:
 
 
 def test_a_box_with_a_table_scrolls_sideways() -> None:
-    style = resources.files("burnish.report").joinpath("page.css").read_text()
+    style = resources.files("burnish.tools.report").joinpath("page.css").read_text()
     assert re.search(r"^\.scroll \{[^}]*overflow-x: auto", style, re.M)
 
 
@@ -223,7 +223,7 @@ def test_a_box_with_a_table_scrolls_sideways() -> None:
 
 
 def _palettes() -> dict[str, dict[str, str]]:
-    style = resources.files("burnish.report").joinpath("page.css").read_text()
+    style = resources.files("burnish.tools.report").joinpath("page.css").read_text()
     light, dark = re.findall(r":root \{(.*?)\}", style, re.S)[:2]
     light_colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", light))
     return {"light": light_colours, "dark": {**light_colours, **dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", dark))}}

@@ -7,9 +7,9 @@ import json
 
 import pytest
 
-from burnish.bench.plain import from_plain, to_plain
-from burnish.bench.result import BenchResult
-from burnish.bench.table import as_text
+from burnish.tools.bench.plain import from_plain, to_plain
+from burnish.tools.bench.result import BenchResult
+from burnish.tools.bench.table import as_text
 from tests.bench.results import full_result, result, row
 
 

@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 import torch
 
-from burnish.bench import bench
-from burnish.bench.candidates import Candidate
-from burnish.bench.children import Job, Outcome, empty_caches, run_child
-from burnish.bench.memory import Timeline
-from burnish.bench.result import BenchResult
-from burnish.bench.run import _Bench
-from burnish.bench.statistics import latency_of, speedup_of
-from burnish.bench.worker import Alone, Lane, Raced
-from burnish.cli import main
 from burnish.errors import TargetUnusable, UnknownTarget, UsageError
+from burnish.tools.bench import bench
+from burnish.tools.bench.candidates import Candidate
+from burnish.tools.bench.children import Job, Outcome, empty_caches, run_child
+from burnish.tools.bench.memory import Timeline
+from burnish.tools.bench.result import BenchResult
+from burnish.tools.bench.run import _Bench
+from burnish.tools.bench.statistics import latency_of, speedup_of
+from burnish.tools.bench.worker import Alone, Lane, Raced
+from burnish.tools.cli import main
 from tests.bench.results import QUIET, rounds_of
 
 

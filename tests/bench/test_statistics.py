@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 
-from burnish.bench.statistics import latency_of, speedup_of, thinned
+from burnish.tools.bench.statistics import latency_of, speedup_of, thinned
 from tests.bench.results import rounds_of
 
 

@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
-from burnish.bench.around import StepShare
-from burnish.bench.measured import CompileCost
-from burnish.bench.words import count, seconds_words
+from burnish.tools.bench.around import StepShare
+from burnish.tools.bench.measured import CompileCost
+from burnish.tools.bench.words import count, seconds_words
 from tests.bench.results import result, row
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from burnish.bench.warmup import LEAST, drifts, settled_after, warm_up
+from burnish.tools.bench.warmup import LEAST, drifts, settled_after, warm_up
 
 
 def steady(count: int, level: float = 1.0, noise: float = 0.01, seed: int = 0) -> list[float]:

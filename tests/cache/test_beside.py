@@ -10,8 +10,8 @@ import torch
 
 import burnish
 from burnish import pipeline
-from burnish.capture.warm.frame import WarmFrames
-from burnish.runtime.beside import Coming, can_wait, collecting, wait_last
+from burnish.capture.restore.frame import WarmFrames
+from burnish.runtime.build.concurrent import Coming, can_wait, collecting, wait_last
 
 LONG = 60.0
 

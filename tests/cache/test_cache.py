@@ -19,9 +19,9 @@ from pathlib import Path
 import pytest
 
 from burnish.options import Options
-from burnish.runtime import cache as cache_module
-from burnish.runtime import ledger, private_files
-from burnish.runtime.cache import Cache, CacheKey, Difference, open_cache
+from burnish.runtime.cache import ledger, private_files
+from burnish.runtime.cache import store as cache_module
+from burnish.runtime.cache.store import Cache, CacheKey, Difference, open_cache
 
 MIB = 1 << 20
 

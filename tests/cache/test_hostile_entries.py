@@ -20,13 +20,14 @@ from torch import nn
 
 import burnish
 from burnish.observe.log import CompileLog
-from burnish.runtime import build, product_choice
-from burnish.runtime.cache import Cache, CacheKey
-from burnish.runtime.entry import checksum
-from burnish.runtime.later import later
-from burnish.runtime.triton_build import KernelBuilder
-from burnish.runtime.triton_compile import BuiltKernel, KernelSource
-from burnish.runtime.triton_workers import NoWorkers, WorkerPool
+from burnish.runtime.build import shared_library
+from burnish.runtime.cache.deferred_writes import later
+from burnish.runtime.cache.entry import checksum
+from burnish.runtime.cache.store import Cache, CacheKey
+from burnish.runtime.cpu import product_backend
+from burnish.runtime.triton.build import KernelBuilder
+from burnish.runtime.triton.compile import BuiltKernel, KernelSource
+from burnish.runtime.triton.workers import NoWorkers, WorkerPool
 from burnish.tuning.store import CacheStore
 
 MIB = 1 << 20
@@ -47,7 +48,7 @@ class NoPool(WorkerPool):
     def __init__(self) -> None:
         super().__init__(1)
 
-    def build(self, source: KernelSource) -> BuiltKernel:
+    def shared_library(self, source: KernelSource) -> BuiltKernel:
         raise NoWorkers("none here")
 
     def alive(self) -> int:
@@ -86,8 +87,8 @@ def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def run(root: Path) -> burnish.Stats:
     """What a new process would do; results must be eager's."""
     torch.compiler.reset()
-    build.forget_loaded()
-    product_choice._answers.clear()
+    shared_library.forget_loaded()
+    product_backend._answers.clear()
     options: dict[str, object] = {"cache_dir": root, "warm_start": True, "gate": False, "products": "measured"}
     x = torch.linspace(-1, 1, 24).reshape(4, 6)
     compiled, twin = burnish.compile(model(), options=options), model()
@@ -113,8 +114,8 @@ def run(root: Path) -> burnish.Stats:
 def _the_same_choice_each_time() -> Iterator[None]:
     """Who multiplies is measured, which on a busy machine ends one way or the other, or is not done at all."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(product_choice, "_is_quiet", lambda: True)
-        patched.setattr(product_choice, "race", lambda seconds: 2.0)
+        patched.setattr(product_backend, "_is_quiet", lambda: True)
+        patched.setattr(product_backend, "race", lambda seconds: 2.0)
         yield
 
 
@@ -134,8 +135,8 @@ def copy(filled: Path, tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def _fresh_build_state() -> Iterator[None]:
     yield
-    build.forget_loaded()
-    product_choice._answers.clear()
+    shared_library.forget_loaded()
+    product_backend._answers.clear()
 
 
 def entries(root: Path, kind: str = "*") -> list[Path]:

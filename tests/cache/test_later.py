@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from burnish.runtime.later import Later
+from burnish.runtime.cache.deferred_writes import Later
 
 LONG = 60.0
 
@@ -55,7 +55,7 @@ def test_it_is_done_when_a_process_ends_and_not_when_it_is_killed(tmp_path: Path
     text = f"""
 import os
 from pathlib import Path
-from burnish.runtime.later import later
+from burnish.runtime.cache.deferred_writes import later
 later.do(lambda: Path({str(tmp_path / "done")!r}).write_text("done"))
 if {killed}:
     os.kill(os.getpid(), 9)

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from burnish.options import Options
-from burnish.runtime import library_loading
-from burnish.runtime.library_loading import CannotLoad, load_library
-from burnish.runtime.scratch import own_directory
+from burnish.runtime.build import library_loading
+from burnish.runtime.build.library_loading import CannotLoad, load_library
+from burnish.runtime.build.scratch import own_directory
 
 linux = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="no memfd here")
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from burnish.runtime import cache as cache_module
-from burnish.runtime import entry, private_files
-from burnish.runtime.cache import Cache, CacheKey
+from burnish.runtime.cache import entry, private_files
+from burnish.runtime.cache import store as cache_module
+from burnish.runtime.cache.store import Cache, CacheKey
 
 MIB = 1 << 20
 KEY = CacheKey((("name", "kernel"), ("source", "s1")))

@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 import burnish
-from burnish.runtime.cache import Cache, CacheKey, open_cache
+from burnish.runtime.cache.store import Cache, CacheKey, open_cache
 from burnish.stats import Stats
 from burnish.trust.gate import Gate, GraphFacts
 from burnish.trust.record import Engine, GateStats
-from burnish.trust.remembered import KEPT_SECONDS, KIND, Verdicts
 from burnish.trust.sampling import comparer
+from burnish.trust.stored_verdicts import KEPT_SECONDS, KIND, Verdicts
 from burnish.trust.variant import Policy, Variant
 
 X = torch.linspace(-1, 1, 24).reshape(4, 6)

@@ -12,9 +12,9 @@ import torch
 
 from burnish.observe.log import CompileLog
 from burnish.options import Options
-from burnish.runtime import stored_program
-from burnish.runtime.cache import open_cache
-from burnish.runtime.data import Codec, NotData
+from burnish.runtime.cache import stored_program
+from burnish.runtime.cache.data import Codec, NotData
+from burnish.runtime.cache.store import open_cache
 from tests.programs import Compiler, compiled
 
 STAGES = {"import", "passes", "schedule", "fuse", "codegen"}

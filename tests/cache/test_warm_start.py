@@ -22,10 +22,10 @@ from torch import nn
 from torch._dynamo import symbolic_convert
 
 import burnish
-from burnish.capture import frame
-from burnish.capture.warm.frame import KIND
-from burnish.runtime import stored_program
-from burnish.runtime.cache import open_cache
+from burnish.capture.entry import frame
+from burnish.capture.restore.frame import KIND
+from burnish.runtime.cache import stored_program
+from burnish.runtime.cache.store import open_cache
 from burnish.stats import Stats
 
 RESTORED = "warm start: restored without Dynamo and AOTAutograd"

@@ -16,9 +16,9 @@ import pytest
 from burnish.errors import CompilerFailed, CompilerMissing
 from burnish.observe.log import CompileLog
 from burnish.options import Options
-from burnish.runtime import build
-from burnish.runtime.build import CSource, build_shared
-from burnish.runtime.cache import Cache
+from burnish.runtime.build import shared_library
+from burnish.runtime.build.shared_library import CSource, build_shared
+from burnish.runtime.cache.store import Cache
 
 REAL_CC = Options().cc or "cc"
 ANSWER = CSource("int answer(void) { return 42; }\n", "answer")
@@ -27,9 +27,9 @@ OTHER = CSource("int answer(void) { return 7; }\n", "other")
 _PROCESS = """
 import json, sys, threading, torch, burnish
 from torch import nn
-from burnish.capture.host import host_library
+from burnish.runtime.host.extension import host_library
 from burnish.observe.log import CompileLog
-from burnish.runtime.later import later
+from burnish.runtime.cache.deferred_writes import later
 
 def model(seed=0):
     torch.manual_seed(seed)
@@ -134,9 +134,9 @@ def test_on_a_gpu(tmp_path: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def _fresh_build_state() -> Any:
-    build.forget_loaded()
+    shared_library.forget_loaded()
     yield
-    build.forget_loaded()
+    shared_library.forget_loaded()
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def options(tmp_path: Path) -> Options:
 
 def built(source: CSource, options: Options, cc: str | None = None) -> int:
     """What a new process gets of it."""
-    build.forget_loaded()
+    shared_library.forget_loaded()
     options = replace(options, cc=cc or options.cc)
     cache = Cache(options.cache_dir, 1 << 26)
     return int(build_shared(source, options=options, cache=cache, log=CompileLog()).answer())
@@ -181,7 +181,7 @@ def test_another_compiler_compiles_for_itself(options: Options, tmp_path: Path) 
     assert built(ANSWER, options) == 42
     log = CompileLog()
     options = replace(options, cc=named_compiler(tmp_path, "second"))
-    build.forget_loaded()
+    shared_library.forget_loaded()
     build_shared(ANSWER, options=options, cache=Cache(options.cache_dir, 1 << 26), log=log)
     assert log.cache_misses == 1
 
@@ -195,7 +195,7 @@ def test_of_two_that_filled_it_the_one_who_made_most_serves(options: Options, tm
     Path(first).unlink()
     Path(second).unlink()
     assert built(OTHER, options, first) == 7
-    maker = dict(build.maker_of(replace(options, cc=first), Cache(options.cache_dir, 1 << 26)))
+    maker = dict(shared_library.maker_of(replace(options, cc=first), Cache(options.cache_dir, 1 << 26)))
     assert maker["compiler version"] == f"{most} 1"
 
 
@@ -206,7 +206,7 @@ def test_files_that_only_building_needs(options: Options, tmp_path: Path) -> Non
     source = CSource('#include "needed.h"\nint answer(void) { return VALUE; }\n', "needs a header")
 
     def with_header() -> int:
-        build.forget_loaded()
+        shared_library.forget_loaded()
         cache = Cache(options.cache_dir, 1 << 26)
         library = build_shared(
             source, options=options, cache=cache, log=CompileLog(), include=(header.parent,), needs=(header,)
@@ -217,5 +217,5 @@ def test_files_that_only_building_needs(options: Options, tmp_path: Path) -> Non
     header.unlink()
     assert with_header() == 5
     Cache(options.cache_dir, 1 << 26).clear()
-    with pytest.raises(build.CompileError, match=r"needed\.h"):
+    with pytest.raises(shared_library.CompileError, match=r"needed\.h"):
         with_header()

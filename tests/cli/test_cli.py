@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import burnish
-from burnish.cli import main
-from burnish.runtime.build import forget_loaded
+from burnish.runtime.build.shared_library import forget_loaded
+from burnish.tools.cli import main
 
 TARGET = """
 import torch

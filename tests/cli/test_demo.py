@@ -9,7 +9,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from burnish.demo import results_table, run_demo
+from burnish.tools.demo import results_table, run_demo
 from tests.bench.results import result, row
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from burnish.cli import main
+from burnish.tools.cli import main
 
 SOURCE = """\
 import torch
@@ -186,14 +186,14 @@ def fails_inside(arguments: object) -> int:
 
 @pytest.mark.parametrize("debug", [True, False])
 def test_a_failure_of_ours(debug: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("burnish.cli._run_workloads", fails_inside)
+    monkeypatch.setattr("burnish.tools.cli._run_workloads", fails_inside)
     assert main(["workloads", *(["--debug"] if debug else [])]) == 1
     error = capsys.readouterr().err
     assert "KeyError: 'deep inside'" in error and ("Traceback" in error) is debug
 
 
 def test_debug_may_come_first(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("burnish.cli._run_workloads", fails_inside)
+    monkeypatch.setattr("burnish.tools.cli._run_workloads", fails_inside)
     assert main(["--debug", "workloads"]) == 1
     assert "Traceback" in capsys.readouterr().err
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from burnish.cli import main
+from burnish.tools.cli import main
 
 INTERRUPTED = """
 import os, signal
@@ -36,7 +36,7 @@ def closed_pipe() -> int:
 def test_help_imports_no_torch(arguments: list[str]) -> None:
     code = f"""
 import sys
-from burnish.cli import main
+from burnish.tools.cli import main
 try:
     main({arguments})
 except SystemExit:
@@ -80,7 +80,7 @@ def test_a_process_that_ended_is_told_in_one_line(
     def fails(arguments: object) -> int:
         raise TrialFailed("mlp", -signal.SIGKILL, "Traceback (most recent call last):\n  ...\nMemoryError: no room")
 
-    monkeypatch.setattr("burnish.cli._run_workloads", fails)
+    monkeypatch.setattr("burnish.tools.cli._run_workloads", fails)
     main(["workloads"])
     error = capsys.readouterr().err
     assert error == "burnish: measuring 'mlp' failed: its process ended with status -9, saying: MemoryError: no room\n"

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from burnish.codegen.c import generate, print_kernel
+from burnish.codegen.c.unit import generate, print_kernel
 from burnish.schedule.kernels import LoopKernel
 from tests.codegen import loops
 from tests.programs import capture, schedules

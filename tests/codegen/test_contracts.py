@@ -10,11 +10,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from burnish.codegen.c import generate, is_small
+from burnish.codegen.c.unit import generate, is_small
 from burnish.observe.log import CompileLog
 from burnish.options import Options
-from burnish.runtime.build import CSource, build_shared, load_native
-from burnish.runtime.cache import open_cache
+from burnish.runtime.build.shared_library import CSource, build_shared, load_native
+from burnish.runtime.cache.store import open_cache
 from burnish.runtime.program import build_program, load_program
 from burnish.schedule.evaluate import evaluate_schedule
 from burnish.schedule.kernels import ContractKernel

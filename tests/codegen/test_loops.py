@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from burnish.codegen import c_loop
-from burnish.codegen.c import print_kernel
-from burnish.codegen.c_loop import CFunction
+from burnish.codegen.c import loop as c_loop
+from burnish.codegen.c.loop import CFunction
+from burnish.codegen.c.unit import print_kernel
 from burnish.ir.evaluate import evaluate_loop
 from burnish.observe.log import CompileLog
 from burnish.options import Options
-from burnish.runtime.build import CSource, build_shared
-from burnish.runtime.cache import open_cache
+from burnish.runtime.build.shared_library import CSource, build_shared
+from burnish.runtime.cache.store import open_cache
 from burnish.schedule.kernels import LoopKernel
 from tests.codegen.loops import Case, all_cases, astray
 

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import burnish
-from burnish.codegen import c_parts
-from burnish.codegen.c_parts import in_parts
-from burnish.runtime import build
+from burnish.codegen.c import split_unit
+from burnish.codegen.c.split_unit import in_parts
+from burnish.runtime.build import shared_library
 
 NAME = "a name that is longer than what of it goes into the names of files " * 2
 OPTIONS = {"gate": False, "warm_start": False}
@@ -27,17 +27,17 @@ def test_programs_in_parts_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> 
     model, x = layers(), torch.randn(40, 96)
     whole, parts = (torch.empty(0), torch.empty(0))
     texts: list[list[str]] = []
-    compile_all = build._compile
+    compile_all = shared_library._compile
 
     def watched(job, *args):  # type: ignore[no-untyped-def]
         if job.name.startswith(NAME):
             texts.append([source.text for source in job.sources])
         return compile_all(job, *args)
 
-    monkeypatch.setattr(build, "_compile", watched)
+    monkeypatch.setattr(shared_library, "_compile", watched)
     with torch.no_grad():
         whole = burnish.compile(model, name=NAME, options=OPTIONS)(x)
-        monkeypatch.setattr(c_parts, "_WORTH", 1)
+        monkeypatch.setattr(split_unit, "_WORTH", 1)
         parts = burnish.compile(model, name=NAME, options=OPTIONS)(x)
     assert [len(each) for each in texts] == [1, 2]
     assert torch.equal(whole, parts)

@@ -13,10 +13,18 @@ from burnish.ir.dtypes import DType
 from burnish.observe.log import CompileLog
 from burnish.options import Options
 from burnish.passes.rewrite import Fuel
-from burnish.runtime import product_choice
-from burnish.runtime.blas import find_blas
-from burnish.runtime.cache import Cache, open_cache
-from burnish.runtime.product_choice import ProductClass, choose, choose_libraries, classify, is_faster, race, trial
+from burnish.runtime.cache.store import Cache, open_cache
+from burnish.runtime.cpu import product_backend
+from burnish.runtime.cpu.blas import find_blas
+from burnish.runtime.cpu.product_backend import (
+    ProductClass,
+    choose,
+    choose_libraries,
+    classify,
+    is_faster,
+    race,
+    trial,
+)
 from burnish.schedule.kernels import ContractKernel, Schedule
 from tests.programs import Compiler, capture, compiled, schedules
 
@@ -33,7 +41,7 @@ def product_of(fn: object, *inputs: torch.Tensor, dynamic: bool = False) -> Cont
 
 @pytest.fixture(autouse=True)
 def _nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(product_choice, "_answers", {})
+    monkeypatch.setattr(product_backend, "_answers", {})
 
 
 # --- the rule ---------------------------------------------------------------------------------------------------
@@ -74,7 +82,7 @@ def test_an_answer_is_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest
         return 1.2
 
     assert is_faster(LARGE, cache, ratio) and is_faster(LARGE, cache, ratio)
-    monkeypatch.setattr(product_choice, "_answers", {})  # another process
+    monkeypatch.setattr(product_backend, "_answers", {})  # another process
     assert is_faster(LARGE, Cache(tmp_path, 1 << 20), ratio)
     assert len(asked) == 1
     assert not is_faster(replace(LARGE, threads=1), cache, lambda: 1.01)  # another class, and hardly faster
@@ -128,7 +136,7 @@ def test_an_answer_from_a_busy_machine_is_measured_again_in_a_quiet_hour(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def another_process(ratio: float, quiet: bool) -> bool:
-        monkeypatch.setattr(product_choice, "_answers", {})
+        monkeypatch.setattr(product_backend, "_answers", {})
         return is_faster(LARGE, Cache(tmp_path, 1 << 20), lambda: ratio, lambda: quiet)
 
     assert not another_process(0.5, quiet=False)

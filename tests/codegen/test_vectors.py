@@ -10,9 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from burnish.codegen.c import generate
+from burnish.codegen.c.unit import generate
 from burnish.options import Options
-from burnish.runtime.build import GENERATED_FLAGS, NATIVE_DIR
+from burnish.runtime.build.shared_library import GENERATED_FLAGS, NATIVE_DIR
 from tests.programs import capture, schedules
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from burnish.capture.host import Host
-from burnish.runtime import cudagraph
+from burnish.runtime.cuda import graphs as cuda_graphs
+from burnish.runtime.host.extension import Host
 
 
 class FakeGraph:
@@ -74,7 +74,7 @@ class FakeCuda:
         put("memory_snapshot", self.memory_snapshot)
         put("device", lambda device: contextlib.nullcontext())
         put("stream", self.on_stream)
-        monkeypatch.setattr(cudagraph, "current_raw_stream", lambda device: self.stream.cuda_stream)
+        monkeypatch.setattr(cuda_graphs, "current_raw_stream", lambda device: self.stream.cuda_stream)
 
     def memory_snapshot(self, pool: tuple[int, int]) -> list[dict[str, Any]]:
         """A hundred bytes for each graph; and what is not the pool's."""

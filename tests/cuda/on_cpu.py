@@ -12,12 +12,12 @@ import torch
 from burnish.errors import CompileError
 from burnish.ir.expr import evaluate
 from burnish.observe.log import CompileLog
-from burnish.runtime.cuda_launch import Kernel, Launch, Loading
-from burnish.runtime.cuda_program import CudaRun, CudaUnit, LoadedUnit, assemble, generate_cuda
+from burnish.runtime.cuda.launch import Kernel, Launch, Loading
+from burnish.runtime.cuda.program import CudaRun, CudaUnit, LoadedUnit, assemble, generate_cuda
 from burnish.runtime.program import Program, build_program
 from burnish.schedule.evaluate import ScheduleEvaluation
 from burnish.schedule.kernels import ExternKernel, Schedule
-from burnish.schedule.pieces import cut
+from burnish.schedule.segments import cut
 from tests.programs import capture, schedules
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from burnish.capture.entry import prefetch
+from burnish.capture.entry.prefetch import Ahead, begin, wanted_by
 from burnish.observe.log import CompileLog
 from burnish.options import Options
-from burnish.runtime import ahead, cuda_launch, triton_workers
-from burnish.runtime.ahead import Ahead, begin, wanted_by
+from burnish.runtime.cuda import launch as cuda_launch
+from burnish.runtime.triton import workers as triton_workers
 
 
 def test_a_model_on_a_gpu_wants_workers_and_a_large_one_on_a_cpu_the_library() -> None:
@@ -47,10 +49,10 @@ class _On(torch.nn.Parameter):
 
 def test_what_is_wanted_begins_once(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[str] = []
-    monkeypatch.setattr(ahead, "prepare_native", lambda options, log: begun.append("native"))
+    monkeypatch.setattr(prefetch, "prepare_native", lambda options, log: begun.append("native"))
     monkeypatch.setattr(triton_workers, "prepare_workers", lambda: begun.append("workers"))
     monkeypatch.setattr(cuda_launch, "prepare_launcher", lambda options: begun.append("launcher"))
-    monkeypatch.setattr(ahead, "prepare_host", lambda options: begun.append("host"))
+    monkeypatch.setattr(prefetch, "prepare_host", lambda options: begun.append("host"))
     left = begin(Ahead(native=True, workers=True), Options(), CompileLog())
     assert begun == ["native", "workers", "launcher"]
     begin(left, Options(), CompileLog())

@@ -13,17 +13,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from burnish.capture.host import host_library
 from burnish.observe.log import CompileLog
 from burnish.options import Options
 from burnish.pipeline import Kind, Setting, _load_for_cuda
-from burnish.runtime import cuda_program as cuda_programs
-from burnish.runtime import direct as direct_runs
-from burnish.runtime.cuda_launch import Kernel, NativeLauncher, launch_library
-from burnish.runtime.cuda_program import LoadedUnit, assemble
-from burnish.runtime.cudagraph import GraphedProgram
-from burnish.runtime.direct import DirectRun, direct_plan
-from burnish.runtime.stored_program import packed, unpacked
+from burnish.runtime.cache.stored_program import packed, unpacked
+from burnish.runtime.cuda import direct_launch as direct_runs
+from burnish.runtime.cuda import program as cuda_programs
+from burnish.runtime.cuda.direct_launch import DirectRun, direct_plan
+from burnish.runtime.cuda.graphs import GraphedProgram
+from burnish.runtime.cuda.launch import Kernel, NativeLauncher, launch_library
+from burnish.runtime.cuda.program import LoadedUnit, assemble
+from burnish.runtime.host.extension import host_library
 from tests.cuda.on_cpu import OnCpu, cuda_program, unaligned
 from tests.cuda.test_launcher import Driver, driver
 from tests.semantics.test_threads import together

@@ -16,14 +16,16 @@ from typing import Any
 import pytest
 import torch
 
-from burnish.capture.host import host_library
 from burnish.observe.log import CompileLog
 from burnish.options import Options
-from burnish.runtime import cuda_program, cudagraph, graph_launch
-from burnish.runtime.build import NATIVE_DIR
-from burnish.runtime.capturing import wait_for_device
-from burnish.runtime.cudagraph import GraphedProgram, GraphPool, close_pools, pool_for
+from burnish.runtime.build.shared_library import NATIVE_DIR
+from burnish.runtime.cuda import graph_launch
+from burnish.runtime.cuda import graphs as cuda_graphs
+from burnish.runtime.cuda import program as cuda_program
+from burnish.runtime.cuda.graphs import GraphedProgram, GraphPool, close_pools, pool_for
+from burnish.runtime.graph_capture import wait_for_device
 from burnish.runtime.graph_plan import GraphPlan
+from burnish.runtime.host.extension import host_library
 from tests.cuda.fake_graphs import FakeCuda, FakeGraph, FakeRun, FakeStream
 from tests.semantics.test_threads import together
 
@@ -206,7 +208,7 @@ def test_where_a_temporary_happens_to_lie_is_not_counted_on(cuda: FakeCuda, monk
         return torch.frombuffer(memory, dtype=torch.float32).copy_(torch.randn(4))
 
     for little, graphs in ((16, 2), (15, 3)):  # more than little is worth the risk
-        monkeypatch.setattr(cudagraph, "_LITTLE", little)
+        monkeypatch.setattr(cuda_graphs, "_LITTLE", little)
         cuda.graphs.clear()
         f = Graphed(cuda, lambda w, x: (w * x,), static=frozenset({0}))
         w = fresh()
@@ -305,7 +307,7 @@ def test_inside_the_callers_own_capture_the_program_runs_plainly(
 ) -> None:
     f = Graphed(cuda, double)
     f(fresh()), f(fresh())
-    monkeypatch.setattr(cudagraph, "is_capturing", lambda: True)
+    monkeypatch.setattr(cuda_graphs, "is_capturing", lambda: True)
     x = fresh()
     torch.testing.assert_close(f(x), x * 2)
     assert f.replays == 1 and f.run.plain == 2
@@ -456,7 +458,7 @@ def test_close_drops_every_graph_after_the_device_is_done_with_it(cuda: FakeCuda
 
 def test_graphs_go_with_their_programs_though_the_log_lives(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     """Dynamo keeps backends, and with them logs, for good: what is on the device must not hang on those."""
-    monkeypatch.setattr(cudagraph, "_idle_streams", {})
+    monkeypatch.setattr(cuda_graphs, "_idle_streams", {})
     log, streams, results = CompileLog(), [], []
     for _ in range(2):
         f = Graphed(cuda, double, pool=pool_for(log, CPU, 4))
@@ -560,7 +562,7 @@ def by_driver(driver: Path, request: pytest.FixtureRequest, monkeypatch: pytest.
     fake.install(monkeypatch)
     monkeypatch.setattr(graph_launch, "DRIVER_LIBRARY", str(driver))
     if not request.param:
-        monkeypatch.setattr(cudagraph.Captured, "call_quickly", lambda *args: None)
+        monkeypatch.setattr(cuda_graphs.Captured, "call_quickly", lambda *args: None)
     return fake
 
 
@@ -598,7 +600,7 @@ def test_large_results_are_not_made_ready(by_driver: FakeCuda, monkeypatch: pyte
 
 
 def test_no_memory_for_the_next_results_loses_no_call(by_driver: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cudagraph.Captured, "call_quickly", lambda *args: None)
+    monkeypatch.setattr(cuda_graphs.Captured, "call_quickly", lambda *args: None)
     f = Graphed(by_driver, double)
     for _ in range(3):
         f(fresh())

@@ -17,20 +17,20 @@ import pytest
 import torch
 
 import burnish
-from burnish.codegen.triton import generate
+from burnish.codegen.triton.module import generate
 from burnish.errors import CompileError
 from burnish.observe.log import CompileLog
 from burnish.options import Options
 from burnish.pipeline import Setting, _wait_for_kernels
-from burnish.runtime import cuda_program
-from burnish.runtime.cache import Cache
-from burnish.runtime.cuda_launch import Kernel, Loading
-from burnish.runtime.cuda_program import kernel_source
-from burnish.runtime.triton_build import KernelBuilder, kernel_key
-from burnish.runtime.triton_compile import BuiltKernel, KernelSource
-from burnish.runtime.triton_workers import NoWorkers, WorkerPool
+from burnish.runtime.cache.store import Cache
+from burnish.runtime.cuda import program as cuda_program
+from burnish.runtime.cuda.launch import Kernel, Loading
+from burnish.runtime.cuda.program import kernel_source
+from burnish.runtime.deadline import Cancelled, Deadline
+from burnish.runtime.triton.build import KernelBuilder, kernel_key
+from burnish.runtime.triton.compile import BuiltKernel, KernelSource
+from burnish.runtime.triton.workers import NoWorkers, WorkerPool
 from burnish.schedule.kernels import LoopKernel, Schedule
-from burnish.trust.budget import Cancelled, Deadline
 from tests.triton.loops import biased, softmax
 
 pytest.importorskip("triton")
@@ -104,8 +104,8 @@ _PARENT = """
 import json, sys, types
 burnish = sys.modules["burnish"] = types.ModuleType("burnish")  # which would import torch
 burnish.__path__ = [sys.argv[1]]
-from burnish.runtime.triton_compile import KernelSource
-from burnish.runtime.triton_workers import WorkerPool
+from burnish.runtime.triton.compile import KernelSource
+from burnish.runtime.triton.workers import WorkerPool
 pool = WorkerPool(2)
 pool.start()
 pool.build(KernelSource.from_dict(json.loads(sys.argv[2])))
@@ -133,7 +133,7 @@ _BARE = """
 import os, socket, sys, types
 burnish = sys.modules["burnish"] = types.ModuleType("burnish")  # which would import torch
 burnish.__path__ = [sys.argv[2]]
-from burnish.runtime.frames import receive, send
+from burnish.runtime.triton.messages import receive, send
 """
 
 

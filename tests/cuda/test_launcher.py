@@ -13,9 +13,9 @@ import pytest
 from burnish.errors import CompileError
 from burnish.observe.log import CompileLog
 from burnish.options import Options
-from burnish.runtime.build import NATIVE_DIR
-from burnish.runtime.cuda_launch import Kernel, Launch, NativeLauncher, launch_library
-from burnish.runtime.triton_compile import BuiltKernel
+from burnish.runtime.build.shared_library import NATIVE_DIR
+from burnish.runtime.cuda.launch import Kernel, Launch, NativeLauncher, launch_library
+from burnish.runtime.triton.compile import BuiltKernel
 
 HERE = Path(__file__).parent
 

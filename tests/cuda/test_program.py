@@ -8,13 +8,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from burnish.capture import addresses
-from burnish.capture.host import host_library
 from burnish.errors import CompileError
 from burnish.observe.log import CompileLog
 from burnish.options import Options
-from burnish.runtime.cudagraph import GraphPool
-from burnish.runtime.pieced import PiecedProgram
+from burnish.runtime.cuda.graphs import GraphPool
+from burnish.runtime.cuda.piecewise import PiecedProgram
+from burnish.runtime.host import addresses
+from burnish.runtime.host.extension import host_library
 from tests.cuda.on_cpu import cuda_program, pieces_on_cpu, unaligned
 
 
@@ -139,7 +139,7 @@ def test_memory_kept_between_calls_is_given_back() -> None:
 
 def test_arguments_go_as_soon_as_they_have_been_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each before the first ATen call, the parameter never; and until then, a call can be done over."""
-    monkeypatch.setattr("burnish.runtime.cuda_program._WORTH_FREEING", 0)
+    monkeypatch.setattr("burnish.runtime.cuda.program._WORTH_FREEING", 0)
 
     def f(a: torch.Tensor, b: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return torch.sort(torch.sort(a * w).values * b).values + w

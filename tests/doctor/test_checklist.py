@@ -11,11 +11,11 @@ import pytest
 import torch
 
 import burnish
-from burnish.cli import main
-from burnish.doctor import checklist as module
-from burnish.doctor.checklist import QUESTIONS, ChecklistLine, checklist
-from burnish.doctor.shapes import other_batches
-from burnish.targets import Target
+from burnish.tools.cli import main
+from burnish.tools.doctor import checklist as module
+from burnish.tools.doctor.checklist import QUESTIONS, ChecklistLine, checklist
+from burnish.tools.doctor.shapes import other_batches
+from burnish.tools.targets import Target
 from burnish.trust.faults import WrongBy
 
 NAMES = (

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from burnish.cli import main
-from burnish.doctor import Examination, Line, environment, examine, machine, software, storage
-from burnish.doctor import examine as examine_function
 from burnish.options import VARIABLES, Options
-from burnish.runtime.compiler import locate
+from burnish.runtime.build.compiler import locate
+from burnish.tools.cli import main
+from burnish.tools.doctor import Examination, Line, environment, examine, machine, software, storage
+from burnish.tools.doctor import examine as examine_function
 
-EXAMINE = sys.modules["burnish.doctor.examine"]
+EXAMINE = sys.modules["burnish.tools.doctor.examine"]
 REAL_CC = locate(None)[0]
 
 

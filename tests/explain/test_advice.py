@@ -15,10 +15,10 @@ import pytest
 import torch
 from torch import nn
 
-from burnish.explain.advice import break_advice, recompile_advice
-from burnish.explain.result import Explanation
-from burnish.explain.session import Plan, run_explanation
-from burnish.targets import Target
+from burnish.tools.explain.advice import break_advice, recompile_advice
+from burnish.tools.explain.result import Explanation
+from burnish.tools.explain.session import Plan, run_explanation
+from burnish.tools.targets import Target
 
 log = logging.getLogger(__name__)
 X = torch.randn(8, 8)

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from burnish.cli import main
-from burnish.explain import ceiling
-from burnish.explain.ceiling import bandwidth_ceiling, measure_bandwidth
-from burnish.explain.render import as_text
-from burnish.explain.result import Explanation
 from burnish.options import Options
+from burnish.tools.cli import main
+from burnish.tools.explain import ceiling
+from burnish.tools.explain.ceiling import bandwidth_ceiling, measure_bandwidth
+from burnish.tools.explain.render import as_text
+from burnish.tools.explain.result import Explanation
 from tests.explain.test_advice import explained
 
 
@@ -99,8 +99,8 @@ def test_timing_leaves_the_model_as_it_was() -> None:
 
 
 def test_a_training_step_has_a_forward_and_a_backward_graph() -> None:
-    from burnish.explain.session import Plan, run_explanation
-    from burnish.targets import Target
+    from burnish.tools.explain.session import Plan, run_explanation
+    from burnish.tools.targets import Target
 
     class Loss(nn.Module):
         def __init__(self) -> None:

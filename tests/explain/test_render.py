@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from burnish.explain.render import as_text
-from burnish.explain.result import Explanation
 from burnish.stats import RegionStats, Stats
+from burnish.tools.explain.render import as_text
+from burnish.tools.explain.result import Explanation
 
 
 def test_repeated_blocks_are_listed_with_why_one_was_not_shared() -> None:

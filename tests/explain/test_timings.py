@@ -9,9 +9,9 @@ import torch
 from rich.console import Console
 
 import burnish
-from burnish.explain.timings import stage_table
 from burnish.observe.log import CompileLog
 from burnish.stats import Span
+from burnish.tools.explain.timings import stage_table
 
 
 def shown(*args: object) -> list[str]:

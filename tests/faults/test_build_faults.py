@@ -27,11 +27,11 @@ from burnish.errors import (
 )
 from burnish.observe.log import CompileLog
 from burnish.options import Options
-from burnish.runtime import build, compiler, scratch
-from burnish.runtime.build import CSource, build_shared, native_library
-from burnish.runtime.cache import Cache, CacheKey
-from burnish.trust import process
-from burnish.trust.budget import Deadline
+from burnish.runtime import process
+from burnish.runtime.build import compiler, scratch, shared_library
+from burnish.runtime.build.shared_library import CSource, build_shared, native_library
+from burnish.runtime.cache.store import Cache, CacheKey
+from burnish.runtime.deadline import Deadline
 
 REAL_CC = Options().cc or "cc"
 ANSWER = CSource("int answer(void) { return 42; }\n", "answer")
@@ -40,9 +40,9 @@ MIB = 1 << 20
 
 @pytest.fixture(autouse=True)
 def _fresh_build_state() -> Iterator[None]:
-    build.forget_loaded()
+    shared_library.forget_loaded()
     yield
-    build.forget_loaded()
+    shared_library.forget_loaded()
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def test_generated_code_calls_the_native_library(
     (directory / "bn_add.c").write_text(f'#include "bn_add.h"\nint {add}(int a, int b) {{ return a + b; }}\n')
     more = "int bn_test_more(int a) { return a + 1; }\nvoid bn_use_blas(void *s, void *d) { (void)s, (void)d; }\n"
     (directory / "bn_more.c").write_text(more)
-    monkeypatch.setattr(build, "NATIVE_DIR", directory)
+    monkeypatch.setattr(shared_library, "NATIVE_DIR", directory)
 
     native = native_library(options, cache, log)
     assert native[add](1, 2) == 3
@@ -162,7 +162,7 @@ def test_generated_code_calls_the_native_library(
 def test_a_package_without_native_sources(
     options: Options, cache: Cache, log: CompileLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "NATIVE_DIR", tmp_path)
+    monkeypatch.setattr(shared_library, "NATIVE_DIR", tmp_path)
     with pytest.raises(NativeSourceMissing, match="install it again"):
         native_library(options, cache, log)
 
@@ -190,12 +190,12 @@ def test_two_threads_build_once(options: Options, cache: Cache, log: CompileLog,
 def test_source_hash_is_stable_and_covers_the_native_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "burnish"
     (package / "runtime" / "native").mkdir(parents=True)
-    monkeypatch.setattr(build, "__file__", str(package / "runtime" / "build.py"))
+    monkeypatch.setattr(shared_library, "PACKAGE", package)
     hashes = set()
-    for path in ("runtime/build.py", "runtime/native/bn.c", "runtime/native/bn.h", "notes.txt"):
+    for path in ("runtime/build/shared_library.py", "runtime/native/bn.c", "runtime/native/bn.h", "notes.txt"):
         (package / path).write_text("text")
-        hashes.add(build.source_hash.__wrapped__())
-        hashes.add(build.source_hash.__wrapped__())
+        hashes.add(shared_library.source_hash.__wrapped__())
+        hashes.add(shared_library.source_hash.__wrapped__())
     assert len(hashes) == 3
 
 
@@ -336,7 +336,7 @@ def test_a_compiler_that_ends_after_a_hang_is_trusted_again(
             build_shared(hanging, options=options, cache=cache, log=log)
         assert answer(build_shared(ANSWER, options=options, cache=cache, log=log)) == 42
         cache.clear()
-        build._libraries.clear()
+        shared_library._libraries.clear()
 
 
 def test_a_larger_source_may_take_longer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -496,7 +496,7 @@ def test_a_full_disk_costs_only_the_cache(
     def full(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("burnish.runtime.cache.write_file", full)
+    monkeypatch.setattr("burnish.runtime.cache.store.write_file", full)
     assert answer(build_shared(ANSWER, options=options, cache=cache, log=log)) == 42
     assert cache.entries() == []
 
@@ -534,7 +534,7 @@ def test_an_entry_evicted_after_it_was_read_is_loaded(
     options: Options, cache: Cache, log: CompileLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build_shared(ANSWER, options=options, cache=cache, log=log)
-    build.forget_loaded()
+    shared_library.forget_loaded()
     read = cache.get
 
     def evicted(kind: str, key: CacheKey) -> bytes | None:
@@ -555,8 +555,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from burnish.options import Options
-from burnish.runtime.build import CSource, build_shared
-from burnish.runtime.cache import Cache
+from burnish.runtime.build.shared_library import CSource, build_shared
+from burnish.runtime.cache.store import Cache
 from burnish.observe.log import CompileLog
 root, cc = Path(sys.argv[1]), sys.argv[2]
 log = CompileLog()
@@ -572,7 +572,7 @@ def child(tmp_path: Path, root: Path, cc: str) -> str:
     """Build ANSWER in a process of its own, with a copy of the package: its sources are part of the key, and an edit
     to them while this test runs would be a miss."""
     if not (tmp_path / "package").exists():
-        package = Path(build.__file__).parents[1]
+        package = Path(shared_library.__file__).parents[1]
         shutil.copytree(package, tmp_path / "package" / "burnish", ignore=shutil.ignore_patterns("__pycache__"))
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "package"), "TMPDIR": str(tmp_path)}
     done = subprocess.run(

@@ -11,12 +11,13 @@ import pytest
 import torch
 
 import burnish
-from burnish.capture import host
-from burnish.capture.awaken import Awakening
-from burnish.runtime import build
-from burnish.runtime.beside import Coming
-from burnish.runtime.later import Later
-from burnish.trust import background, sampling
+from burnish.capture.background import queue as compile_queue
+from burnish.capture.entry.library_preload import Awakening
+from burnish.runtime.build import shared_library
+from burnish.runtime.build.concurrent import Coming
+from burnish.runtime.cache.deferred_writes import Later
+from burnish.runtime.host import extension as host_extension
+from burnish.trust import sampling
 from tests.against_eager import fallback_warnings
 
 X = torch.linspace(-1, 2, 24).reshape(4, 6)
@@ -31,9 +32,9 @@ def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    build.forget_loaded()
-    monkeypatch.setattr(host, "_found", [])
-    monkeypatch.setattr(background, "_workers", {})
+    shared_library.forget_loaded()
+    monkeypatch.setattr(host_extension, "_found", [])
+    monkeypatch.setattr(compile_queue, "_workers", {})
     monkeypatch.setattr(sampling, "comparer", sampling.Comparer())
     monkeypatch.setattr(threading.Thread, "start", refuse)
 
@@ -56,8 +57,8 @@ def test_every_call_returns_eagers_result(no_threads: None, settings: dict[str, 
 
 def test_a_thread_that_could_not_be_had_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(background, "has_started", lambda thread: False)
-        worker = background.Worker()
+        patched.setattr(compile_queue, "has_started", lambda thread: False)
+        worker = compile_queue.Worker()
         assert not worker.ring()
     over = threading.Event()
     assert worker.ring(over.set) and over.wait(60)
@@ -78,9 +79,9 @@ def test_what_threads_would_have_done_is_done_or_left(no_threads: None, monkeypa
 def test_a_call_of_a_process_that_ends_waits_for_nobody(
     monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(background, "_workers", {})
+    monkeypatch.setattr(compile_queue, "_workers", {})
     compiled = burnish.compile(scaled, **settings)
-    background._at_exit()  # atexit's functions, and the user's, are called after it
+    compile_queue._at_exit()  # atexit's functions, and the user's, are called after it
     result, (warning,) = fallback_warnings(lambda: (compiled(X), compiled.burnish.wait(60))[0])
     torch.testing.assert_close(result, scaled(X))
     assert "the process ends" in warning

@@ -17,7 +17,8 @@ from torch.nn import functional as F
 
 import burnish
 from burnish.errors import GraphBreakError
-from burnish.runtime import build, cache
+from burnish.runtime.build import shared_library
+from burnish.runtime.cache import store as cache_store
 from burnish.stats import Stats
 from tests.against_eager import fallback_warnings
 
@@ -27,9 +28,9 @@ X = torch.linspace(-1, 2, 24).reshape(4, 6)
 @pytest.fixture(autouse=True)
 def _nothing_built_before() -> Iterator[None]:
     """A library this process has loaded already would hide a compiler that does not work."""
-    build.forget_loaded()
+    shared_library.forget_loaded()
     yield
-    build.forget_loaded()
+    shared_library.forget_loaded()
 
 
 def model() -> nn.Module:
@@ -310,8 +311,8 @@ def test_a_cache_on_a_full_disk(tmp_path, monkeypatch):
     def no_room(*args: Any, **kwargs: Any) -> Any:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(cache.Cache, "workspace", no_room)
-    monkeypatch.setattr(cache.Cache, "put", lambda *args, **kwargs: None)
+    monkeypatch.setattr(cache_store.Cache, "workspace", no_room)
+    monkeypatch.setattr(cache_store.Cache, "put", lambda *args, **kwargs: None)
     compiles_without_a_cache(burnish.compile(model(), options={"cache_dir": tmp_path / "cache"}))
 
 
@@ -319,8 +320,8 @@ def test_no_room_anywhere(tmp_path, monkeypatch):
     def no_room(*args: Any, **kwargs: Any) -> Any:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(cache.Cache, "workspace", no_room)
-    monkeypatch.setattr(build, "_own_workspace", no_room)
+    monkeypatch.setattr(cache_store.Cache, "workspace", no_room)
+    monkeypatch.setattr(shared_library, "_own_workspace", no_room)
     message, stats = served_by_eager(burnish.compile(model(), options={"cache_dir": tmp_path / "cache"}), X)
     assert "'build'" in message and "No space left on device" in message and "BURNISH_CACHE_DIR" in message
     assert stats.fallbacks[0].stage == "build"
@@ -343,7 +344,7 @@ def test_a_damaged_entry_is_built_again(tmp_path):
             path.unlink()  # the file itself is mapped into this process
             path.write_bytes(half)
         burnish.reset()
-        build.forget_loaded()
+        shared_library.forget_loaded()
         compiles_without_a_cache(burnish.compile(model(), options=options))
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from burnish.runtime import scratch
-from burnish.runtime.scratch import load_python, own_directory
+from burnish.runtime.build import scratch
+from burnish.runtime.build.scratch import load_python, own_directory
 
 LOADS = """
-from burnish.runtime.scratch import load_python, own_directory
+from burnish.runtime.build.scratch import load_python, own_directory
 module = load_python("ANSWER = 42")
 assert module.ANSWER == 42
 assert len(list(own_directory().glob("*.py"))) == 1
@@ -29,7 +29,7 @@ with torch.no_grad():
 """
 CHILDREN = """
 import multiprocessing, os
-from burnish.runtime.scratch import own_directory
+from burnish.runtime.build.scratch import own_directory
 
 def child(parent, queue):
     assert own_directory() != parent and own_directory().is_dir()
@@ -66,13 +66,13 @@ def test_nothing_is_left_behind(text: str, cache: str, tmp_path: Path) -> None:
 
 KILLED = """
 import os, signal
-from burnish.runtime.scratch import load_python
+from burnish.runtime.build.scratch import load_python
 load_python("ANSWER = 42")
 os.kill(os.getpid(), signal.SIGKILL)
 """
 SEES_ANOTHER = """
 import pathlib, sys
-from burnish.runtime.scratch import own_directory
+from burnish.runtime.build.scratch import own_directory
 before = set(pathlib.Path(sys.argv[1]).iterdir())
 own_directory()
 print(len(before), len(before & set(pathlib.Path(sys.argv[1]).iterdir())))

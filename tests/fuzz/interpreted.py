@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from burnish.codegen.triton import generate
+from burnish.codegen.triton.module import generate
 from burnish.ir.body import instr_index
 from burnish.ir.expr import symbols
 from burnish.passes import run_passes

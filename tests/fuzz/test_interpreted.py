@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from burnish.codegen.triton import TritonUnit, generate
+from burnish.codegen.triton.module import TritonUnit, generate
 from tests.fuzz import interpreted
 from tests.programs import capture
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import transformers as hf
 
-from burnish.cli import main
 from burnish.generation.traffic import weight_bytes
+from burnish.tools.cli import main
 from tests.generation.tiny import family, sizes
 
 FACTORY = """

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from burnish.generation.buckets import CHUNKS, chunks, grown, rows, slack
 from burnish.generation.cache import ModelShape
 from burnish.generation.ends import Ends
-from burnish.generation.measure import Report
 from burnish.generation.pace import Pace
 from burnish.generation.programs import Words, decode_step, prefill_step
 from burnish.generation.selection import Choice, Knobs, choose, noise
 from burnish.generation.state import State
+from burnish.tools.decoding import Report
 
 
 @given(

@@ -138,7 +138,7 @@ def test_a_capture_that_fails_loses_no_call(small: Small, error: Exception, monk
 
 def test_a_failure_in_the_middle_of_a_capture_loses_no_call(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
     """A device that is asked to wait while it captures: the capture is broken off, and the device stays usable."""
-    from burnish.runtime.cuda_program import CudaRun
+    from burnish.runtime.cuda.program import CudaRun
 
     private = CudaRun.private
 

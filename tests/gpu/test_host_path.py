@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import burnish
-from burnish.runtime import graph_launch
+from burnish.runtime.cuda import graph_launch
 from tests.gpu.on_device import DEVICE, calls_agree, captured, compiled, graphed, notices, randn
 from tests.gpu.test_graphs import Small
 from tests.semantics.test_threads import together

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import burnish
-from burnish.workloads.resnet import Bottleneck
+from burnish.tools.workloads.resnet import Bottleneck
 from tests.against_eager import check_training, difference, served_by_us
 from tests.gpu.on_device import DEVICE, NO_GATE, captured, compiled, randn
 

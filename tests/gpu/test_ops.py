@@ -80,18 +80,18 @@ def test_sizes_compiled_once() -> None:
 
 def test_a_kernel_that_cannot_be_printed_runs_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the code generator refused one of the program's kernels: the others are compiled, and the result right."""
-    from burnish.codegen import triton
+    from burnish.codegen.triton import module as triton_module
     from tests.gpu.on_device import compiled, notices
 
-    printed, seen = triton._printed, []
+    printed, seen = triton_module._printed, []
 
     def refuse_first(kernel: Any, *how: Any) -> Any:
         seen.append(kernel)
         if len(seen) == 1:
-            raise triton.NotPrintable("told to")
+            raise triton_module.NotPrintable("told to")
         return printed(kernel, *how)
 
-    monkeypatch.setattr(triton, "_printed", refuse_first)
+    monkeypatch.setattr(triton_module, "_printed", refuse_first)
     monkeypatch.setenv("BURNISH_NO_CACHE", "1")  # a program that is kept was printed long ago
     fn = lambda a: torch.sort(a * 2 + 1).values.softmax(-1)  # noqa: E731
     c, x = compiled(fn), randn(20, 30)

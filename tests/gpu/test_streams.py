@@ -133,7 +133,7 @@ def test_sealed_calls_replay() -> None:
 
 def test_the_native_launcher_is_in_use_and_tritons_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
     from burnish.errors import CompileError
-    from burnish.runtime import cuda_launch
+    from burnish.runtime.cuda import launch as cuda_launch
 
     x = randn(64, 32)
     with torch.no_grad():

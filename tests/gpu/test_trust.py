@@ -14,12 +14,12 @@ from torch.nn import functional as F
 
 import burnish
 from burnish.errors import CompileError, FallbackWarning
-from burnish.explain import explain
-from burnish.runtime.triton_build import KernelBuilder
+from burnish.runtime.triton.build import KernelBuilder
+from burnish.tools.explain import explain
+from burnish.tools.verify import verify
 from burnish.trust.faults import Fault, NotANumber, RaisesAtRun, Slower, WrongBy
 from burnish.trust.gate import Gate, GraphFacts
 from burnish.trust.sampling import comparer
-from burnish.verify import verify
 from tests.against_eager import fallback_warnings
 from tests.gpu.on_device import DEVICE, randn
 

@@ -32,8 +32,8 @@ from burnish.ir.expr import (
 )
 from burnish.observe.log import CompileLog
 from burnish.options import Options
-from burnish.runtime.build import CSource, build_shared
-from burnish.runtime.cache import open_cache
+from burnish.runtime.build.shared_library import CSource, build_shared
+from burnish.runtime.cache.store import open_cache
 
 COMMON = settings(derandomize=True, deadline=None, max_examples=300)
 

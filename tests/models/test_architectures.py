@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 import burnish
-from burnish.parity import outcome, reference
 from burnish.stats import Stats
-from burnish.targets import Target
+from burnish.tools.parity import outcome, reference
+from burnish.tools.targets import Target
 from tests.against_eager import loss_of
 from tests.models.zoo import ARCHITECTURES
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from burnish.runtime.blas import connect
+from burnish.runtime.cpu.blas import connect
 
 from .conftest import NATIVE, Build
 

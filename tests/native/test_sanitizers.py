@@ -19,9 +19,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from burnish.codegen.c import CUnit, generate
+from burnish.codegen.c.unit import CUnit, generate
 from burnish.ir.expr import evaluate
-from burnish.runtime.build import NATIVE_DIR
+from burnish.runtime.build.shared_library import NATIVE_DIR
 from burnish.schedule.kernels import ExternKernel, Schedule
 from tests.ops.test_integers import BINARY, REDUCTIONS, TYPES, UNARY, edges, numbers, pairs, works
 from tests.programs import capture, schedules, sizes_of

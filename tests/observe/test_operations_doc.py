@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from burnish.doctor.checklist import QUESTIONS
 from burnish.observe import KINDS, exposition
+from burnish.tools.doctor.checklist import QUESTIONS
 
 TEXT = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
 

@@ -14,7 +14,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from burnish.capture.decompositions import decomposition_table
+from burnish.capture.graphs.decompositions import decomposition_table
 from burnish.observe.log import CompileLog
 from burnish.options import Options
 from burnish.pipeline import compile_graph

@@ -14,7 +14,7 @@ import json
 import sys
 from pathlib import Path
 
-from burnish.workloads import SIZES, WORKLOADS
+from burnish.tools.workloads import SIZES, WORKLOADS
 from tests.pinned.workloads import MADE_WITH, PINNED, TARGETS, Pin, compiled
 
 

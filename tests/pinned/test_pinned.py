@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from burnish.workloads import WORKLOADS
+from burnish.tools.workloads import WORKLOADS
 from tests.pinned.workloads import MADE_WITH, PINNED, TARGETS, compiled
 
 KEPT = json.loads(PINNED.read_text())

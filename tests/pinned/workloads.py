@@ -24,15 +24,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
-from burnish.capture.aten import import_graph
-from burnish.codegen import c, triton
+from burnish.codegen.c import unit as c_unit
+from burnish.codegen.triton import module as triton_module
+from burnish.lower.importer import import_graph
 from burnish.passes import run_passes
 from burnish.passes.rewrite import Fuel
 from burnish.pipeline import Kind
 from burnish.schedule.kernels import Schedule
 from burnish.schedule.lower import lower_graph
 from burnish.schedule.passes import Context, run_schedule_passes
-from burnish.workloads import Inputs, Workload
+from burnish.tools.workloads import Inputs, Workload
 from tests.programs import aot_settings, named_device
 
 PINNED = Path(__file__).with_name("pinned.json")
@@ -118,5 +119,5 @@ def _compiled(gm: GraphModule, kind: Kind, target: str) -> Compiled:
     captured = import_graph(gm, target)
     captured.graph = run_passes(captured.graph, Fuel(None), lambda name, graph: None, captured.target)
     schedule = run_schedule_passes(lower_graph(captured), captured.target, Context())
-    unit = triton.generate(schedule) if target == "cuda" else c.generate(schedule)
+    unit = triton_module.generate(schedule) if target == "cuda" else c_unit.generate(schedule)
     return Compiled(kind, schedule, unit.text)

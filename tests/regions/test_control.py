@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import burnish
-from burnish.cli import main
+from burnish.tools.cli import main
 from tests.regions.test_cache_object import SIZE, Cache, Cached, Decoder
 from tests.regions.test_replay import Block, Stack
 

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 
 from burnish.ir.body import Load, Reduced
 from burnish.passes.rewrite import Fuel
-from burnish.schedule.columns import join_columns
 from burnish.schedule.evaluate import ScheduleEvaluation, evaluate_schedule
+from burnish.schedule.gpu.column_sums import join_columns
 from burnish.schedule.kernels import LoopKernel, Schedule
 from tests.programs import Capture, capture, copies, schedules
 

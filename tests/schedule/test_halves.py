@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from burnish.schedule.gpu.vector_loops import is_vector_product
 from burnish.schedule.kernels import LoopKernel
-from burnish.schedule.vector_loops import is_vector_product
 from tests.schedule.one_pass import one_pass
 
 X, W, COS, SIN = torch.randn(1, 64), torch.randn(64, 64), torch.randn(64), torch.randn(64)

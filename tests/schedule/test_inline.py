@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from burnish.schedule.gpu.vector_loops import is_vector_product, matrices
 from burnish.schedule.kernels import LoopKernel
-from burnish.schedule.vector_loops import is_vector_product, matrices
 from tests.schedule.one_pass import one_pass
 
 X, W = torch.randn(1, 64), torch.randn(96, 64)

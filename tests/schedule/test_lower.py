@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from burnish.capture.symbols import Symbols
 from burnish.errors import CompileError
 from burnish.ir.expr import floordiv, sym
+from burnish.lower.symbols import Symbols
 from burnish.schedule.evaluate import evaluate_schedule
 from burnish.schedule.kernels import ContractKernel
 from burnish.schedule.lower import _Lowerer, lower_graph

@@ -10,7 +10,7 @@ import torch
 
 from burnish.schedule.evaluate import evaluate_schedule
 from burnish.schedule.kernels import ExternKernel, Kernel
-from burnish.schedule.pieces import cut
+from burnish.schedule.segments import cut
 from tests.programs import capture, copies, schedules, sizes_of
 
 

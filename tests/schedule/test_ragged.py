@@ -9,10 +9,10 @@ import torch
 
 from burnish.schedule.evaluate import evaluate_schedule
 from burnish.schedule.fuse import fuse
+from burnish.schedule.gpu.products import choose_products
 from burnish.schedule.kernels import ContractKernel, ExternKernel, Schedule
 from burnish.schedule.lower import lower_graph
 from burnish.schedule.passes import finished
-from burnish.schedule.products import choose_products
 from tests.cuda.on_cpu import assembled
 from tests.programs import capture, copies
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from burnish.codegen.c import generate
+from burnish.codegen.c.unit import generate
 from burnish.ir.body import Reduced
 from burnish.schedule.evaluate import evaluate_schedule
+from burnish.schedule.gpu.split_reductions import split_reductions
 from burnish.schedule.kernels import LoopKernel, Schedule
-from burnish.schedule.split import split_reductions
 from tests.programs import capture, copies, schedules, sizes_of
 
 

@@ -11,11 +11,11 @@ from torch import nn
 
 import burnish
 from burnish.assumptions import Assumptions, NumberInput, OtherInput, TensorInput
-from burnish.capture.checks import native_check
-from burnish.capture.host import Host, host_library
 from burnish.ir.expr import sym
 from burnish.observe.log import CompileLog
 from burnish.options import Options
+from burnish.runtime.host.checks import native_check
+from burnish.runtime.host.extension import Host, host_library
 
 CPU = torch.device("cpu")
 FORCED = {"gate": False, "verify": "off"}

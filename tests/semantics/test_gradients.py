@@ -116,8 +116,8 @@ def test_what_the_backward_wants_transposed_is_not_copied() -> None:
 
 
 def test_rows_of_odd_length_are_padded_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("burnish.capture.partition._PADDED_ON", ("cpu",))
-    monkeypatch.setattr("burnish.capture.partition._LONG_ROW", 16)
+    monkeypatch.setattr("burnish.capture.autograd.partition._PADDED_ON", ("cpu",))
+    monkeypatch.setattr("burnish.capture.autograd.partition._LONG_ROW", 16)
     inputs = [torch.randn(n, 8).to(torch.bfloat16).requires_grad_() for n in (6, 51)]
 
     def loss(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -131,8 +131,8 @@ def test_rows_of_odd_length_are_padded_on_a_gpu(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_padded_weight_is_cast_once_and_kept_as_it_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("burnish.capture.partition._PADDED_ON", ("cpu",))
-    monkeypatch.setattr("burnish.capture.partition._LONG_ROW", 16)
+    monkeypatch.setattr("burnish.capture.autograd.partition._PADDED_ON", ("cpu",))
+    monkeypatch.setattr("burnish.capture.autograd.partition._LONG_ROW", 16)
     inputs = [torch.randn(n, 8).requires_grad_() for n in (6, 51)]
 
     def loss(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import fx
 
-from burnish.capture.aten import require_true_rank
 from burnish.errors import CompileError
+from burnish.lower.importer import require_true_rank
 
 NORM = torch.ops.aten.linalg_vector_norm.default
 

@@ -13,9 +13,10 @@ import torch
 from torch import nn
 
 import burnish
-from burnish.capture import host, methods
+from burnish.capture.entry import method_guards
 from burnish.observe.log import CompileLog
 from burnish.options import Options
+from burnish.runtime.host import extension as host_extension
 
 FORCED = {"gate": False, "verify": "off"}
 X = torch.linspace(-1, 2, 8).reshape(2, 4)
@@ -124,9 +125,9 @@ CHANGES: dict[str, Change] = {
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Who asks."""
     if request.param == "C":
-        assert host.host_library(Options(), CompileLog()) is not None
+        assert host_extension.host_library(Options(), CompileLog()) is not None
     else:
-        monkeypatch.setattr(methods, "host_if_built", lambda: None)
+        monkeypatch.setattr(method_guards, "host_if_built", lambda: None)
     name: str = request.param
     return name
 
@@ -184,7 +185,7 @@ def _asked(way: str, *classes: type, **options: Any) -> Callable[[], bool]:
     def reads(x: Any) -> Any:
         return x.plain(x.fixed, x.of_class(), x.of_nobody())
 
-    question = methods._Question(methods.called_methods(classes, reads.__code__, {}))
+    question = method_guards._Question(method_guards.called_methods(classes, reads.__code__, {}))
     return question.asked_after(**options)
 
 
@@ -344,19 +345,19 @@ def test_what_is_held_is_asked_before(way: str) -> None:
 
 
 def test_the_extension_takes_over_when_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    native = host.host_library(Options(), CompileLog())
+    native = host_extension.host_library(Options(), CompileLog())
     assert native is not None
     asked: list[str] = []
     found: list[Any] = []
-    monkeypatch.setattr(methods, "host_if_built", lambda: found[0] if found else None)
-    monkeypatch.setattr(methods, "host_was_sought", lambda: bool(found))
+    monkeypatch.setattr(method_guards, "host_if_built", lambda: found[0] if found else None)
+    monkeypatch.setattr(method_guards, "host_was_sought", lambda: bool(found))
     _, child = _family()
-    question = methods._Question(methods.called_methods([child], (lambda x: x.plain()).__code__, {}))
+    question = method_guards._Question(method_guards.called_methods([child], (lambda x: x.plain()).__code__, {}))
     ask = question.asked_in_open(lambda: asked.append("build it"))
-    for _ in range(methods._OFTEN - 1):
+    for _ in range(method_guards._OFTEN - 1):
         assert ask(None)
     assert not asked
-    for _ in range(methods._OFTEN):
+    for _ in range(method_guards._OFTEN):
         assert ask(None)
     assert asked == ["build it"]
     monkeypatch.setattr(question, "_in_python", lambda: pytest.fail("it is there"))
@@ -368,7 +369,7 @@ def test_the_extension_takes_over_when_it_is_there(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("wrong", [(1,), ((int, "real", "", len, 1),), ((weakref.ref(Scale), "x", "", 1, 1),)])
 def test_the_extension_is_given_something_else(wrong: Any) -> None:
-    native = host.host_library(Options(), CompileLog())
+    native = host_extension.host_library(Options(), CompileLog())
     assert native is not None
     with pytest.raises(TypeError):
         native.Methods(wrong, ())

@@ -12,9 +12,9 @@ import torch
 from torch import fx, nn
 
 import burnish
-from burnish.capture.flow import Behind, Flow, sources_of
-from burnish.capture.saved_for_backward import Kept
-from burnish.capture.tangents import made_of
+from burnish.capture.autograd.missing_gradients import Behind, Flow, sources_of
+from burnish.capture.autograd.saved_values import Kept
+from burnish.capture.autograd.tangents import made_of
 from burnish.torch_private.aot import unpack
 
 one_by_one = pytest.mark.skipif(unpack is None, reason="this torch gives saved tensors back together")

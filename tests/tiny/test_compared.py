@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 import burnish
-from burnish.doctor.checklist import QUESTIONS, _asked, _Subject
-from burnish.parity import NOT_REPEATABLE, OTHER_DRAWS, compare
-from burnish.targets import Target
+from burnish.tools.doctor.checklist import QUESTIONS, _asked, _Subject
+from burnish.tools.parity import NOT_REPEATABLE, OTHER_DRAWS, compare
+from burnish.tools.targets import Target
 from burnish.trust.faults import WrongBy
 
 
@@ -213,7 +213,7 @@ def test_explain_does_not_alarm(kind):
 
 
 def explanation(target):
-    from burnish.explain.session import Plan, run_explanation
+    from burnish.tools.explain.session import Plan, run_explanation
 
     return run_explanation(target, Plan(seconds=0.0, other_sizes=False, ceiling=1e10))
 
@@ -229,8 +229,8 @@ def test_verify_does_not_alarm():
 
 
 def bench_rows(target, *candidates):
-    from burnish.bench.candidates import Candidate
-    from burnish.bench.worker import Racing
+    from burnish.tools.bench.candidates import Candidate
+    from burnish.tools.bench.worker import Racing
 
     racing = Racing(target, [Candidate("eager"), *map(Candidate, candidates)], {}, 0.05, lambda *said: None)
     with target.grad_mode():

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from burnish.measure import MIN_ROUNDS, Race, Ratio, Timing, duration, interleave, quantile
+from burnish.tools.measure import MIN_ROUNDS, Race, Ratio, Timing, duration, interleave, quantile
 
 
 def test_quantiles_interpolate_between_ranks() -> None:

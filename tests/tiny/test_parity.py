@@ -6,8 +6,8 @@ import math
 
 import torch
 
-from burnish.parity import float64_errors, reference, relative_error
-from burnish.targets import Target
+from burnish.tools.parity import float64_errors, reference, relative_error
+from burnish.tools.targets import Target
 
 
 class CastsInside(torch.nn.Module):

@@ -6,7 +6,7 @@ import numpy
 import pytest
 import torch
 
-from burnish.random_state import generators, same_draws
+from burnish.tools.random_state import generators, same_draws
 
 DRAWS = {
     "torch": lambda: torch.rand(3).tolist(),

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from burnish.errors import BadTarget, TargetFailed, UnknownTarget, UsageError
-from burnish.targets import load_target, placed
+from burnish.tools.targets import load_target, placed
 
 FACTORIES = """
 import dataclasses, torch

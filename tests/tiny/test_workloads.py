@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from burnish.errors import MissingExtra
-from burnish.parity import float64_errors, outcome, reference
-from burnish.targets import load_target
-from burnish.workloads import WORKLOADS
+from burnish.tools.parity import float64_errors, outcome, reference
+from burnish.tools.targets import load_target
+from burnish.tools.workloads import WORKLOADS
 
 
 @pytest.fixture(params=list(WORKLOADS))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from burnish.doctor import software
+from burnish.tools.doctor import software
 from burnish.torch_private import names, probe, versions
 from burnish.torch_private.names import EAGER
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import tempfile
 from typing import Any
 
-from burnish.codegen.triton import TritonUnit
-from burnish.runtime.scratch import load_python
+from burnish.codegen.triton.module import TritonUnit
+from burnish.runtime.build.scratch import load_python
 from tests.triton.interpreter import process_with
 
 

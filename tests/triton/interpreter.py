@@ -14,12 +14,12 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from burnish.codegen.triton import TritonCall, generate
-from burnish.codegen.triton_launch import Launch
+from burnish.codegen.triton.launch import Launch
+from burnish.codegen.triton.module import TritonCall, generate
 from burnish.ir.body import Loop
 from burnish.ir.evaluate import evaluate_loop
 from burnish.ir.expr import Dim, evaluate
-from burnish.runtime.scratch import load_python
+from burnish.runtime.build.scratch import load_python
 from burnish.schedule.kernels import LoopKernel, Schedule
 
 Buffers = dict[str, torch.Tensor]

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from burnish.codegen.triton import generate, module_text
-from burnish.codegen.triton_loop import print_loop
+from burnish.codegen.triton.loop import print_loop
+from burnish.codegen.triton.module import generate, module_text
 from burnish.ir.body import Loop, Store
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import sym

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from burnish.codegen import triton
+from burnish.codegen.triton import module as triton_module
 from burnish.ir.body import Load
-from burnish.schedule.alike import nameless
+from burnish.schedule.identical import nameless
 from burnish.schedule.kernels import ContractKernel, ExternKernel, LoopKernel, Schedule
 from tests.programs import capture, schedules
 from tests.triton.loops import softmax
@@ -30,10 +30,10 @@ def schedule() -> Schedule:
 
 
 def test_kernels_of_equal_blocks_are_printed_once(schedule: Schedule, monkeypatch: pytest.MonkeyPatch) -> None:
-    by_itself, printed = triton._printed, []
-    monkeypatch.setattr(triton, "_printed", lambda *args: printed.append(args[0]) or by_itself(*args))
-    unit = triton.generate(schedule, overlapped=True)
-    steady = triton.steady_buffers(schedule)
+    by_itself, printed = triton_module._printed, []
+    monkeypatch.setattr(triton_module, "_printed", lambda *args: printed.append(args[0]) or by_itself(*args))
+    unit = triton_module.generate(schedule, overlapped=True)
+    steady = triton_module.steady_buffers(schedule)
     last = [schedule.kernels[n] for n in unit.calls][-(len(unit.calls) // 3) :]  # of three blocks
     assert last and all(kernel not in printed for kernel in last)
     for n, call in unit.calls.items():

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from burnish.codegen.triton import generate
+from burnish.codegen.triton.module import generate
 from burnish.ir.body import Checked, Loop, value_symbol
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import sym

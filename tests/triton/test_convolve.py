@@ -11,19 +11,19 @@ import torch
 import torch.nn.functional as F
 from torch.func import functional_call
 
-from burnish.codegen.triton import generate
+from burnish.codegen.triton.module import generate
 from burnish.device import H200
-from burnish.explain.traffic import kernel_bytes, kernel_flops
 from burnish.ir.body import BodyBuilder, Load, Loop, Store, make_axis
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, Expr, sym
 from burnish.ir.graph import Convolve
 from burnish.ir.reference import evaluate_graph
-from burnish.schedule.convolutions import is_ours, pieces_of
 from burnish.schedule.evaluate import ScheduleEvaluation, evaluate_schedule
 from burnish.schedule.form import Form
 from burnish.schedule.fuse import fuse
-from burnish.schedule.fused_convolutions import FUSED
+from burnish.schedule.gpu.convolution_epilogues import FUSED
+from burnish.schedule.gpu.convolutions import is_ours, pieces_of
+from burnish.schedule.gpu.products import choose_products, product_forms
 from burnish.schedule.kernels import (
     Buffer,
     ContractKernel,
@@ -35,8 +35,8 @@ from burnish.schedule.kernels import (
     channels_last_strides,
 )
 from burnish.schedule.lower import lower_graph
-from burnish.schedule.products import choose_products, product_forms
-from burnish.workloads.resnet import ResNet
+from burnish.tools.explain.traffic import kernel_bytes, kernel_flops
+from burnish.tools.workloads.resnet import ResNet
 from tests.cuda.on_cpu import assembled
 from tests.programs import capture, copies
 from tests.triton.compiler import Compiler
@@ -104,8 +104,8 @@ def test_few_channels_with_room(
     settings: dict[str, Any], last: bool,
 ) -> None:  # fmt: skip
     """As for a large one: copied into an order that our kernel reads, whatever order it was in."""
-    monkeypatch.setattr("burnish.schedule.convolutions.is_ours", lambda kernel, gpu: False)
-    monkeypatch.setattr("burnish.schedule.convolutions._is_many", lambda kernel, gpu: True)
+    monkeypatch.setattr("burnish.schedule.gpu.convolutions.is_ours", lambda kernel, gpu: False)
+    monkeypatch.setattr("burnish.schedule.gpu.convolutions._is_many", lambda kernel, gpu: True)
     image = half(*x) if last else half(*x).contiguous()
     found = on_cuda(lambda x, k: torch.relu(F.conv2d(x, k, **settings)), image, half(*k))
     assert kinds(found[0]) == [LoopKernel, LoopKernel, ConvolveKernel]
@@ -169,7 +169,7 @@ def test_long_sum_is_cut_in_pieces_and_its_reader_adds_them(interpreter: Interpr
 def test_large_matrix_product_sweeps_its_tiles(
     interpreter: Interpreter, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    monkeypatch.setattr("burnish.codegen.triton_convolve.sweeps", lambda kernel, gpu: True)
+    monkeypatch.setattr("burnish.codegen.triton.convolve.sweeps", lambda kernel, gpu: True)
     found = on_cuda(block, *block_inputs(2, 64, 128, size, 1))
     check(interpreter, found)
     assert "make_tensor_descriptor" in generate(found[0]).text

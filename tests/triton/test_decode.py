@@ -8,18 +8,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from burnish.codegen.triton import generate
+from burnish.codegen.triton.module import generate
 from burnish.ir.body import BodyBuilder, Load, Loop, Store, make_axis
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Expr
 from burnish.passes import run_passes
 from burnish.passes.rewrite import Fuel
 from burnish.schedule.evaluate import ScheduleEvaluation, evaluate_schedule
+from burnish.schedule.gpu.vector_products import is_vector_product
 from burnish.schedule.kernels import AttendPieces, ExternKernel, LoopGroup, LoopKernel, Schedule
 from burnish.schedule.lower import lower_graph
 from burnish.schedule.passes import Context, run_schedule_passes
 from burnish.schedule.phases import Phases
-from burnish.schedule.vectors import is_vector_product
 from tests.programs import Capture, capture, copies
 from tests.triton.compiler import Compiler
 from tests.triton.interpreter import Interpreter, job

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from burnish.codegen.triton import generate, launch_forms
+from burnish.codegen.triton.module import generate, launch_forms
 from burnish.device import H200, KNOWN, REFERENCE, Gpu, gpu_of
 from burnish.ir.dtypes import DType
+from burnish.schedule.gpu.products import choose_products
+from burnish.schedule.gpu.split_reductions import split_reductions
 from burnish.schedule.kernels import Buffer, LoopKernel, Schedule
-from burnish.schedule.products import choose_products
-from burnish.schedule.split import split_reductions
 from tests.triton.compiler import Compiler
 from tests.triton.loops import reduced
 from tests.triton.test_products import attend, product_of, schedule_of

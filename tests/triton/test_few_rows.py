@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from burnish.codegen.triton import generate
+from burnish.codegen.triton.module import generate
 from burnish.schedule.kernels import AttendPieces, ContractGroup, ContractKernel, ExternKernel, LoopGroup, LoopKernel
 from tests.programs import Capture
 from tests.triton.compiler import Compiler

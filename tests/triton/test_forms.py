@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from burnish.codegen.triton import generate
-from burnish.codegen.triton_body import NotPrintable
-from burnish.codegen.triton_loop import LoopPrinter, TritonKernel, print_loop
+from burnish.codegen.triton.body import NotPrintable
+from burnish.codegen.triton.loop import LoopPrinter, TritonKernel, print_loop
+from burnish.codegen.triton.module import generate
 from burnish.ir.body import (
     Apply,
     BodyBuilder,

@@ -9,10 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from burnish.codegen.triton import TritonUnit, generate
+from burnish.codegen.triton.module import TritonUnit, generate
 from burnish.schedule.evaluate import ScheduleEvaluation
+from burnish.schedule.gpu.split_reductions import split_reductions
 from burnish.schedule.kernels import Kernel, Schedule
-from burnish.schedule.split import split_reductions
 from tests.programs import capture, copies, schedules, sizes_of
 from tests.triton.interpreter import Interpreter, assert_close, job
 

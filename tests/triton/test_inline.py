@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch.func import functional_call
 
-from burnish.codegen.triton import generate
+from burnish.codegen.triton.module import generate
 from burnish.generation.quantize import EightBitLinear, FourBitLinear
 from burnish.schedule.evaluate import evaluate_schedule
+from burnish.schedule.gpu.vector_loops import is_vector_product, matrices
 from burnish.schedule.kernels import ExternKernel, LoopGroup, LoopKernel, Schedule
 from burnish.schedule.phases import Phases
-from burnish.schedule.vector_loops import is_vector_product, matrices
 from tests.programs import Capture, copies
 from tests.triton.compiler import Compiler
 from tests.triton.interpreter import Interpreter

@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from burnish.codegen import triton
+from burnish.codegen.triton import module as triton_module
 from burnish.schedule.kernels import Schedule
 from tests.cuda.on_cpu import assembled
 from tests.programs import capture, schedules
@@ -28,20 +28,20 @@ def _instructions(text: str) -> list[str]:
 
 
 def test_the_first_kernel_of_a_program_waits_before_it_does_anything(schedule: Schedule) -> None:
-    unit = triton.generate(schedule, overlapped=True, begins=True)
+    unit = triton_module.generate(schedule, overlapped=True, begins=True)
     assert unit.first is not None
     first = _instructions(unit.alone(unit.calls[unit.first].function))
     assert first[:2] == ["gdc_wait", "gdc_launch_dependents"] and "gdc_wait" not in first[2:]
 
 
 def test_the_others_let_the_next_one_in_at_once(schedule: Schedule) -> None:
-    unit = triton.generate(schedule, overlapped=True, begins=True)
+    unit = triton_module.generate(schedule, overlapped=True, begins=True)
     others = [_instructions(unit.alone(c.function)) for n, c in unit.calls.items() if n != unit.first]
     assert others and all(each[0] == "gdc_launch_dependents" and each.count("gdc_wait") >= 1 for each in others)
 
 
 def test_without_overlap_nothing_waits(schedule: Schedule) -> None:
-    text = triton.generate(schedule, begins=True).text
+    text = triton_module.generate(schedule, begins=True).text
     assert "gdc_" not in text and "first of its program" not in text
 
 

@@ -9,13 +9,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from burnish.codegen.triton import generate, launch_forms
+from burnish.codegen.triton.module import generate, launch_forms
 from burnish.ir.body import Apply, BodyBuilder, Load, Loop, Store, make_axis
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, Expr
 from burnish.ir.graph import Attend
 from burnish.lower.builder import contiguous_strides
 from burnish.schedule.evaluate import ScheduleEvaluation
+from burnish.schedule.gpu.products import choose_products, group_siblings
+from burnish.schedule.gpu.siblings import join_siblings
 from burnish.schedule.kernels import (
     AttendKernel,
     Buffer,
@@ -27,8 +29,6 @@ from burnish.schedule.kernels import (
     Operand,
     Schedule,
 )
-from burnish.schedule.products import choose_products, group_siblings
-from burnish.schedule.siblings import join_siblings
 from tests.programs import capture, copies, sizes_of
 from tests.triton.compiler import Compiler
 from tests.triton.interpreter import Interpreter, assert_close, job

@@ -8,12 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from burnish.codegen.triton import generate, launch_forms
+from burnish.codegen.triton.module import generate, launch_forms
 from burnish.schedule.form import Form
 from burnish.schedule.fuse import fuse
+from burnish.schedule.gpu.products import choose_products, product_forms
 from burnish.schedule.kernels import AttendKernel, ContractGroup, ExternKernel, ResultBuffer, Schedule
 from burnish.schedule.lower import lower_graph
-from burnish.schedule.products import choose_products, product_forms
 from tests.programs import capture, copies, sizes_of
 from tests.triton.compiler import Compiler
 from tests.triton.interpreter import Interpreter

@@ -12,9 +12,10 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 import burnish
-from burnish.capture import awaken as awaken_module
-from burnish.capture import dynamo, frame
-from burnish.capture.awaken import Awakening, Exercise, Zeros, awaken, awaken_products, exercises_of
+from burnish.capture import dynamo
+from burnish.capture.entry import frame
+from burnish.capture.entry import library_preload as awaken_module
+from burnish.capture.entry.library_preload import Awakening, Exercise, Zeros, awaken, awaken_products, exercises_of
 from burnish.trust.gate import GraphFacts
 from burnish.trust.variant import Policy, Variant
 

@@ -22,12 +22,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 import burnish
-from burnish.capture.deferred import DeferredFrames
-from burnish.capture.snapshot import CannotSnapshot, FrameSnapshot, signature
-from burnish.errors import BadOptionValue, GraphBreakError
-from burnish.torch_private.shield import beside_calls
-from burnish.trust import background
-from burnish.trust.background import (
+from burnish.capture.background import queue as compile_queue
+from burnish.capture.background.frames import DeferredFrames
+from burnish.capture.background.queue import (
     LONGEST_REST_SECONDS,
     REST_SECONDS,
     TURN_SECONDS,
@@ -36,9 +33,12 @@ from burnish.trust.background import (
     Worker,
     worker_for,
 )
+from burnish.capture.background.snapshot import CannotSnapshot, FrameSnapshot, signature
+from burnish.errors import BadOptionValue, GraphBreakError
+from burnish.torch_private.shield import beside_calls
+from burnish.trust.background_trial import rehearse
 from burnish.trust.faults import WrongBy
 from burnish.trust.gate import GraphFacts
-from burnish.trust.rehearsal import rehearse
 from tests.against_eager import fallback_warnings, loss_of
 from tests.semantics.test_threads import together
 from tests.trust.held import LONG, Held, has_ended, in_background, states
@@ -127,7 +127,7 @@ def test_a_first_call_whose_arguments_change_leaves_it_to_the_next(held: Held) -
 
 def test_python_is_as_it_was_when_the_work_is_done(held: Held) -> None:
     worker_for(urgent=False).stop(LONG)  # it may still be at what an earlier test left it
-    background._workers.pop(False)
+    compile_queue._workers.pop(False)
     interval, thresholds = sys.getswitchinterval(), gc.get_threshold()
     compiled = in_background(scaled)
     compiled(torch.randn(4, 8))
@@ -137,7 +137,7 @@ def test_python_is_as_it_was_when_the_work_is_done(held: Held) -> None:
     held.go.set()
     assert compiled.burnish.wait(LONG)
     worker_for(urgent=False).stop(LONG)  # the only way to know that it has nothing left to do
-    background._workers.pop(False)
+    compile_queue._workers.pop(False)
     assert (sys.getswitchinterval(), gc.get_threshold()) == (interval, thresholds)
 
 
@@ -765,7 +765,7 @@ def test_other_backends_refuse(setting: dict[str, object]) -> None:
 
 
 def test_it_is_an_argument() -> None:
-    compiled = burnish.compile(scaled, background=True, budget=60)
+    compiled = burnish.compile(scaled, compile_queue=True, budget=60)
     x = torch.randn(4, 8)
     compiled(x)
     assert compiled.burnish.wait(LONG)
@@ -788,7 +788,7 @@ def test_a_compile_is_cancelled_where_c_code_may_throw() -> None:
 
 def test_what_is_ready_is_sealed_though_no_call_has_come_for_it():
     model = nn.Sequential(nn.Linear(6, 8), nn.GELU()).eval()
-    compiled: Any = burnish.compile(model, background=True, gate=False)
+    compiled: Any = burnish.compile(model, compile_queue=True, gate=False)
     x = torch.randn(3, 6)
     with torch.no_grad():
         compiled(x)

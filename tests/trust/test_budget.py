@@ -17,8 +17,8 @@ from burnish import pipeline
 from burnish.errors import BadOptionValue
 from burnish.observe.log import CompileLog
 from burnish.options import Options
-from burnish.runtime.compiler import run
-from burnish.trust.budget import UNLIMITED, Cancelled, Deadline, current_deadline
+from burnish.runtime.build.compiler import run
+from burnish.runtime.deadline import UNLIMITED, Cancelled, Deadline, current_deadline
 from tests.against_eager import fallback_warnings
 from tests.semantics.test_threads import together
 from tests.trust.held import LONG, Held, has_ended, in_background, states

@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import burnish
-from burnish.capture import bypass as bypassing
-from burnish.capture.bypass import bypass, in_words, kind_of
+from burnish.capture.entry import bypass as bypassing
+from burnish.capture.entry.bypass import bypass, in_words, kind_of
 from burnish.trust import whole_call
 from burnish.trust.gate import Gate
 from burnish.trust.whole_call import WholeCallRace
@@ -300,9 +300,9 @@ def test_training_counts_the_backwards_of_the_graphs(times):
 
 @pytest.mark.parametrize("native", [False, True])
 def test_calls_go_around_but_for_a_look_now_and_then(native):
-    from burnish.capture.host import host_library
     from burnish.observe.log import CompileLog
     from burnish.options import Options
+    from burnish.runtime.host.extension import host_library
 
     host = host_library(Options.from_arguments(), CompileLog()) if native else None
     if native and host is None:

@@ -11,7 +11,7 @@ from torch import fx
 from torch.nn import functional as F
 
 import burnish
-from burnish.capture.facts import depends_on_type, result_exactness
+from burnish.capture.graphs.facts import depends_on_type, result_exactness
 from burnish.trust.distance import unequal
 from burnish.trust.exactness import BITWISE, EQUAL, ROUNDED
 from burnish.trust.gate import Gate, GraphFacts

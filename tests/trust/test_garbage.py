@@ -11,7 +11,7 @@ import torch
 
 import burnish
 from burnish import pipeline
-from burnish.trust.garbage import Patience
+from burnish.capture.gc_pause import Patience
 
 USUAL = (700, 10, 10)
 

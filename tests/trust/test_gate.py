@@ -12,7 +12,6 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import burnish
-from burnish.capture.rounding import RandomRounding
 from burnish.errors import CompileError
 from burnish.trust import gate, referee
 from burnish.trust.distance import unequal
@@ -20,7 +19,8 @@ from burnish.trust.faults import Fault, NotANumber, RaisesAtRun, RaisesInCompile
 from burnish.trust.gate import Gate, GraphFacts
 from burnish.trust.record import VariantStats
 from burnish.trust.referee import InFloat64, judge
-from burnish.trust.rig import Rig
+from burnish.trust.rounding import RandomRounding
+from burnish.trust.shadow_runs import Rig
 from tests.against_eager import fallback_warnings
 
 X = torch.linspace(-1, 2, 24).reshape(4, 6)
@@ -195,7 +195,7 @@ def test_a_race_is_over_where_ours_is_twice_as_fast_and_lost_after_five_rounds(o
 @pytest.mark.parametrize(("first", "on_cuda"), [(0.01, False), (0.01, True), (0.2, True)])
 def test_a_call_that_is_slow_for_once_loses_no_race(monkeypatch, first, on_cuda):
     """A CUDA graph is captured in the second or third call; what is long in its first is not so afterwards."""
-    monkeypatch.setattr("burnish.trust.rig.Rig.on_cuda", property(lambda rig: on_cuda))
+    monkeypatch.setattr("burnish.trust.shadow_runs.Rig.on_cuda", property(lambda rig: on_cuda))
     clock, seconds = Clock(), iter([first, 0.3, 0.3])
 
     def ours(x: torch.Tensor) -> torch.Tensor:

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import burnish
-from burnish.capture.frame import LookAgain
-from burnish.capture.snapshot import entered
+from burnish.capture.background.snapshot import entered
+from burnish.capture.entry.frame import LookAgain
 from burnish.trust.faults import Fault
 from tests.semantics.test_threads import together
 

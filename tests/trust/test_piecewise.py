@@ -16,10 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import burnish
 from burnish import pipeline
-from burnish.capture import piecewise
-from burnish.capture.piecewise import PiecewiseGraph
-from burnish.trust import backward, distance
+from burnish.trust import backward, distance, eager_interpreter
 from burnish.trust.distance import Distance, Nearness
+from burnish.trust.eager_interpreter import PiecewiseGraph
 from tests.against_eager import fallback_warnings
 
 WORDS, WIDTH = 96, 8
@@ -42,8 +41,8 @@ class Tied(nn.Module):
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(piecewise, "_LARGE", 2048)
-    monkeypatch.setattr(piecewise, "_PIECE", 1024)
+    monkeypatch.setattr(eager_interpreter, "_LARGE", 2048)
+    monkeypatch.setattr(eager_interpreter, "_PIECE", 1024)
     monkeypatch.setattr(distance, "_PIECE", 64)
 
 

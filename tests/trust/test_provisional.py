@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from burnish.trust import gate
+from burnish.trust.background_trial import rehearse
 from burnish.trust.gate import GraphFacts
 from burnish.trust.record import GateStats
-from burnish.trust.rehearsal import rehearse
 from burnish.trust.variant import Policy, Variant
 
 X = torch.ones(3)

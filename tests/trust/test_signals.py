@@ -18,8 +18,8 @@ import torch
 
 import burnish
 import burnish.pipeline
+from burnish.runtime.signals import handlers_raise_through, is_handlers_own, signals_wait
 from burnish.trust.gate import Gate
-from burnish.trust.signals import handlers_raise_through, is_handlers_own, signals_wait
 from tests.against_eager import fallback_warnings
 
 X = torch.linspace(-1, 2, 24).reshape(4, 6)

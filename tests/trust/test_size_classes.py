@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import burnish
-from burnish.runtime.cache import Cache
+from burnish.runtime.cache.store import Cache
 from burnish.trust import size_classes, variant
 from burnish.trust.gate import Gate, GraphFacts
-from burnish.trust.remembered import Verdicts
 from burnish.trust.size_classes import SizeClasses
+from burnish.trust.stored_verdicts import Verdicts
 from burnish.trust.variant import Policy, Variant
 
 FACTS = GraphFacts("inference", sizes=(0,))

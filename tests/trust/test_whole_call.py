@@ -410,7 +410,7 @@ def test_the_interval_leaves_out_as_many_as_the_odds_allow(rounds, outside):
 
 
 def test_a_benchmark_can_wait_until_all_is_decided():
-    from burnish.bench.warmup import until_decided
+    from burnish.tools.bench.warmup import until_decided
 
     class Handle:
         calls = 0

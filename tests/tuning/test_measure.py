@@ -156,7 +156,7 @@ def test_a_capture_that_fails_is_out_of_the_race(device: FakeDevice, monkeypatch
 
 def test_one_stream_serves_all_searches(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     """cuBLAS keeps a workspace for each stream that it has seen, and never gives it back."""
-    monkeypatch.setattr("burnish.runtime.cudagraph._idle_streams", {})
+    monkeypatch.setattr("burnish.runtime.cuda.graphs._idle_streams", {})
     made: list[Any] = []
     new = torch.cuda.Stream
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: made.append(1) or new(device))

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import burnish
-from burnish.cli import main
 from burnish.errors import BadOptionValue
 from burnish.handle import Settings
 from burnish.observe.log import CompileLog
 from burnish.options import Options
-from burnish.trust.budget import UNLIMITED
+from burnish.runtime.deadline import UNLIMITED
+from burnish.tools.cli import main
 from burnish.tuning.record import Tuned, Tuning
 from burnish.tuning.tuner import tuner_for
 

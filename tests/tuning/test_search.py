@@ -10,20 +10,20 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from burnish.codegen.triton import launch_forms
+from burnish.codegen.triton.module import launch_forms
 from burnish.observe.log import CompileLog
-from burnish.runtime.cache import Cache
-from burnish.runtime.cuda_program import CudaUnit, generate_cuda
+from burnish.runtime.cache.store import Cache
+from burnish.runtime.cache.stored_program import packed, unpacked
+from burnish.runtime.cuda.program import CudaUnit, generate_cuda
+from burnish.runtime.deadline import Cancelled, Deadline
 from burnish.runtime.program import build_program
-from burnish.runtime.stored_program import packed, unpacked
 from burnish.schedule.evaluate import ScheduleEvaluation
 from burnish.schedule.form import LIBRARY, Form, ours
 from burnish.schedule.fuse import fuse
+from burnish.schedule.gpu.products import choose_products, product_forms
 from burnish.schedule.kernels import ContractKernel, ExternKernel, Schedule
 from burnish.schedule.lower import lower_graph
 from burnish.schedule.passes import finished
-from burnish.schedule.products import choose_products, product_forms
-from burnish.trust.budget import Cancelled, Deadline
 from burnish.tuning.excerpt import Trial
 from burnish.tuning.record import Tuning
 from burnish.tuning.search import Outcome, Tuner

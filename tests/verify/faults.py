@@ -49,9 +49,9 @@ def wrong_fusion(patch: Patch) -> None:
 
 def wrong_codegen(patch: Patch) -> None:
     """Generated kernels leave out the last element of their first axis."""
-    from burnish.codegen import c
+    from burnish.codegen.c import unit as c_unit
 
-    normalise = c.normalise
+    normalise = c_unit.normalise
 
     def short(loop: Loop) -> Loop:
         loop = normalise(loop)
@@ -60,12 +60,12 @@ def wrong_codegen(patch: Patch) -> None:
             return loop
         return dataclasses.replace(loop, axes=(dataclasses.replace(first, size=first.size - 1), *loop.axes[1:]))
 
-    patch(c, "normalise", short)
+    patch(c_unit, "normalise", short)
 
 
 def one_percent(patch: Patch) -> None:
     """tanh is 1 % too large, in generated code only."""
-    from burnish.codegen import c_loop
+    from burnish.codegen.c import loop as c_loop
 
     spelled = c_loop.apply_text
 

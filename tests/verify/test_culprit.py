@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import burnish
-from burnish.verify import verify
+from burnish.tools.verify import verify
 from tests.verify.faults import FAULTS
 
 ROOT = Path(__file__).parents[2]

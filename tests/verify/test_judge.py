@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from burnish.verify.judge import judge
+from burnish.tools.verify.judge import judge
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 

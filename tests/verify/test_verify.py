@@ -14,9 +14,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import burnish
-from burnish.cli import main
 from burnish.errors import TargetFailed, UnknownInputSet
-from burnish.verify.result import VerifyResult
+from burnish.tools.cli import main
+from burnish.tools.verify.result import VerifyResult
 from tests.verify.faults import FAULTS
 
 
@@ -103,7 +103,7 @@ def test_dropout_is_compared_with_the_same_draws() -> None:
 
 def test_other_draws_are_compared_as_distributions(monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiled object that does not follow eager's generator: right if it draws from the same distribution."""
-    from burnish.verify import session
+    from burnish.tools.verify import session
 
     def other_draws(scale: float) -> Callable[..., Any]:
         def make(model: Any, **settings: Any) -> Any:

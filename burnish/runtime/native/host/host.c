@@ -1,4 +1,4 @@
-/* The host's part of a call as a Python extension. burnish/capture/host.py loads it. */
+/* The host's part of a call as a Python extension. burnish/runtime/host/extension.py loads it. */
 #include "host/aside.h"
 #include "host/assumed.h"
 #include "host/graphs.h"

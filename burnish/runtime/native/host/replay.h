@@ -1,6 +1,6 @@
 /* A captured program's call in C, as long as nothing is out of the ordinary: its graph is the one replayed last on this
  * stream or nobody has replayed another elsewhere, its arguments lie where they did, all results are new memory. Of
- * anything else it knows nothing: it returns None with nothing done, and Python (runtime/cudagraph.py) decides. */
+ * anything else it knows nothing: it returns None with nothing done, and Python (runtime/cuda/graphs.py) decides. */
 #pragma once
 #include "host/fresh.h"
 #include "host/graphs.h"

@@ -1,7 +1,7 @@
 /* Tensors seen from C: where they lie and how they are laid out.
  *
  * Nothing of torch is included or linked. `open` is given the library that holds torch's stable C functions, where in a
- * Python tensor the C++ one lies, and where in that its dispatch keys are: burnish/capture/host.py finds these places
+ * Python tensor the C++ one lies, and where in that its dispatch keys are: burnish/runtime/host/extension.py finds these places
  * out by looking at tensors whose answers it knows, and does without these files where it cannot. Where a tensor's memory
  * is noted it finds out, too; that is used to see quickly that nothing moved, and may stay unknown. */
 #pragma once

@@ -1,0 +1,134 @@
+"""Which gradients there are none of, and what a backward reads of what was saved for it then.
+
+A loss may leave a result out: that of a second head, say. For it autograd would hand zeros to a compiled backward,
+which makes zeros of them for every parameter behind that result. In eager those parameters have no gradient, and an
+optimiser leaves them alone; zeros it takes for a step, in which weights decay and momentum goes on. So autograd is
+asked to fill in nothing, and the program that runs is one that is given less (`capture/autograd/backwards.py`). As in
+eager, it does not look at what was saved for the rest, and leaves that to a backward of its own where both share
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from burnish.capture.autograd.tangents import ALWAYS, Made, groups_of, is_number, made_of, read_for
+
+_WITH_TANGENT = ("non_alias", "unsafe_view_alias", "custom_function_view")
+Sources = tuple[frozenset[int] | None, ...]
+
+
+@dataclass(frozen=True)
+class Behind:
+    """What a backward graph says of its tangents, which are counted here: what each of its results is made of (None
+    where that is not known), which saved tensors are read for each (None: all of them for any), and for each the first
+    of those with which it shares a part of the backward."""
+
+    sources: Sources
+    saved: tuple[frozenset[int], ...] | None
+    groups: tuple[int, ...]
+
+
+def behind(backward: fx.Graph) -> Behind:
+    made = made_of(backward)
+    inputs = backward.find_nodes(op="placeholder")
+    numbers = sum(map(is_number, inputs))  # they come first, and are no tensors
+    read = read_for(backward, made)
+    saved = None if read is None else tuple(frozenset(k - numbers for k in each if k >= numbers) for each in read)
+    return Behind(sources_of(backward, made), saved, tuple(groups_of(backward, made)))
+
+
+def sources_of(backward: fx.Graph, made: Made) -> Sources:
+    """Of which tangents each result is made; None if that is not known, for it may be a zero that is made of others."""
+    (output,) = backward.find_nodes(op="output")
+    known = (made.get(node) if isinstance(node, fx.Node) else None for node in output.args[0])
+    return tuple(None if tangents is None or ALWAYS in tangents else tangents for tangents in known)
+
+
+@dataclass(frozen=True)
+class Flow:
+    """`given` are the gradients that the backward reads, its tangents, by their positions among those that autograd has
+    for it: of inputs that the forward has changed, of its results, of what these are views of. There is one input for
+    each of the sources `behind` them."""
+
+    given: tuple[int, ...]
+    behind: Behind
+    changed: int = 0  # inputs
+    returned: int = 0  # results
+
+    def missing(self, gradients: Sequence[Any]) -> list[int]:
+        return [k for k in self.given if gradients[k] is None]
+
+    def left_out(self, missing: Sequence[int]) -> frozenset[int]:
+        """Of the tangents."""
+        return frozenset(self.given.index(k) for k in missing)
+
+    def results(self, left_out: frozenset[int]) -> frozenset[int]:
+        """Of which these tangents are."""
+        return frozenset(range(self.returned)) & {self.given[k] - self.changed for k in left_out}
+
+    def apart(self, left_out: frozenset[int]) -> frozenset[int]:
+        """Of the tangents that are left out, those that share no part of the backward with one that is not."""
+        groups = self.behind.groups
+        begun = {groups[k] for k in range(len(self.given)) if k not in left_out}
+        return frozenset(k for k in left_out if groups[k] not in begun)
+
+    def saved_for(self, tangents: frozenset[int]) -> frozenset[int] | None:
+        """Saved tensors that a backward of these reads; None for all of them."""
+        saved = self.behind.saved
+        return None if saved is None else frozenset().union(*(saved[k] for k in tangents))
+
+    def found(
+        self, gradients: Sequence[Any], left_out: frozenset[int], waited_for: Mapping[int, torch.Tensor]
+    ) -> tuple[Any, ...]:
+        """Of the inputs, without those that were made of nothing; but for those that a hook waits for: autograd calls
+        it, and it takes a tensor."""
+        sources = self.behind.sources
+        made = [
+            None if tangents is not None and tangents <= left_out else gradient
+            for gradient, tangents in zip(gradients, sources, strict=True)
+        ]
+        for k, x in waited_for.items():
+            if made[k] is None and sources[k] is not None:
+                made[k] = torch.zeros_like(x)
+        return tuple(made)
+
+
+def filled(ctx: Any, gradients: Sequence[Any], missing: Sequence[int]) -> list[Any]:
+    """With tensors of their form for what is missing, of which only that is read. `ctx` is autograd's node."""
+    result, about = list(gradients), ctx._input_metadata
+    for k in missing:
+        result[k] = torch.empty(about[k].shape, dtype=about[k].dtype, device="meta")
+    return result
+
+
+def flow_of(metadata: Any, behind: Behind) -> Flow | None:
+    """`metadata` is AOTAutograd's. None where its wrapper does more than to hand gradients on."""
+    changed = metadata.mutated_inp_runtime_indices
+    infos = [metadata.input_info[k] for k in changed]
+    first = [k for k, info in enumerate(infos) if info.mutates_data and info.requires_grad]
+    results = [len(changed) + k for k, info in enumerate(metadata.output_info) if _has_tangent(info)]
+    bases = len(changed) + len(metadata.output_info)
+    given = (*first, *results, *range(bases, bases + metadata.num_intermediate_bases))
+    if len(given) != len(behind.groups) or len(behind.sources) != len(metadata.input_info):
+        return None
+    return Flow(given, behind, len(changed), len(metadata.output_info))
+
+
+def _has_tangent(info: Any) -> bool:
+    return is_tensor(info) and needs_gradient(info) and info.output_type.name in _WITH_TANGENT
+
+
+def is_tensor(info: Any) -> bool:
+    """Whether a result is one, of which this is AOTAutograd's information."""
+    return isinstance(info.raw_type, type) and issubclass(info.raw_type, torch.Tensor)
+
+
+def needs_gradient(info: Any) -> bool:
+    """Whether the backward is given that of a result."""
+    return bool(getattr(info, "requires_grad_for_backward", info.requires_grad))

@@ -1,0 +1,106 @@
+"""The way around Dynamo for an object all of whose graphs eager serves better: its guards would cost for nothing.
+
+Eager is always right, so that a look now and then is enough to notice inputs that are worth compiling for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+
+from burnish.runtime.host.extension import Host
+from burnish.trust.saved_tensor_hooks import hooks_are_active
+
+_LOOKS_EVERY = 16  # calls
+_MOST_RARELY = 256
+_MOST_KNOWN = 64
+_SIMPLE = frozenset((int, float, bool, str, type(None)))
+_Tensor, _grad_mode = torch.Tensor, torch.is_grad_enabled
+
+
+def bypass(
+    target: Callable[..., Any],
+    through: Callable[..., Any],
+    host: Host | None = None,
+    sooner: Callable[[], None] | None = None,
+) -> Callable[..., Any]:
+    """`target`, until inputs come along of a kind not seen before: `through` is shown those once. The longer nothing
+    new is found, the rarer the looks. With `host` it is C that counts calls; without, `sooner` is told of each look, in
+    case there is one by then."""
+    known: set[Hashable] = set()
+    every = left = 1
+
+    def look(*args: Any, **kwargs: Any) -> Any:
+        nonlocal every
+        kind = kind_of(args, kwargs)
+        # Under hooks on saved tensors, what is run again in the backward would not be shown.
+        is_new = kind not in known and len(known) <= _MOST_KNOWN and not hooks_are_active()
+        every = _LOOKS_EVERY if is_new else min(2 * every, _MOST_RARELY)
+        if host is not None:
+            aside.every = every
+        elif sooner is not None:
+            sooner()
+        if not is_new:
+            return target(*args, **kwargs)
+        known.add(kind)
+        return through(*args, **kwargs)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left > 0:
+            return target(*args, **kwargs)
+        try:
+            return look(*args, **kwargs)
+        finally:
+            left = every
+
+    aside: Any = host.Aside(_without_wrapper(target), look) if host is not None else None
+    return call if host is None else aside
+
+
+def _without_wrapper(target: Callable[..., Any]) -> Callable[..., Any]:
+    """A module's call, less the layer that only asks whether `Module.compile` was called: ours is in its place."""
+    if not isinstance(target, torch.nn.Module) or type(target).__call__ is not torch.nn.Module.__call__:
+        return target
+    if getattr(target, "_compiled_call_impl", True) is not None:
+        return target
+    call: Callable[..., Any] = getattr(target, "_call_impl", target)
+    return call
+
+
+def kind_of(args: tuple[Any, ...], kwargs: dict[str, Any], grad: bool | None = None) -> Hashable:
+    """Sizes and types: enough to tell most calls apart, and little work. `grad`: as the calling thread has it."""
+    grad = _grad_mode() if grad is None else grad
+    values = (*args, *kwargs.values()) if kwargs else args
+    return grad, tuple([_kind_of_tensor(x) if isinstance(x, _Tensor) else _kind_of_value(x) for x in values])
+
+
+def _kind_of_tensor(x: torch.Tensor) -> Any:
+    return (x.dtype, x.shape) if not x.is_nested else (type(x), x.dtype)  # which has no shape to be asked for
+
+
+def _kind_of_value(value: Any) -> Any:
+    kind = type(value)
+    if kind in _SIMPLE:
+        return kind
+    if isinstance(value, (list, tuple, dict)):
+        return kind, len(value)
+    shape = getattr(value, "shape", None)  # of an array
+    return (kind, shape) if type(shape) is tuple else kind
+
+
+def in_words(kind: Any) -> str:
+    """For people."""
+    grad, values = kind
+    return f"({', '.join(map(_value_in_words, values))})" + (", grad mode" if grad else "")
+
+
+def _value_in_words(kind: Any) -> str:
+    if not isinstance(kind, tuple):
+        return str(kind.__name__)
+    what, size = kind
+    name = what.__name__ if isinstance(what, type) else str(what).removeprefix("torch.")
+    return f"{name} of {size}" if isinstance(size, int) else f"{name}{list(size)}"

@@ -1,0 +1,119 @@
+"""The calls that a sealed object has seen lately, compared in C with the next one.
+
+What is compared is what `signature.py` puts into a key, read from the call itself. A call that differs in anything, or
+whose arguments are not plain ones, goes the way through Python, which decides; so nothing here has to be complete.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+from torch.utils.hooks import RemovableHandle
+
+from burnish.assumptions import AssumptionUnmet
+from burnish.capture.entry.hooks import Hooks
+from burnish.runtime.host.extension import Host
+from burnish.runtime.host.signature import BY_VALUE, TENSORS, Key
+from burnish.torch_private.dispatch import is_any_autocast_enabled, is_tracing, len_torch_dispatch_stack, symbolic_trace
+from burnish.torch_private.dynamo import eval_frame, set_eval_frame
+
+_TENSOR, _VALUE, _FLOAT, _REFUSED = range(4)  # as sealed.h numbers them
+_KINDS: dict[type, int] = {
+    **dict.fromkeys(TENSORS, _TENSOR),
+    **dict.fromkeys(BY_VALUE, _VALUE),
+    float: _FLOAT,
+    **dict.fromkeys((tuple, list, dict, OrderedDict, torch.Size), _REFUSED),  # Python looks into them
+}
+_PATIENCE = 64  # calls that no route fits, with all places taken, before one gives way
+_MANY = 256
+
+
+class KnownCalls:
+    """`call` is the sealed entrance: to a route that fits, or to `otherwise`."""
+
+    def __init__(
+        self,
+        host: Host,
+        target: Callable[..., Any],
+        hooks: Hooks | None,
+        ordinary_stance: object,
+        otherwise: Callable[..., Any],
+        refused: Callable[..., Any],
+    ) -> None:
+        self._host = host
+        self._hooks = hooks
+        self.call = host.Sealed(otherwise, set_eval_frame, AssumptionUnmet, refused)
+        self._known: OrderedDict[Key, Any] = OrderedDict()
+        self._refused: frozenset[Key] = frozenset()
+        self._misses = 0
+        self._attributes: tuple[tuple[object, str, object], ...] = (
+            (eval_frame, "_stance", ordinary_stance),
+            (symbolic_trace, "_is_fx_tracing_flag", False),
+            (forward_ad, "_current_level", -1),  # compiled code would lose the tangents
+        )
+        self._module = target if isinstance(target, torch.nn.Module) else None
+
+    def add(
+        self,
+        key: Key,
+        route: tuple[Callable[[], bool], Callable[[], bool], Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        """Calls with this key go along `route`. Asked for by a call that no known one was like, so one that is known
+        under this key was made in another state of the process, and is replaced."""
+        if key in self._refused or is_any_autocast_enabled():  # with its types: more than one question
+            return
+        if self._hooks is not None and self._hooks.any_present:
+            return  # each call counts them
+        if self._known.pop(key, None) is not None:
+            self._put_all()
+        elif self.call.count >= self._host.MOST_ROUTES:
+            self._misses += 1
+            if self._misses % _PATIENCE:
+                return
+            self._known.popitem(last=False)
+            self._put_all()
+        made = self._made(route, args, kwargs)
+        if made is None:  # not plain arguments: Python looks into lists and dicts
+            self._refused = frozenset((key,)) if len(self._refused) >= _MANY else self._refused | {key}
+            return
+        self._known[key] = made
+        self.call.add(made)
+
+    def forget(self, key: Key) -> None:
+        if self._known.pop(key, None) is not None:
+            self._put_all()
+
+    def _put_all(self) -> None:
+        self.call.forget()
+        for each in self._known.values():
+            self.call.add(each)
+
+    def _made(
+        self, route: tuple[Callable[[], bool], Callable[[], bool], Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        state = (
+            (len_torch_dispatch_stack, 0),
+            (is_tracing, False),
+            (is_any_autocast_enabled, False),
+            (torch.is_grad_enabled, torch.is_grad_enabled()),
+            (torch.is_inference_mode_enabled, torch.is_inference_mode_enabled()),
+            (route[0], True),
+            (route[1], True),
+        )
+        attributes = self._attributes
+        if self._module is not None and self._hooks is not None:
+            attributes = (
+                *attributes,
+                (self._module, "training", self._module.training),
+                (RemovableHandle, "next_id", self._hooks.looked_at),  # another object once a hook is registered
+            )
+        try:
+            return self._host.Route(args, kwargs, _KINDS, TENSORS, state, attributes, route[2])
+        except ValueError:
+            return None

@@ -1,0 +1,260 @@
+"""Whether classes still have the methods that a frame was compiled with.
+
+Dynamo guards on what objects and modules hold, but not on their classes: a `forward` that is replaced for all objects
+of a class (`Model.forward = faster`), or whose code is (as IPython's autoreload does), is not noticed. So a frame's
+guards get one more: each method that its code may have called is still found in its class, and has the code it had.
+However many objects there are of a class, that takes a few nanoseconds a method in C (`native/host/methods.h`), and
+some tens in Python, which asks until the extension is there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import keyword
+import sys
+import types
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import ref
+
+import torch
+
+from burnish.runtime.host.extension import host_if_built, host_was_sought
+
+Unchanged = Callable[..., bool]
+_MOST_FUNCTIONS = 4096  # that are read in search of names; more than large models have
+_NOT_WATCHED = (object, torch.nn.Module, torch.Tensor, torch.nn.Parameter)
+_OWN = "forward"  # that a module has beside its class's
+_CALLED = ("forward", "__call__")  # by those who call an object, which no code says by name
+_PLAIN = (str, int, float, bool, type(None))
+_HEAP_TYPE = 1 << 9  # of a class's `__flags__`: it was made by a `class` statement, or might have been
+_OFTEN = 64  # calls after which it is worth building the extension
+_known: weakref.WeakKeyDictionary[Any, _Question] = weakref.WeakKeyDictionary()  # by managers of guards
+
+
+@dataclass(frozen=True)
+class Method:
+    """`part` leads from what the class gives to the function: "" for that itself."""
+
+    owner: type
+    name: str
+    part: str
+    function: types.FunctionType
+
+    def __str__(self) -> str:
+        return f"{self.owner.__qualname__}.{self.name}"
+
+
+# -- guards -------------------------------------------------------------------------------------------------------
+
+
+def guard_methods(manager: Any, frame: Any, prepare: Callable[[], object] = lambda: None) -> None:
+    """Add the guard to those of a frame. `prepare` begins to build the extension; it is called if it would help."""
+    classes = _classes_of_modules(frame) | dict.fromkeys(_guarded_classes(manager.root))
+    methods = called_methods(classes, frame.f_code, frame.f_globals)
+    if not methods:
+        return
+    _known[manager] = question = _Question(methods)
+    names = ", ".join(sorted({str(each) for each in methods}))
+    manager.root.add_lambda_guard(
+        question.asked_in_open(prepare), [f"methods of classes have been replaced: one of {names}"], None
+    )
+
+
+def _modules(values: Iterable[Any], code: types.CodeType, names: Mapping[str, Any]) -> Iterator[torch.nn.Module]:
+    """Those in a frame's scope, and those that its code has from its globals, with all that is in them."""
+    for value in (*values, *(names.get(name) for name in code.co_names)):
+        holder = value.__self__ if isinstance(value, types.MethodType) else value
+        if isinstance(holder, torch.nn.Module):
+            yield from holder.modules()
+
+
+def _classes_of_modules(frame: Any) -> dict[type, None]:
+    return {type(module): None for module in _modules(frame.f_locals.values(), frame.f_code, frame.f_globals)}
+
+
+def _guarded_classes(manager: Any) -> Iterator[type]:
+    for child in manager.get_child_managers():
+        kind = child.get_type_of_guarded_value()
+        if isinstance(kind, type) and kind.__flags__ & _HEAP_TYPE:
+            yield kind
+        yield from _guarded_classes(child)
+
+
+# -- a frame without its guards -----------------------------------------------------------------------------------
+
+
+def all_as_compiled(manager: Any, frame: types.FunctionType, held: Callable[[], bool] | None) -> Callable[[], bool]:
+    """Asks for a sealed call what its guards asked: that methods are unchanged, and that no module has got a `forward`
+    of its own since this was made; after `held`."""
+    scope = [_content(cell) for cell in frame.__closure__ or ()]
+    modules = dict.fromkeys(_modules(scope, frame.__code__, frame.__globals__))
+    entries = tuple((vars(module), ((_OWN, vars(module).get(_OWN)),)) for module in modules)
+    others = [] if held is None else [held]
+    if entries:
+        others.append(_still_their_own(entries))
+    return (_known.get(manager) or _Question(())).asked_after(others)
+
+
+def _still_their_own(entries: tuple[Any, ...]) -> Callable[[], bool]:
+    host = host_if_built()
+    if host is not None:
+        asked: Callable[[], bool] = host.Held(entries)
+        return asked
+    return lambda: all(has.get(_OWN) is own for has, ((_, own),) in entries)
+
+
+# -- which methods ------------------------------------------------------------------------------------------------
+
+
+def called_methods(classes: Iterable[type], code: types.CodeType, names: Mapping[str, Any]) -> list[Method]:
+    """Methods of the classes that this code, whose globals are `names`, may call: by what they are called, and through
+    functions and methods that it may call."""
+    by_name = _by_name(owner for owner in classes if owner not in _NOT_WATCHED)
+    found = {each: None for name in _CALLED for each in by_name.pop(name, ())}
+    waiting: list[tuple[types.CodeType, Mapping[str, Any]]] = [(code, names), *map(_body, found)]
+    seen: set[types.CodeType] = set()
+    while waiting and len(seen) < _MOST_FUNCTIONS:
+        code, names = waiting.pop()
+        if code in seen:
+            continue
+        seen.add(code)
+        waiting += [(each, names) for each in code.co_consts if isinstance(each, types.CodeType)]
+        for name in code.co_names:
+            more = by_name.pop(name, ())
+            found |= dict.fromkeys(more)
+            waiting += map(_body, more)
+            function = names.get(name)
+            if isinstance(function, types.FunctionType) and not _is_of_torch(function):
+                waiting.append((function.__code__, function.__globals__))
+    return list(found)
+
+
+def _by_name(classes: Iterable[type]) -> dict[str, list[Method]]:
+    found: dict[str, list[Method]] = {}
+    for owner in classes:
+        for name in {name: None for each in owner.__mro__ if each not in _NOT_WATCHED for name in vars(each)}:
+            if name.isidentifier() and not keyword.iskeyword(name) and (method := _method(owner, name)) is not None:
+                found.setdefault(name, []).append(method)
+    return found
+
+
+def _body(method: Method) -> tuple[types.CodeType, Mapping[str, Any]]:
+    return method.function.__code__, method.function.__globals__
+
+
+def _is_of_torch(function: types.FunctionType) -> bool:
+    return str(function.__module__).split(".")[0] == "torch"
+
+
+def _method(owner: type, name: str) -> Method | None:
+    holder = next(each for each in owner.__mro__ if name in vars(each))
+    if holder in _NOT_WATCHED:
+        return None
+    raw = vars(holder)[name]
+    part = {classmethod: ".__func__", property: ".fget"}.get(type(raw), "")
+    function = raw.fget if isinstance(raw, property) else getattr(raw, "__func__", raw)
+    if not isinstance(function, types.FunctionType):
+        return None
+    return Method(owner, name, part, function) if _seen(owner, name, part) is function else None
+
+
+def _seen(owner: type, name: str, part: str) -> object:
+    """What the guard will see: a metaclass may give something else."""
+    seen = getattr(owner, name, None)
+    return getattr(seen, part.removeprefix("."), None) if part else seen
+
+
+# -- the check ----------------------------------------------------------------------------------------------------
+
+
+class _Question:
+    """Of anything but what lives as long as its module is referred to, a guard, which garbage collection cannot look
+    into, must not keep what may keep the compiled object."""
+
+    def __init__(self, methods: Sequence[Method]) -> None:
+        self._entries = tuple(
+            (ref(m.owner), m.name, m.part.removeprefix("."), ref(m.function), ref(m.function.__code__)) for m in methods
+        )
+        self._stay = tuple(map(_stays, methods))
+
+    def asked_after(self, held: Sequence[Unchanged] = ()) -> Unchanged:
+        """By one function, which asks what is `held` before."""
+        return self._in_c(held) or self._in_python(held)
+
+    def asked_in_open(self, prepare: Callable[[], object]) -> Unchanged:
+        """In C as soon as that is there. Nobody waits for it, and few calls are no reason to build it."""
+        if (native := self._in_c()) is not None:
+            return native
+        in_python, calls = self._in_python(), 0
+        asked: Unchanged
+
+        def settle() -> bool:
+            nonlocal asked, calls
+            if host_was_sought():
+                asked = self._in_c() or in_python
+                return asked()
+            calls += 1
+            if calls == _OFTEN:
+                prepare()
+            return in_python()
+
+        asked = settle
+        return lambda _=None: asked()
+
+    def _in_c(self, held: Sequence[Unchanged] = ()) -> Unchanged | None:
+        host = host_if_built()
+        asked: Unchanged | None = None if host is None else host.Methods(self._entries, tuple(held))
+        return asked
+
+    def _in_python(self, held: Sequence[Unchanged] = ()) -> Unchanged:
+        scope: dict[str, Any] = {f"held_{k}": each for k, each in enumerate(held)}
+        terms = [f"{name}()" for name in scope]
+        for k, (owner, name, part, function, code) in enumerate(self._entries):
+            named: dict[str, Any] = {f"owner_{k}": owner, f"function_{k}": function, f"code_{k}": code}
+            if self._stay[k]:  # a look without a call
+                scope |= {key: each() for key, each in named.items()}
+                first, second, third = named
+            else:
+                scope |= named
+                first, second, third = (f"{key}()" for key in named)
+            found = ".".join(filter(None, (first, name, part)))
+            terms.append(f"(f := {found}) is {second} and f.__code__ is {third}")
+        text = " and ".join(terms) or "True"
+        exec(f"def ask(_=None):\n try:\n  return {text}\n except AttributeError:\n  return False", scope)
+        ask: Unchanged = scope.pop("ask")
+        return ask
+
+
+def _stays(method: Method) -> bool:
+    """Whether a module refers to the class by its name, and the function to nothing but classes."""
+    found: Any = sys.modules.get(method.owner.__module__)
+    for name in method.owner.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is method.owner and all(isinstance(_content(cell), type) for cell in method.function.__closure__ or ())
+
+
+def _content(cell: types.CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it is empty
+        return None
+
+
+# -- another process ----------------------------------------------------------------------------------------------
+
+
+def methods_mark(frame: Any) -> str:
+    """By which functions the classes of a frame's modules have their methods. What is in those a warm start compares;
+    it would not look for another function than the one that was traced."""
+    methods = called_methods(_classes_of_modules(frame), frame.f_code, frame.f_globals)
+    lines = sorted(f"{method.owner.__module__}.{method} {_described(method.function)}" for method in methods)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _described(function: types.FunctionType) -> str:
+    cells = [_content(cell) for cell in function.__closure__ or ()]
+    held = [repr(x) if type(x) in _PLAIN else getattr(x, "__qualname__", type(x).__qualname__) for x in cells]
+    return f"{function.__module__}.{function.__qualname__} {held}"

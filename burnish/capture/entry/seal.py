@@ -1,0 +1,187 @@
+"""A sealed entrance: calls go by their signature straight to compiled code, and nothing compiles any more.
+
+The first call with a signature asks Dynamo's guards which compiled code fits. Later ones ask nothing but the
+signature. Where nothing fits, eager serves all calls with that signature, and they are counted.
+
+The last few signatures are compared in C, argument by argument (`burnish.runtime.host.extension`); what it does not
+know, and every call where there is no C compiler, makes a key in Python and looks it up.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from burnish.assumptions import AssumptionUnmet
+from burnish.capture.entry.hooks import Hooks
+from burnish.capture.entry.known_calls import KnownCalls
+from burnish.capture.entry.method_guards import all_as_compiled
+from burnish.capture.entry.unguarded import Unguarded
+from burnish.errors import SealedError
+from burnish.observe.log import CompileLog
+from burnish.options import Options
+from burnish.runtime.host.extension import Host, host_library
+from burnish.runtime.host.signature import Key, KeyMaker, key_maker
+from burnish.torch_private.dispatch import is_fx_symbolic_tracing, is_tracing, len_torch_dispatch_stack
+from burnish.torch_private.dynamo import GlobalStateGuard, eval_frame, set_eval_frame
+
+_REMEMBERED = 1024  # signatures: sizes that never come back must not fill the memory
+Entries = Callable[[types.CodeType], list[Any]]
+# Whether the process is in the state it was in; whether what is kept at hand is still the module's, and its classes'
+# methods are what they were; what to call.
+Route = tuple[Callable[[], bool], Callable[[], bool], Callable[..., Any]]
+
+
+def _nothing_to_hold() -> bool:
+    return True
+
+
+class Seal:
+    """`call` takes the place of an entrance's own. `frame` is the function whose code Dynamo has compiled."""
+
+    def __init__(
+        self,
+        target: Callable[..., Any],
+        frame: types.FunctionType,
+        entries: Entries,
+        ordinary_stance: object,
+        options: Options,
+        log: CompileLog,
+        lost: Callable[[tuple[Any, ...], dict[str, Any]], bool] | None = None,
+        strict: bool = False,
+    ) -> None:
+        """`lost` says of a call whether its kind is one at which eager was faster. `strict`: what nothing was compiled
+        for raises SealedError."""
+        self._lost = lost
+        self._strict = strict
+        self._target = target
+        self._frame = frame
+        self._entries = entries
+        self._log = log
+        self._signature = inspect.signature(frame)
+        self._lock = threading.Lock()
+        self._codes: dict[types.CodeType, Unguarded] = {}
+        self._routes: dict[Key, Route] = {}
+        self._makers: dict[Any, KeyMaker] = {}
+        hooks = Hooks(target) if isinstance(target, torch.nn.Module) else None
+        self.call = self._make_call(hooks, ordinary_stance)
+        host: Host | None = host_library(options, log)
+        for variant in log.variants():
+            variant.without_guards(host)
+        self._known: KnownCalls | None = None
+        if host is not None:
+            self._known = KnownCalls(host, target, hooks, ordinary_stance, self.call, self._refused)
+            self.call = self._known.call
+
+    def _make_call(self, hooks: Hooks | None, ordinary: object) -> Callable[..., Any]:
+        # Every name a call reads is a local of this function: it has a few us in all.
+        makers, routes, target, first = self._makers, self._routes, self._target, self._first
+        introduce, refused = self._introduce, self._refused
+        set_callback, dispatch_modes, stances = set_eval_frame, len_torch_dispatch_stack, eval_frame
+        fx_tracing, jit_tracing, duals = is_fx_symbolic_tracing, is_tracing, forward_ad
+        hooks_changed = hooks.changed if hooks is not None else lambda: False
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if dispatch_modes() or stances._stance is not ordinary or fx_tracing() or jit_tracing() or hooks_changed():
+                return target(*args, **kwargs)
+            if duals._current_level >= 0:  # compiled code would lose the tangents
+                return target(*args, **kwargs)
+            prior = set_callback(None)  # a compiler around us must not take this for its own
+            try:
+                pattern = (len(args), *kwargs) if kwargs else len(args)
+                maker = makers.get(pattern)
+                if maker is None:
+                    maker = makers[pattern] = key_maker(target, len(args), tuple(kwargs))
+                key = maker(args, kwargs)
+                route = routes.get(key)
+                if route is None or not route[0]() or not route[1]():
+                    return first(key, args, kwargs)
+                introduce(key, route, args, kwargs)
+                return route[2](*args, **kwargs)
+            except AssumptionUnmet as why:
+                return refused(*args, why=why, **kwargs)
+            finally:
+                set_callback(prior)
+
+        return call
+
+    def _first(self, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The first call with a signature, or in a state of the process (threads, determinism) unlike that one's."""
+        if self._lost is not None and self._lost(args, kwargs):
+            self._remember(key, self._target)
+            return self._target(*args, **kwargs)
+        entry = self._fitting(args, kwargs)
+        if entry is None:
+            self._log.emit("unsealed_call", reason=str(key[3:]))
+            self._remember(key, self._eager)
+            return self._eager(*args, **kwargs)
+        code = self._unguarded(entry.code)
+        if not code.is_whole:
+            self._log.noticed("sealed with guards: a graph break leaves parts that look for their own code")
+            self._remember(key, self._guarded)
+            return self._guarded(*args, **kwargs)
+        result = code.first(args, kwargs)
+        self._remember(key, code.call, all_as_compiled(entry.guard_manager, self._frame, code.held))
+        return result
+
+    def _unguarded(self, code: types.CodeType) -> Unguarded:
+        with self._lock:
+            known = self._codes.get(code)
+            if known is None or (known.held is not None and not known.held()):  # a parameter was replaced
+                known = self._codes[code] = Unguarded(code, self._frame)
+            return known
+
+    def _fitting(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The entry of Dynamo's cache whose guards pass."""
+        try:
+            bound = self._signature.bind(*args, **kwargs)
+        except TypeError:
+            return None  # eager raises it as the user knows it
+        bound.apply_defaults()
+        values = dict(bound.arguments)
+        free = self._frame.__code__.co_freevars
+        values |= {name: cell.cell_contents for name, cell in zip(free, self._frame.__closure__ or (), strict=True)}
+        entries = self._entries(self._frame.__code__)
+        return next((entry for entry in entries if entry.guard_manager.check(values)), None)
+
+    def _remember(self, key: Key, run: Callable[..., Any], held: Callable[[], bool] = _nothing_to_hold) -> None:
+        with self._lock:
+            if len(self._routes) >= _REMEMBERED:
+                self._routes.clear()
+            if self._known is not None:
+                self._known.forget(key)
+            self._routes[key] = GlobalStateGuard().check, held, run
+
+    def _introduce(self, key: Key, route: Route, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Have the next call like this one compared in C. What eager serves is counted, and takes its time anyway."""
+        if self._known is not None and route[2] != self._eager:
+            with self._lock:
+                self._known.add(key, route, args, kwargs)
+
+    def _eager(self, *args: Any, **kwargs: Any) -> Any:
+        self._log.noticed("sealed call in eager: not compiled for its inputs")
+        if self._strict:
+            raise SealedError(self._log.name, "nothing was compiled for inputs like these")
+        return self._target(*args, **kwargs)
+
+    def _refused(self, *args: Any, why: AssumptionUnmet | None = None, **kwargs: Any) -> Any:
+        """A program is not for what the arguments lead to, or for what the module's own tensors have become. Nothing
+        has run."""
+        reason = str(why) if why is not None else "an assumption does not hold"
+        self._log.noticed(f"sealed call in eager: {reason}")
+        if self._strict:
+            raise SealedError(self._log.name, reason)
+        return self._target(*args, **kwargs)
+
+    def _guarded(self, *args: Any, **kwargs: Any) -> Any:
+        prior = set_eval_frame(False)  # compiled code where its guards pass, and nothing new
+        try:
+            return self._frame(*args, **kwargs)
+        finally:
+            set_eval_frame(prior)

@@ -1,0 +1,323 @@
+"""Compiled frames without their guards: what a sealed object calls, once its guards have passed for a signature.
+
+Dynamo's code for a frame loads the graph's inputs, calls the graph and builds the results. Called as a function it
+does all that and checks nothing. Loading is most of it: BERT has 200 parameters at the end of long chains of
+attributes. So where a frame is one graph, that part of the code is replaced by a call to a function that has the
+parameters and buffers at hand and looks up only what comes from elsewhere.
+"""
+
+from __future__ import annotations
+
+import dis
+import re
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import fx
+
+from burnish.assumptions import AssumptionUnmet
+from burnish.runtime.host.boxed import boxed_form
+from burnish.runtime.host.extension import host_if_built
+from burnish.torch_private.dynamo import create_call_function, create_instruction, transform_code_object
+
+Sources = tuple[str, ...]
+SOURCES = "_burnish_sources"
+_GRAPH = "__compiled_fn_"
+_RESUME = "__resume_at_"
+_SET_ATTRIBUTE = "object_setattr_ignore_descriptor"  # of torch._dynamo.utils
+_IN_MODULE = re.compile(r"\._(parameters|buffers)\['[^']+'\]$")
+_LOAD = "burnish load"  # no name of anybody's
+_STEP = re.compile(r"\._(modules|parameters|buffers)\['([^']+)'\]")
+
+
+def remember_sources(backend: Callable[..., Any]) -> Callable[..., Any]:
+    """`backend`, whose compiled graphs know where in the frame each of their inputs comes from."""
+
+    def burnish_graph(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        sources = input_sources(graph)  # before it runs: Dynamo's notes are gone afterwards
+        compiled = backend(graph, example_inputs)
+        if sources is not None and isinstance(compiled, types.FunctionType):
+            setattr(compiled, SOURCES, sources)
+        return compiled
+
+    return burnish_graph
+
+
+def input_sources(graph: fx.GraphModule) -> Sources | None:
+    """Where in the frame each of the graph's inputs comes from, if Dynamo says it of all."""
+    found = []
+    for node in graph.graph.find_nodes(op="placeholder"):
+        argument = node.meta.get("grapharg")
+        source = getattr(argument, "source", None)
+        if source is None or getattr(argument, "pass_arg_as_tensor", False):  # a float: the graph gets it as a tensor
+            return None
+        name = source.name
+        found.append(name() if callable(name) else name)
+    return tuple(found)
+
+
+class Unguarded:
+    """The code of an entry of Dynamo's cache as a function, `call`, of its frame's arguments. `first` makes the first
+    call, in which it sees what may be left out of the later ones."""
+
+    def __init__(self, code: types.CodeType, frame: types.FunctionType) -> None:
+        self._code = code  # kept, for Dynamo removes what it refers to when it goes
+        self._frame = frame
+        self._is_short = False
+        self.held: Callable[[], bool] | None = None  # whether what is kept at hand is still the module's
+        self.call: Callable[..., Any] = self._function(code, self._graphs())
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the frame is compiled from beginning to end, and no part of it looks for compiled code."""
+        return not any(name.startswith(_RESUME) for name in self._code.co_names)
+
+    def _graphs(self) -> dict[str, Any]:
+        """By their names, as they are called here: what they were not compiled for is for the seal to know, while
+        nothing has run."""
+        names = [name for name in self._code.co_names if name.startswith(_GRAPH)]
+        graphs = {name: _unwrapped(self._frame.__globals__.get(name)) for name in names}
+        return {name: _refusing(graph) for name, graph in graphs.items() if boxed_form(graph) is not None}
+
+    def _function(
+        self, code: types.CodeType, also: Mapping[str, Any] | None = None, load: Callable[..., Any] | None = None
+    ) -> types.FunctionType:
+        frame = self._frame
+        names = frame.__globals__ if also is None else {**frame.__globals__, **also}
+        closure = frame.__closure__ if load is None else (*(frame.__closure__ or ()), types.CellType(load))
+        function = types.FunctionType(code, names, frame.__name__, frame.__defaults__, closure)
+        function.__kwdefaults__ = frame.__kwdefaults__
+        return function
+
+    def first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call it, and see which inputs the graph gets."""
+        if self._is_short:
+            return self.call(*args, **kwargs)
+        graphs = [name for name in self._code.co_names if name.startswith(_GRAPH)]
+        graph = _unwrapped(self._frame.__globals__.get(graphs[0])) if len(graphs) == 1 else None
+        sources: Sources | None = getattr(graph, SOURCES, None)
+        if graph is None or sources is None or _stores_globals(self._code):
+            return self.call(*args, **kwargs)
+        seen: list[Any] = []
+        refusing = _refusing(graph)
+
+        def watch(*inputs: Any) -> Any:
+            seen.append(inputs)
+            return refusing(*inputs)
+
+        result = self._function(self._code, {graphs[0]: watch})(*args, **kwargs)
+        if len(seen) == 1:
+            shorter = self._without_loads(graph, sources, seen[0])
+            if shorter is not None:
+                self.call, self._is_short = shorter, True
+                self.held = _still_held(sources, self._frame)
+        return result
+
+    def _without_loads(
+        self, graph: Callable[..., Any], sources: Sources, inputs: Sequence[Any]
+    ) -> Callable[..., Any] | None:
+        if len(inputs) != len(sources) or any("___" in source for source in sources):  # functions of Dynamo's own
+            return None
+        load = _loader(graph, sources, inputs, self._frame)
+        code = None if load is None else _with_loader(self._code, _parameters(self._frame.__code__))
+        return None if code is None else self._function(code, load=load)
+
+
+def _refusing(graph: Callable[..., Any]) -> Callable[..., Any]:
+    """A graph that raises AssumptionUnmet where it would be served by eager."""
+    boxed = boxed_form(graph)
+    if boxed is None:
+        return graph
+    run, recover = boxed
+
+    def call(*inputs: Any) -> Any:
+        try:
+            return run(list(inputs))
+        except AssumptionUnmet:
+            raise
+        except Exception as error:
+            return recover(error, inputs)
+
+    return call
+
+
+def _unwrapped(function: Any) -> Any:
+    """Without the wrapper by which Dynamo keeps itself out of a graph."""
+    return getattr(function, "_torchdynamo_orig_callable", function)
+
+
+def _stores_globals(code: types.CodeType) -> bool:
+    return any(i.opname in ("STORE_GLOBAL", "DELETE_GLOBAL") for i in dis.get_instructions(code))
+
+
+def _parameters(code: types.CodeType) -> list[str]:
+    count = code.co_argcount + code.co_kwonlyargcount
+    count += bool(code.co_flags & 0x04) + bool(code.co_flags & 0x08)  # *args, **kwargs
+    return list(code.co_varnames[:count])
+
+
+def _loader(
+    graph: Callable[..., Any], sources: Sources, inputs: Sequence[Any], frame: types.FunctionType
+) -> Callable[..., Any] | None:
+    """A function of the frame's parameters that calls the graph. Parameters and buffers of modules are kept, in runs;
+    everything else is looked up in each call, where Dynamo's own code looks it up."""
+    parameters = _parameters(frame.__code__)
+    cells = dict(zip(frame.__code__.co_freevars, frame.__closure__ or (), strict=True))
+    namespace: dict[str, Any] = {"graph": graph, "G": frame.__globals__, "AssumptionUnmet": AssumptionUnmet}
+    namespace |= {f"cell_{name}": cell for name, cell in cells.items()}
+    given: list[str] = []
+    kept: list[Any] = []
+    for source, value in zip(sources, inputs, strict=True):
+        if _is_kept(source, parameters):
+            kept.append(value)
+            continue
+        if kept:
+            given.append(_keep(kept, namespace))
+            kept = []
+        for name in parameters:
+            source = source.replace(f"L[{name!r}]", name)
+        for name in cells:
+            source = source.replace(f"L[{name!r}]", f"cell_{name}.cell_contents")
+        given.append(source)
+    if kept:
+        given.append(_keep(kept, namespace))
+    boxed = boxed_form(graph)
+    if boxed is not None:
+        namespace["boxed"], namespace["recover"] = boxed
+    text = f"def load({', '.join(parameters)}):\n" + _body(", ".join(given), boxed is not None)
+    try:
+        exec(compile(text, "<burnish sealed>", "exec"), namespace)
+    except SyntaxError:
+        return None
+    load: Callable[..., Any] = namespace.pop("load")
+    return load
+
+
+def _is_kept(source: str, parameters: Sequence[str]) -> bool:
+    """Whether it is a parameter or buffer of a module that is not an argument."""
+    return bool(_IN_MODULE.search(source)) and not any(source.startswith(f"L[{name!r}]") for name in parameters)
+
+
+def _still_held(sources: Sequence[str], frame: types.FunctionType) -> Callable[[], bool] | None:
+    """Asks whether each parameter and buffer that is kept, and each module on the way to it, is still where it was
+    found; None if nothing is kept."""
+    parameters = _parameters(frame.__code__)
+    cells = dict(zip(frame.__code__.co_freevars, frame.__closure__ or (), strict=True))
+    scope = {"G": frame.__globals__, "L": {name: cell.cell_contents for name, cell in cells.items()}}
+    shelves: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
+    known: dict[str, dict[str, Any]] = {}
+    for source in sources:
+        if not _is_kept(source, parameters):
+            continue
+        for step in _STEP.finditer(source):
+            place = f"{source[: step.start()]}._{step[1]}"
+            holder = known[place] = known[place] if place in known else eval(place, scope)
+            shelves.setdefault(id(holder), (holder, {}))[1][step[2]] = holder[step[2]]
+    entries = tuple((holder, tuple(objects.items())) for holder, objects in shelves.values())
+    if not entries:
+        return None
+    host = host_if_built()
+    if host is not None:
+        asked: Callable[[], bool] = host.Held(entries)
+        return asked
+    return lambda: all(holder.get(name) is each for holder, objects in entries for name, each in objects)
+
+
+def _body(given: str, is_boxed: bool) -> str:
+    if not is_boxed:
+        return f"    return graph({given})\n"
+    # What is given twice is what the graph's own function would have kept.
+    return f"""\
+    box = [{given}]
+    try:
+        return boxed(box)
+    except AssumptionUnmet:
+        raise
+    except Exception as error:
+        return recover(error, ({given},))
+"""
+
+
+def _keep(values: list[Any], namespace: dict[str, Any]) -> str:
+    name = f"kept_{len(namespace)}"
+    namespace[name] = tuple(values)
+    return f"*{name}"
+
+
+def _with_loader(code: types.CodeType, parameters: list[str]) -> types.CodeType | None:
+    """The code with everything from loading the graph to calling it replaced by a call of what its last free variable
+    holds. As a constant, where gc does not see it, that would keep a model that refers to its compiled object."""
+    free = (*code.co_freevars, _LOAD)
+    done = False
+
+    def replace(instructions: list[Any], options: dict[str, Any]) -> None:
+        nonlocal done
+        span = _call_of_graph(instructions)
+        if span is None:
+            return
+        start, end = span
+        removed = instructions[start : end + 1]
+        gone = {i.argval for i in removed if i.opname == "STORE_FAST"}
+        before, after = instructions[:start], instructions[end + 1 :]
+        after = [i for i in after if not (i.opname == "DELETE_FAST" and i.argval in gone)]
+        if any(i.argval in gone for i in after if "FAST" in i.opname) or _is_target([*before, *after], removed):
+            return
+        call = [create_instruction("LOAD_DEREF", argval=_LOAD)]
+        call += [create_instruction("LOAD_FAST", argval=name) for name in parameters]
+        call += create_call_function(len(parameters), True)
+        before = [i for i in before if i.opname != "COPY_FREE_VARS"]
+        options["co_freevars"] = free
+        instructions[:] = [create_instruction("COPY_FREE_VARS", arg=len(free)), *before, *call, *_quicker(after)]
+        done = True
+
+    try:
+        # Of a copy, for Dynamo remembers what it took apart, and with it would keep the whole compiled program.
+        made: Any = transform_code_object(code.replace(co_name=f"sealed {code.co_name}"), replace)
+    except Exception:  # instructions of a Python newer than this code: the frame as it is serves as well
+        return None
+    made = made[0] if isinstance(made, tuple) else made
+    return made if done else None
+
+
+def _quicker(instructions: list[Any]) -> list[Any]:
+    """With the function of Dynamo's that fills the attributes of results, one by one, in C."""
+    host = host_if_built()
+    if host is None:
+        return instructions
+    out = []
+    for i in instructions:
+        if i.opname == "LOAD_ATTR" and i.argval == _SET_ATTRIBUTE and i.target is None:
+            out += [
+                create_instruction("POP_TOP"),
+                create_instruction("LOAD_CONST", argval=host.set_in_dict),
+            ]
+        else:
+            out.append(i)
+    return out
+
+
+def _call_of_graph(instructions: list[Any]) -> tuple[int, int] | None:
+    """From the first instruction that puts the graph on the stack to the one that leaves its result there."""
+    start = next((n for n, i in enumerate(instructions) if i.opname == "LOAD_GLOBAL" and _is_graph(i.argval)), None)
+    if start is None:
+        return None
+    if start and instructions[start - 1].opname == "PUSH_NULL":
+        start -= 1
+    depth = 0
+    for n in range(start, len(instructions)):
+        i = instructions[n]
+        if i.target is not None:
+            return None  # no jumps among the loads of a graph that is always called
+        depth += dis.stack_effect(i.opcode, i.arg if i.opcode >= dis.HAVE_ARGUMENT else None)
+        if i.opname.startswith("CALL") and depth == 1:
+            return start, n
+    return None
+
+
+def _is_graph(name: object) -> bool:
+    return isinstance(name, str) and name.startswith(_GRAPH)
+
+
+def _is_target(instructions: list[Any], removed: list[Any]) -> bool:
+    return any(i.target is r for i in instructions if i.target is not None for r in removed)

@@ -1,0 +1,208 @@
+"""Whether a class, a function or a code object is the one that it was in another process, told by what it does.
+
+Line numbers and comments do not count: a code object is its instructions, names and constants, a function its code, a
+class the functions of all its bases. Other objects are not known by their identity, except those there is one of.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import hashlib
+import importlib
+import sys
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from burnish.capture.restore import NotWarm
+from burnish.torch_private.operators import OpOverload, OpOverloadPacket
+
+_NATIVE = (
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.MethodWrapperType,
+    types.ClassMethodDescriptorType,
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+)
+_TORCH = (
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    OpOverload,
+    OpOverloadPacket,
+)
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), type(NotImplemented))
+
+
+@functools.lru_cache(maxsize=8192)
+def code_mark(code: types.CodeType) -> str:
+    """Equal for code that does the same, wherever in its file it stands."""
+    counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
+    names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+    parts = (code.co_code, counts, names, code.co_exceptiontable, [_constant(value) for value in code.co_consts])
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
+
+
+def _constant(value: object) -> str:
+    if isinstance(value, types.CodeType):
+        return code_mark(value)
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_constant, value))})"
+    if isinstance(value, frozenset):
+        return f"{{{', '.join(sorted(map(_constant, value)))}}}"
+    return f"{type(value).__name__} {value!r}"
+
+
+class Likeness:
+    """Marks of one moment: classes may be changed later, so a `Likeness` is made, used and forgotten."""
+
+    def __init__(self) -> None:
+        self._classes: dict[type, str] = {}
+        self.vouched: set[str] = set()  # marks of all code in classes looked at so far
+
+    def of(self, value: object) -> str:
+        """The mark of something known by its identity."""
+        if isinstance(value, enum.Enum):
+            return f"{self.of_class(type(value))}.{value.name}"
+        if type(value) in _PLAIN or isinstance(value, _TORCH):
+            return f"{type(value).__name__} {value!r}"
+        if isinstance(value, type):
+            return self.of_class(value)
+        if isinstance(value, types.ModuleType):
+            return f"module {value.__name__}"
+        if isinstance(value, types.CodeType):
+            return f"code {code_mark(value)}"
+        if isinstance(value, _NATIVE):
+            return f"native {getattr(value, '__module__', '')}.{getattr(value, '__qualname__', value.__name__)}"
+        marks = sorted({code_mark(code) for code in codes_in(value)})
+        if marks and not isinstance(value, torch.nn.Module):
+            return f"{type(value).__name__} {getattr(value, '__qualname__', '')} {' '.join(marks)}"
+        raise NotWarm(f"an object of {type(value).__module__}.{type(value).__qualname__} is known by its identity")
+
+    def of_class(self, cls: type) -> str:
+        if cls not in self._classes:
+            digest = hashlib.sha256()
+            for base in cls.__mro__:
+                digest.update(f"{base.__module__}.{base.__qualname__}\n".encode())
+                for name, value in sorted(vars(base).items()):
+                    marks = [code_mark(code) for code in codes_in(value)]
+                    self.vouched.update(marks)
+                    if marks:
+                        digest.update(f"{name} {' '.join(sorted(marks))}\n".encode())
+            self._classes[cls] = f"class {cls.__module__}.{cls.__qualname__} {digest.hexdigest()[:24]}"
+        return self._classes[cls]
+
+
+def codes_in(value: object, depth: int = 6) -> Iterator[types.CodeType]:
+    """The code that a function is made of, with what it wraps and what it defines inside."""
+    if depth == 0:
+        return
+    if isinstance(value, types.CodeType):
+        yield value
+        for constant in value.co_consts:
+            if isinstance(constant, types.CodeType):
+                yield from codes_in(constant, depth - 1)
+        return
+    inner: list[object] = []
+    if isinstance(value, types.FunctionType):
+        yield from codes_in(value.__code__, depth)
+        inner = [held for cell in value.__closure__ or () if (held := _content(cell)) is not value]
+        inner = [held for held in inner if isinstance(held, types.FunctionType | types.MethodType)]
+    elif isinstance(value, types.MethodType | staticmethod | classmethod):
+        inner = [value.__func__]
+    elif isinstance(value, property):
+        inner = [value.fget, value.fset]
+    elif isinstance(value, functools.partial | functools.cached_property):
+        inner = [value.func]
+    wrapped = getattr(value, "__wrapped__", None) if not isinstance(value, type | torch.nn.Module) else None
+    for held in (*inner, wrapped):
+        if held is not None and held is not value:
+            yield from codes_in(held, depth - 1)
+
+
+def _content(cell: types.CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+# -- things found by their names ----------------------------------------------------------------------------------
+
+Place = tuple[str, str, str]  # module, qualified name, mark; without a name, the module itself
+
+
+def place_of(value: object) -> Place:
+    """Raises NotWarm for what another process would not find."""
+    if isinstance(value, types.ModuleType):
+        return value.__name__, "", ""
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if isinstance(module, str) and isinstance(name, str) and "<locals>" not in name:
+        place = (module, name, Likeness().of(value))
+        if found_at(place) is value:
+            return place
+    raise NotWarm(f"its code needs an object of {type(value).__module__}.{type(value).__qualname__}")
+
+
+def found_at(place: Place) -> Any:
+    module, name, mark = place
+    try:
+        found: Any = importlib.import_module(module)
+        found = functools.reduce(getattr, name.split("."), found) if name else found
+    except (ImportError, AttributeError) as error:
+        raise NotWarm(str(error)) from error
+    if mark and Likeness().of(found) != mark:
+        raise NotWarm(f"{module}.{name} has changed")
+    return found
+
+
+# -- code that was traced -----------------------------------------------------------------------------------------
+
+Traced = tuple[str, str, str]  # module, qualified name, mark
+
+
+def traced(codes: Iterable[types.CodeType], likeness: Likeness) -> tuple[Traced, ...]:
+    """How to find each piece of code again. What was made at run time must be in a class that is known already."""
+    modules = {file: name for name, module in list(sys.modules.items()) if (file := getattr(module, "__file__", None))}
+    found: dict[Traced, None] = {}
+    for code in dict.fromkeys(codes):
+        mark, module = code_mark(code), modules.get(code.co_filename)
+        if mark in likeness.vouched:
+            continue
+        if module is None:
+            raise NotWarm(f"{code.co_qualname} of {code.co_filename} was made at run time")
+        entry = (module, code.co_qualname, mark)
+        if mark not in _marks_at(module, code.co_qualname):
+            raise NotWarm(f"{module}.{code.co_qualname} cannot be found by its name")
+        found[entry] = None
+    return tuple(found)
+
+
+def changed(entries: Iterable[Traced]) -> str:
+    """The first piece of code that is not what it was; "" if all are."""
+    for module, name, mark in entries:
+        if mark not in _marks_at(module, name):
+            return f"{module}.{name} has changed"
+    return ""
+
+
+def _marks_at(module: str, qualified: str) -> set[str]:
+    try:
+        value: Any = sys.modules.get(module) or importlib.import_module(module)
+    except ImportError:
+        return set()
+    owner = value
+    for part in qualified.split("."):
+        if part == "<locals>" or not hasattr(value, part):
+            break
+        owner, value = value, vars(value).get(part, None) or getattr(value, part)
+    marks = {code_mark(code) for code in codes_in(value)}
+    if isinstance(value, types.ModuleType | type):  # a name that stands for something else by now
+        marks = {code_mark(code) for held in list(vars(value).values()) for code in codes_in(held)}
+    return marks or {code_mark(code) for code in codes_in(owner)}

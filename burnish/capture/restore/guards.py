@@ -1,0 +1,282 @@
+"""Dynamo's guards in another process: stored as what they look at, made again from the live values, and compared.
+
+A guard is a place to look (a `Source`) and a kind of check, whose expected value is read from the process it is made
+in. So the stored list, made into guards here, accepts the live values by construction; what shows that they are the
+values it was traced with is that they print like the guards that Dynamo made then. Addresses are printed as what they
+stand for: a class, a function or a module is compared by its likeness. Where in the user's code a guard comes from does
+not count, nor in which order they stand. torch's own way to ship guards leaves those checks out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import functools
+import re
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch.multiprocessing.reductions import StorageWeakRef  # noqa: F401  (loaded before guards look at tensors)
+from torch.utils.weak import TensorWeakRef
+
+from burnish.capture.restore import NotWarm
+from burnish.capture.restore.code_identity import Likeness
+from burnish.torch_private.dynamo import GlobalStateGuard
+from burnish.torch_private.guards import (
+    CheckFunctionManager,
+    DuplicateInputs,
+    Guard,
+    GuardBuilder,
+    GuardSource,
+    GuardsSet,
+    OutputGraphCommon,
+    OutputGraphGuardsState,
+    ShapeCodeParts,
+    ShapeGuardsHelper,
+    Source,
+    StorageOverlap,
+    get_closure_vars,
+)
+from burnish.torch_private.guards import device as default_device
+from burnish.torch_private.guards import source as dynamo_sources
+from burnish.torch_private.patches import writing_guards_with
+
+BUILTINS = "__builtins_dict___burnish"  # what stored frames call the builtins, in the globals of the frame
+_TYPE = re.compile(r"(___check_type_id\([^\n]*?), \d+\)")
+_OBJECT = re.compile(r"(___check_obj_id\([^\n]*?), \d+\)[^\n]*")  # what it is, its mark says
+# Around what Dynamo adds to a guard's text, spaces and where it comes from. It shows nowhere.
+_COMMENT = "\u2063"
+_COMMENTS = re.compile(f"#{_COMMENT}[^{_COMMENT}]*{_COMMENT}")
+_DEPTH = re.compile(r"((?:\| )*)\+- ")  # of a line in a manager's text
+_ANY_ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}")
+_BY_IDENTITY = {"ID_MATCH", "CLOSURE_MATCH", "FUNCTION_MATCH", "CLASS_MATCH", "MODULE_MATCH", "BUILTIN_MATCH"}
+_UNSUPPORTED = ("DICT_VERSION", "WEAKREF_ALIVE", "NN_MODULE", "DATA_PTR_MATCH", "OPAQUE_OBJ_GUARD_FN_MATCH")
+
+
+@dataclass(frozen=True)
+class Live:
+    """In a guard's arguments: the tensor that it looks at."""
+
+
+@dataclass(frozen=True)
+class GuardSpec:
+    source: Source
+    kind: str  # a method of GuardBuilder
+    arguments: tuple[Any, ...] = ()
+    keywords: tuple[tuple[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class GuardList:
+    specs: tuple[GuardSpec, ...]
+    key_order: tuple[Source, ...]
+    sizes: tuple[tuple[Source, tuple[int | None, ...], tuple[int | None, ...]], ...]  # of tensors, and strides
+    shapes: tuple[str, ...]  # what must hold between sizes that may differ
+    memory: tuple[Any, ...]  # which inputs share memory
+    imports: tuple[tuple[str, str], ...]  # modules by the names under which guards and code find them
+
+
+def source_classes() -> list[type[Any]]:
+    """What a GuardList is made of, besides plain values."""
+    found = [value for value in vars(dynamo_sources).values() if isinstance(value, type)]
+    kept = [cls for cls in found if dataclasses.is_dataclass(cls) or issubclass(cls, enum.Enum)]
+    return [*kept, GuardSource, DuplicateInputs, StorageOverlap, GuardList, GuardSpec, Live]
+
+
+# -- writing down -------------------------------------------------------------------------------------------------
+
+
+def written(graph: Any) -> GuardList:
+    """The guards of Dynamo's output graph. Raises NotWarm."""
+    if graph.torch_function_mode_stack or graph.functorch_layers:
+        raise NotWarm("it was traced inside a mode of torch")
+    specs: dict[str, GuardSpec] = {}  # Dynamo has some of them several times
+    for guard in sorted(graph.guards, key=Guard.sort_key):  # compared one by one, each key is made many times
+        spec = _spec(guard)
+        specs.setdefault(f"{_name(spec.source)} {spec.kind} {spec.arguments} {spec.keywords}", spec)
+    shapes = [guard.code_list or [] for guard in graph.guards if guard.create_fn_name() == "SHAPE_ENV"]
+    sizes = graph.input_source_to_sizes_strides.items()
+    return GuardList(
+        tuple(specs.values()),
+        tuple(sorted(graph.guard_on_key_order, key=repr)),
+        tuple((source, _known(each["size"]), _known(each["stride"])) for source, each in sizes),
+        tuple(part for parts in shapes for part in parts),
+        tuple(graph.aotautograd_guards),
+        tuple(graph.import_sources.items()),
+    )
+
+
+def _spec(guard: Guard) -> GuardSpec:
+    function: Any = guard.create_fn
+    arguments: tuple[Any, ...] = ()
+    keywords: dict[str, Any] = {}
+    if isinstance(function, functools.partial):
+        function, arguments, keywords = function.func, function.args, function.keywords
+    kind = getattr(function, "__name__", "")
+    if getattr(GuardBuilder, kind, None) is not function or kind in _UNSUPPORTED:
+        raise NotWarm(f"a guard of the kind {kind or function}")
+    shown = tuple((name, _argument(value)) for name, value in sorted(keywords.items()))
+    return GuardSpec(guard.originating_source, kind, tuple(map(_argument, arguments)), shown)
+
+
+def _argument(value: Any) -> Any:
+    return Live() if isinstance(value, TensorWeakRef) else value
+
+
+def _known(dims: Iterable[Any]) -> tuple[int | None, ...]:
+    return tuple(dim if type(dim) is int else None for dim in dims)
+
+
+# -- making again -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Likenesses:
+    """What must be the same in two processes for their guards to be the same guards."""
+
+    text: str
+    marks: tuple[tuple[str, str], ...]
+
+
+def made(guards: GuardList, code: types.CodeType, scope: Mapping[str, Any], names: dict[str, Any]) -> tuple[Any, Any]:
+    """The guards over the live values, `scope` and the globals `names`, as Dynamo's manager and as a list."""
+    fresh = [_guard(spec, scope, names) for spec in guards.specs]
+    live = GuardsSet()
+    for guard in fresh:
+        live.add(guard, collect_debug_stack=False)
+    state = OutputGraphGuardsState(
+        local_scope=dict(scope),
+        global_scope=names,
+        torch_function_mode_stack=[],
+        guard_on_key_order=set(guards.key_order),
+        input_source_to_sizes_strides={source: {"size": size, "stride": step} for source, size, step in guards.sizes},
+        dual_level=0,
+        functorch_layers=[],
+        current_device=default_device.CURRENT_DEVICE,
+        global_state_guard=GlobalStateGuard(),
+        _guards=live,
+        _aotautograd_guards=list(guards.memory),
+        name_of_builtins_dict_key_in_fglobals=BUILTINS,
+        skip_guards_check=True,  # with torch's own check goes a measurement
+    )
+    helper = ShapeGuardsHelper(list(guards.shapes))
+    shapes = ShapeCodeParts(helper, helper, None, True, [])
+    with marking_comments():
+        manager = CheckFunctionManager(code, OutputGraphCommon(state), shape_code_parts=shapes).guard_manager
+    if not manager.check(dict(scope)):
+        raise NotWarm(without_marks(f"its guards refuse this call: {manager.check_verbose(dict(scope))}"))
+    return manager, fresh
+
+
+def _guard(spec: GuardSpec, scope: Mapping[str, Any], names: Mapping[str, Any]) -> Guard:
+    function = getattr(GuardBuilder, spec.kind, None)
+    if function is None or not spec.kind.isupper():
+        raise NotWarm(f"a guard of the kind {spec.kind}")
+    if spec.arguments or spec.keywords:
+        look = lambda value: TensorWeakRef(_value(spec.source, scope, names)) if isinstance(value, Live) else value  # noqa: E731
+        keywords = {name: look(value) for name, value in spec.keywords}
+        function = functools.partial(function, *map(look, spec.arguments), **keywords)
+    return Guard(spec.source, function)
+
+
+def _name(source: Source) -> str:
+    name = source.name
+    return name() if callable(name) else name
+
+
+def _value(source: Source, scope: Mapping[str, Any], names: Mapping[str, Any]) -> Any:
+    places = {**get_closure_vars(), "L": scope, "G": names}
+    return eval(_name(source), places)  # Dynamo's own way to read it: the text is made of the source's parts
+
+
+def likenesses(
+    manager: Any,
+    guards: Iterable[Guard],
+    scope: Mapping[str, Any],
+    names: Mapping[str, Any],
+    likeness: Likeness,
+    builtins: str = BUILTINS,
+) -> Likenesses:
+    """`builtins` is what the builtins are called in them. Raises NotWarm for guards that cannot be compared."""
+
+    def renamed(text: str) -> str:
+        return text.replace(builtins, BUILTINS) if builtins and builtins != BUILTINS else text
+
+    text = _in_order(renamed(_OBJECT.sub(r"\1, …)", _TYPE.sub(r"\1, …)", without_comments(str(manager))))))
+    if "0x" in text and (found := _ANY_ADDRESS.search(text)):  # a search that takes long
+        line = next(line for line in text.splitlines() if found[0] in line)
+        raise NotWarm(f"a guard is on an address: {line.strip(' |+-')[:200]}")
+    marks: dict[str, str] = {}
+    places = {**get_closure_vars(), "L": scope, "G": names}
+    known: Any = {}  # places looked at: those of one module have most of the way in common
+    for guard in guards:
+        kinds = {guard.create_fn_name(), *(guard.guard_types or ())}
+        source, name = guard.originating_source, _name(guard.originating_source)
+        if not name:
+            continue
+        if kinds & _BY_IDENTITY:
+            marks[renamed(name)] = likeness.of(source.get_value(places, {}, known))
+        elif "TYPE_MATCH" in kinds or guard.create_fn_name() == "TENSOR_MATCH":
+            marks[renamed(f"type({name})")] = likeness.of_class(type(source.get_value(places, {}, known)))
+    return Likenesses(text, tuple(sorted(marks.items())))
+
+
+@contextlib.contextmanager
+def marking_comments() -> Iterator[None]:
+    """While Dynamo makes guards, so that their text can be read without them."""
+
+    def marking(ordinary: Callable[..., str]) -> Callable[..., str]:
+        # The mark is part of the comment: Dynamo evaluates the text to tell why a guard failed.
+        return lambda part, guard: f"{part}#{_COMMENT}{ordinary(part, guard)[len(part) :]}{_COMMENT}"
+
+    with writing_guards_with(marking):
+        yield
+
+
+def without_comments(text: str) -> str:
+    return _COMMENTS.sub("", text)
+
+
+def without_marks(text: str) -> str:
+    """For people: as Dynamo writes it."""
+    return text.replace(f"#{_COMMENT}", "").replace(_COMMENT, "")
+
+
+def _in_order(text: str) -> str:
+    """A manager's text with the children of each node sorted: Dynamo sorts by the length of names, and those differ."""
+    root: list[Any] = ["", []]
+    path = [root]
+    for line in text.splitlines():
+        found = _DEPTH.match(line)
+        if found is None:  # the rest of the line before
+            path[-1][0] += f"\n{line}"
+            continue
+        node = [line, []]
+        del path[len(found[1]) // 2 + 1 :]
+        path[-1][1].append(node)
+        path.append(node)
+
+    def written(node: list[Any]) -> str:
+        return "\n".join([node[0], *sorted(map(written, node[1]))])
+
+    return written(root)
+
+
+def difference(stored: Likenesses, live: Likenesses) -> str:
+    """Where they part; "" if they do not."""
+    now = dict(live.marks)
+    for name, mark in stored.marks:
+        if now.get(name) != mark:
+            return f"{name} is not what it was ({_short(mark)}, now {_short(now.get(name, 'nothing'))})"
+    if stored.text == live.text:
+        return ""
+    lines = zip(stored.text.splitlines(), live.text.splitlines(), strict=False)
+    before, after = next((pair for pair in lines if pair[0] != pair[1]), ("", ""))
+    return f"a guard differs: {before.strip(' |+-')[:200]}, now {after.strip(' |+-')[:200]}"
+
+
+def _short(mark: str) -> str:
+    return mark if len(mark) < 100 else f"{mark[:97]}..."

@@ -1,0 +1,185 @@
+"""The C extension that does the host's part of a call: `burnish/runtime/native/host`.
+
+It reads tensors without asking Python, for which it must know where in a Python tensor the C++ one lies and where in
+that its dispatch keys are. Both are looked for here in tensors whose answers are known, and used only if every one of
+them agrees; so is where they note their memory. Where that, or building it, fails, Python does what it would have done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import sys
+import sysconfig
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from burnish.observe.log import CompileLog
+from burnish.options import Options
+from burnish.runtime.build.shared_library import NATIVE_DIR, CSource, build_shared
+from burnish.runtime.cache.store import open_cache
+from burnish.runtime.process import has_started
+from burnish.torch_private.tensors import TensorBase, dispatch_keys
+
+_WORD = 8
+_IN_PYTHON_OBJECT = range(16, 64, _WORD)  # behind the count of references and the type
+_IN_TENSOR = range(_WORD, 200, _WORD)
+_IN_STORAGE = range(_WORD, 64, _WORD)
+_LAYOUTS = [((), ()), ((7,), (3,)), ((5, 6), (11, 13)), ((2, 3, 4), (4, 9, 1)), ((2, 3, 1, 2, 3), (31, 17, 19, 3, 5))]
+
+Host = Any  # the module: Addresses, Route, Sealed, Launch, Segment, Fresh, Replay, Methods and more
+_found: list[tuple[Host | None, str]] = []  # of this process, once it was looked for; or why there is none
+_guard = threading.Lock()
+
+
+def host_library(options: Options, log: CompileLog) -> Host | None:
+    """The extension, built at its first use; None where it cannot be had, which `stats().notices` says."""
+    with _guard:
+        if not _found:
+            _found.append(_opened(options))
+    host, reason = _found[0]
+    if host is None:
+        log.noticed(f"host path in Python: {reason}")
+    return host
+
+
+def host_if_built() -> Host | None:
+    """It, if somebody has asked for it before; nobody waits for a compiler here."""
+    return _found[0][0] if _found else None
+
+
+def host_was_sought() -> bool:
+    """Whether what `host_if_built` says is the last word."""
+    return bool(_found)
+
+
+def prepare_host(options: Options) -> None:
+    """Build it in the background, while the program that will want it is compiled. Where no thread can be had, whoever
+    wants it builds it."""
+    if not _found:
+        work = (options, CompileLog())
+        has_started(threading.Thread(target=host_library, args=work, name="burnish-host", daemon=True))
+
+
+def _opened(options: Options) -> tuple[Host | None, str]:
+    try:
+        host = _built(options, CompileLog())  # of no object's: whoever comes first would seem to have built it
+        host.open(_torch_library("cpu"), TensorBase, *_places(), *_places_of_memory(), _place_of_sizes())
+        _check(host)
+        _let_make_tensors(host)
+    except Exception as error:  # whatever it is, Python does the same
+        return None, str(error)
+    return host, ""
+
+
+def _built(options: Options, log: CompileLog) -> Host:
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        raise LookupError("a Python without its lock: the extension relies on it")
+    include = Path(sysconfig.get_paths()["include"])
+    text = (NATIVE_DIR / "host" / "host.c").read_text(
+        encoding="utf-8"
+    ) + f"\n/* for {sys.implementation.cache_tag} */\n"
+    source = CSource(text, "host")
+    cache, header = open_cache(options), include / "Python.h"
+    library = build_shared(source, options=options, cache=cache, log=log, include=(include,), needs=(header,))
+    # Loaded already, and under no name that could be opened again: this is the same for another kind of caller.
+    start = ctypes.PyDLL(library._name, handle=library._handle).PyInit_burnish_host
+    start.restype = ctypes.py_object
+    return start()
+
+
+def _torch_library(part: str) -> str:
+    return str(Path(torch.__file__).parent / "lib" / f"libtorch_{part}.so")
+
+
+def _places() -> tuple[int, int]:
+    """Where the C++ tensor is in a Python one, and where its dispatch keys are in that."""
+    known = _examples()
+    tensor_at = [k for k in _IN_PYTHON_OBJECT if all(_word(id(x) + k) == x._cdata for x in known)]
+    keys = [dispatch_keys(x).raw_repr() for x in known]
+    keys_at = [k for k in _IN_TENSOR if all(_word(x._cdata + k) == each for x, each in zip(known, keys, strict=True))]
+    if len(tensor_at) != 1 or len(keys_at) != 1:
+        raise LookupError("tensors of this torch are laid out in an unknown way")
+    return tensor_at[0], keys_at[0]
+
+
+def _places_of_memory() -> tuple[int, int, int]:
+    """Where in the C++ tensor its storage is and where in that it begins, and where in the C++ storage its memory is;
+    -1 for each where one is not known: then torch is asked."""
+    foreign = torch.frombuffer(bytearray(64), dtype=torch.uint8)  # whose owner is not its memory
+    known = [foreign, *(torch.empty(70_000)[first:] for first in (0, 1234, 56_789)), *_examples()]
+    memory = [x.untyped_storage() for x in known]
+    storages = [each._cdata for each in memory]
+    storage_at = _found_at(_IN_TENSOR, [x._cdata for x in known], storages)
+    offset_at = _found_at(_IN_TENSOR, [x._cdata for x in known], [int(x.storage_offset()) for x in known])
+    data_at = _found_at(_IN_STORAGE, storages, [each.data_ptr() for each in memory])
+    places = (storage_at, offset_at, data_at)
+    return (-1, -1, -1) if -1 in places else places
+
+
+def _place_of_sizes() -> int:
+    """Where in the C++ tensor the number of its dimensions is, with room for five sizes and five strides behind it; -1
+    where that is not known."""
+    known = [torch.empty_strided(sizes, strides) for sizes, strides in _LAYOUTS]
+    expected = [(x.dim(), *x.shape, *[None] * (5 - x.dim()), *x.stride()) for x in known]
+
+    def fits(place: int) -> bool:
+        return all(
+            word is None or _word(x._cdata + place + _WORD * k) == word
+            for x, words in zip(known, expected, strict=True)
+            for k, word in enumerate(words)
+        )
+
+    found = [place for place in range(_WORD, 128, _WORD) if fits(place)]
+    return found[0] if len(found) == 1 else -1
+
+
+def _found_at(places: range, objects: list[int], expected: list[int]) -> int:
+    """The one place at which each object, given by its address, has what is expected; -1 where there is none."""
+    fits = [k for k in places if all(_word(at + k) == each for at, each in zip(objects, expected, strict=True))]
+    return fits[0] if len(fits) == 1 else -1
+
+
+def _examples() -> list[torch.Tensor]:
+    """Tensors of many kinds: no word but the right one agrees with all of them."""
+    with torch.inference_mode():
+        inference = torch.empty(2)
+    plain, imaginary = torch.empty(2, 3), torch.empty(2, dtype=torch.complex64)
+    parameter = torch.nn.Parameter(torch.empty(2))
+    return [plain, plain.t(), inference, imaginary, imaginary.conj(), torch.empty(3, device="meta"), parameter]
+
+
+def _word(address: int) -> int:
+    return ctypes.c_uint64.from_address(address).value
+
+
+def _check(host: Host) -> None:
+    """It sees what Python sees."""
+    known = [x for x in _examples() if x.device.type == "cpu"]
+    addresses = [x.data_ptr() for x in known]
+    positions = list(range(len(known)))
+    same = host.Addresses(positions, addresses)
+    for _ in range(2):  # the second time it remembers what it saw
+        if not same(known) or same([*known[:-1], known[0]]):
+            raise LookupError("tensors' addresses are read in a wrong way")
+
+
+def _let_make_tensors(host: Host) -> None:
+    """Without it, `Fresh` raises ImportError, and Python makes a call's results."""
+    with contextlib.suppress(ImportError):
+        host.make_with(_torch_library("cpu"), _torch_library("python"))
+        _check_made(host)
+
+
+def _check_made(host: Host) -> None:
+    """Tensors made in C are what Python would have made."""
+    known = [torch.empty(2, 3), torch.empty(3, 2, dtype=torch.bfloat16).t(), torch.empty((), dtype=torch.int64)]
+    for mode in (False, True):
+        with torch.inference_mode(mode):
+            for made, like in zip(host.Fresh(known)(), known, strict=True):
+                same = made.dtype == like.dtype and made.shape == like.shape and made.stride() == like.stride()
+                if not same or type(made) is not torch.Tensor or made.is_inference() != mode or made.requires_grad:
+                    raise LookupError("tensors are made in a wrong way")

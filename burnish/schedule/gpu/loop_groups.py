@@ -1,0 +1,41 @@
+"""Loops side by side: on a GPU, small kernels that do not need one another are one launch, each with its own programs.
+
+A launch takes about as long as a small kernel does, so the projections of one vector, or what is done to queries, keys
+and values before they meet, go together. Kernels of one group run with the same number of threads, so only loops of one
+form are put together; and only neighbours, or what can be brought forward to be one.
+"""
+
+from __future__ import annotations
+
+from burnish.ir.body import Loop, Scanned
+from burnish.ir.expr import product
+from burnish.passes.rewrite import Fuel
+from burnish.schedule.gpu.vector_loops import is_vector_product, vector_loads
+from burnish.schedule.kernels import LoopGroup, LoopKernel, Schedule
+from burnish.schedule.order import launched_together, side_by_side
+
+_SMALL = 1 << 16  # elements of a loop that is over before the next could be launched
+_SHORT = 256  # elements of a row: a head's
+_MOST = 6  # parts: each has its code in the kernel
+
+
+def group_loops(schedule: Schedule, fuel: Fuel | None = None) -> Schedule:
+    kinds = [_kind(k.loop) if isinstance(k, LoopKernel) else None for k in schedule.kernels]
+    groups = side_by_side(schedule.kernels, kinds, _MOST)
+    return schedule.with_kernels(launched_together(groups, LoopKernel, LoopGroup, "group loops", fuel))
+
+
+def _kind(loop: Loop) -> object:
+    """What loops of one group have in common; None for one that stays alone."""
+    size = product([a.size for a in loop.axes])
+    if not isinstance(size, int) or loop.sequential or any(isinstance(i, Scanned) for i in loop.body):
+        return None
+    if is_vector_product(loop):
+        return frozenset(i.buffer for i in vector_loads(loop)), loop.reduction[0].size
+    return "small" if size <= _SMALL and _has_short_rows(loop) else None
+
+
+def _has_short_rows(loop: Loop) -> bool:
+    """A map, or rows of which a program takes several at once."""
+    length = product([a.size for a in loop.reduction])
+    return isinstance(length, int) and length <= _SHORT and all(s.mode == "set" for s in loop.stores)

@@ -1,0 +1,385 @@
+"""Who multiplies on a GPU: our kernel, our kernel split along k, or the vendor's library. Decided per contraction.
+
+The rule, from measurements on an H200 (bf16, in a chain of dependent kernels):
+- A product whose 64 x 64 tiles are too many to be in flight at once, or that has 2**30 multiplications and more, is
+  bound by the tensor cores: the library, but for one whose epilogue no later loop can take over (ours hides it behind
+  the products) and one whose rows are of odd length (which the library only has slow kernels for) and cannot be made
+  even (`row_padding.py`).
+- A smaller one is bound by latency: our kernel, which does the element-wise work after it for nothing.
+- Where there are few tiles and k is long, a program per tile would walk alone: k is split, each piece stores its part
+  of the sum, and whoever reads the product adds the parts (a normalisation after it does so in its first pass).
+- A product of one row is bound by the memory its matrix comes from: a loop (`vector_products.py`), fused as others are.
+- So is one of a few rows, but tensor cores have to multiply: our kernel, a program for a strip of columns over all of k
+  (`has_few_rows`). It is never split: all of the matrix is under way anyway.
+- Full-precision products are the library's unless tiny: our kernel has no tensor cores for them.
+
+The decision falls between two rounds of fusion, for what the library's product is followed by is free to fuse with
+whatever comes next. In `max-autotune` the rule is only the first of the forms that are measured (`product_forms`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from burnish.device import Gpu
+from burnish.ir.body import Apply, BodyBuilder, Instr, Load, Loop, Store, const
+from burnish.ir.dtypes import DType
+from burnish.ir.expr import Expr, coefficient, mentions, product, substitute
+from burnish.ir.graph import Extern, Ref
+from burnish.lower.builder import contiguous_strides
+from burnish.passes.rewrite import Fuel
+from burnish.schedule.epilogue import (
+    accumulator_loads,
+    is_cast,
+    looks_up,
+    parts_of,
+    reading,
+    sum_of_parts,
+    uses,
+    with_values,
+)
+from burnish.schedule.form import LIBRARY, Form, ours
+from burnish.schedule.gpu.attention_backends import attend_choices, choose_attention
+from burnish.schedule.gpu.convolutions import choose_convolution, convolution_forms
+from burnish.schedule.gpu.limits import describable, most_tiles
+from burnish.schedule.gpu.row_padding import even_part, is_ragged, rest_of_sum, with_more_rows
+from burnish.schedule.kernels import (
+    AttendKernel,
+    Buffer,
+    ContractGroup,
+    ContractKernel,
+    ConvolveKernel,
+    ExternKernel,
+    Kernel,
+    LoopKernel,
+    Operand,
+    Schedule,
+)
+from burnish.schedule.order import launched_together, side_by_side
+
+_TILE = 64
+_PIECE = 1024  # k-elements a piece of a split product has at least
+_MOST_PIECES = 8
+_QUICK = 1 << 30  # multiplications that take the tensor cores about as long as a kernel takes to start
+_TINY = 1 << 22  # multiplications of a full-precision product that is over before a library call would be
+_SHORTEST_PIECE = 256  # k-elements a piece has at least where it is measured
+FEW_ROWS = 32  # rows of a product that is over when its matrix has arrived
+_LONG = 512  # k-elements, and columns, from which that takes longer than a kernel takes to start
+
+
+def can_sweep(kernel: ContractKernel) -> bool:
+    """Whether the operands are ones a tensor descriptor can describe, as the form for large products needs them."""
+    return len(kernel.a.shape) == 2 and all(describable(o) for o in (kernel.a, kernel.b))
+
+
+def is_large(kernel: ContractKernel, gpu: Gpu) -> bool:
+    """Whether throughput decides how long a product takes, and not latency."""
+    tiles, work = _tiles(kernel), _work(kernel)
+    return tiles is None or work is None or tiles > most_tiles(gpu) or work > _QUICK
+
+
+def has_few_rows(kernel: ContractKernel) -> bool:
+    """Whether reading the right operand, whose columns lie in memory as rows do, is what a product spends its time
+    on."""
+    a, b = kernel.a, kernel.b
+    if len(a.shape) != 2 or a.dtype is None or a.dtype.itemsize != 2 or a.strides[1] != 1 or b.strides[0] != 1:
+        return False
+    (m, k), n = a.shape, b.shape[1]
+    if not isinstance(m, int) or not isinstance(n, int) or not isinstance(k, int):
+        return False
+    return m <= FEW_ROWS and min(n, k) >= _LONG
+
+
+def _tiles(kernel: ContractKernel) -> int | None:
+    """How many 64 x 64 tiles the product has, if its sizes are known."""
+    *batch, m, n = kernel.product_shape
+    times = product(batch)
+    if not (isinstance(times, int) and isinstance(m, int) and isinstance(n, int)):
+        return None
+    return times * -(-m // _TILE) * -(-n // _TILE)
+
+
+def _work(kernel: ContractKernel) -> int | None:
+    """How many multiplications it takes, if its sizes are known."""
+    work = product((*kernel.product_shape, kernel.a.shape[-1]))
+    return work if isinstance(work, int) else None
+
+
+def choose_products(schedule: Schedule, forms: Mapping[int, Form] | None = None) -> Schedule:
+    """Every contraction and convolution becomes what will run it, by the rule or, by its number, in one of `forms`;
+    buffers for partial sums and library results are added."""
+    chosen: list[Kernel] = []
+    schedule = schedule.copy()
+    for n, kernel in enumerate(schedule.kernels):
+        form = (forms or {}).get(n)
+        match kernel:
+            case ContractKernel():
+                chooser = _Chooser(schedule, kernel)
+                chosen += chooser.kernels(form or chooser.rule())
+            case ConvolveKernel():
+                chosen += choose_convolution(schedule, kernel, form)
+            case AttendKernel() if form is not None:
+                chosen += choose_attention(schedule, kernel, form)
+            case _:
+                chosen.append(kernel)
+    return schedule.with_kernels(chosen)
+
+
+def product_forms(schedule: Schedule, kernel: Kernel) -> list[Form]:
+    """Who could compute a product, a convolution or attention, and in how many pieces: the rule's choice first."""
+    match kernel:
+        case ContractKernel():
+            return _Chooser(schedule, kernel).forms()
+        case ConvolveKernel():
+            return convolution_forms(schedule, kernel)
+        case AttendKernel():
+            return attend_choices(schedule, kernel)
+    return []
+
+
+@dataclass
+class _Chooser:
+    schedule: Schedule
+    kernel: ContractKernel
+
+    def __post_init__(self) -> None:
+        self.given = self.kernel  # as it stands in the schedule
+
+    def kernels(self, form: Form) -> list[Kernel]:
+        if form == LIBRARY:
+            return self._library()
+        return self._split(form["pieces"]) if form["pieces"] > 1 else [self.kernel]
+
+    def forms(self) -> list[Form]:
+        tiles, work, k = _tiles(self.kernel), _work(self.kernel), self.kernel.a.shape[-1]
+        if tiles is None or work is None or not isinstance(k, int):
+            return [self.rule()]
+        own = not looks_up(self.kernel.loop) and self.kernel.a.dtype is not DType.f64
+        slow = self.kernel.a.dtype is DType.f32 and work > 16 * _TINY
+        pieces, most = [1] if own and not slow else [], most_tiles(self.schedule.gpu)
+        pieces += [
+            s for s in (2, 3, 4, 6, 8)
+            if pieces and k % (s * _TILE) == 0 and k // s >= _SHORTEST_PIECE and s * tiles <= most
+        ]  # fmt: skip
+        library = [LIBRARY] if self.kernel.b.dtype is self.kernel.a.dtype else []
+        return list(dict.fromkeys([self.rule(), *library, *map(ours, pieces)]))
+
+    # --- the rule -----------------------------------------------------------------------------------------------
+
+    def rule(self) -> Form:
+        return ours(self._pieces()) if self._is_ours() else LIBRARY
+
+    def _is_ours(self) -> bool:
+        work = _work(self.kernel)
+        if has_few_rows(self.kernel):
+            return True
+        if work is None or looks_up(self.kernel.loop):
+            return False
+        if self.kernel.a.dtype is DType.f32:
+            return work <= _TINY
+        if not is_large(self.kernel, self.schedule.gpu):
+            return True
+        return can_sweep(self.kernel) and (self._works_after() or self._library_is_slow())
+
+    def _library_is_slow(self) -> bool:
+        """Rows of odd length, and no way round them."""
+        return is_ragged(self.kernel) and not even_part(self.kernel) and not with_more_rows(self.schedule, self.kernel)
+
+    def _works_after(self) -> bool:
+        """Whether the epilogue is more than a bias, and what it stores is next read by a library or a product."""
+        stored = self.kernel.writes
+        readers = [k for k in self.schedule.kernels if k.reads & stored and k is not self.kernel]
+        if any(isinstance(k, LoopKernel) for k in readers):
+            return False  # it computes the epilogue on its way
+        return sum(isinstance(i, Apply) and i.fn != "cast" for i in self.kernel.loop.body) > 1
+
+    def _pieces(self) -> int:
+        tiles, k, available = _tiles(self.kernel), self.kernel.a.shape[-1], self.schedule.gpu.multiprocessors
+        assert tiles is not None
+        if not isinstance(k, int) or 2 * tiles > available or has_few_rows(self.kernel):
+            return 1
+        wanted = min(-(-available // tiles), _MOST_PIECES)
+        return max((s for s in range(1, wanted + 1) if k % (s * _TILE) == 0 and k // s >= _PIECE), default=1)
+
+    # --- split along k ------------------------------------------------------------------------------------------
+
+    def _split(self, pieces: int) -> list[Kernel]:
+        kernel = self.kernel
+        parts, loop = parts_of(kernel, pieces)
+        self.schedule.buffers[parts.name] = parts
+        product_of_piece = ContractKernel(
+            _piece(kernel.a, -1, pieces), _piece(kernel.b, -2, pieces), f"{kernel.acc}_part", kernel.dtype, loop
+        )
+        return [product_of_piece, LoopKernel(reading(kernel, lambda body, load: sum_of_parts(body, load, parts)))]
+
+    # --- the library --------------------------------------------------------------------------------------------
+
+    def _library(self) -> list[Kernel]:
+        kernel = self.kernel
+        even = even_part(kernel) if is_ragged(kernel) else None
+        if even is not None:
+            return self._with_rest(*even)
+        more = with_more_rows(self.schedule, kernel) if is_ragged(kernel) else None
+        if more is not None:
+            operand, memory = more
+            self.schedule.buffers[memory.name] = memory
+            kernel = self.kernel = replace(kernel, a=operand)
+        bias = self._bias()
+        half = kernel.a.dtype
+        assert half is not None
+        if bias is not None:
+            add, operand, made = bias
+            values = uses(kernel.loop, add)
+            return [*made, *self._called("addmm", (operand, kernel.a, kernel.b), half, values)]
+        acc = accumulator_loads(kernel)
+        casts = [u for n in acc for u in uses(kernel.loop, n)]
+        name = "mm" if len(kernel.a.shape) == 2 else "bmm"
+        if half.compute is half:
+            return self._called(name, (kernel.a, kernel.b), half, acc)
+        if all(is_cast(kernel.loop.body[u], half) for u in casts):
+            if self._is_widened(casts):  # rounded for nothing: the library stores the sum
+                return self._called(name, (kernel.a, kernel.b), half.compute, casts)
+            return self._called(name, (kernel.a, kernel.b), half, casts)
+        return self._called(name, (kernel.a, kernel.b), half.compute, acc)  # the sum itself is wanted, not rounded
+
+    def _with_rest(self, a: Operand, b: Operand) -> list[Kernel]:
+        kernel = self.kernel
+        strides = contiguous_strides(kernel.product_shape)
+        result = Buffer(f"{kernel.acc}_product", kernel.dtype, kernel.product_shape, strides, "extern")
+        self.schedule.buffers[result.name] = result
+        args = (Ref(0), Ref(1), kernel.dtype.torch)
+        op = Extern(torch.ops.aten.mm.dtype, args, (), (strides,), "aten.mm.dtype")
+        first = a.shape[1]
+        assert isinstance(first, int)
+        loop = reading(kernel, lambda body, load: rest_of_sum(kernel, body, load, result, first))
+        return [ExternKernel(op, (a, b), (result.name,)), LoopKernel(loop)]
+
+    def _bias(self) -> tuple[int, Operand, list[Kernel]] | None:
+        """The addition of a vector along the columns, if the accumulator is read by nothing else and the sum is
+        rounded at once: the library does both. A vector that is itself a rounded one is made first."""
+        kernel, body = self.kernel, self.kernel.loop.body
+        half = kernel.a.dtype
+        loads = accumulator_loads(kernel)
+        if len(kernel.a.shape) != 2 or len(loads) != 1 or half is None or half.compute is half:
+            return None
+        readers = uses(kernel.loop, loads[0])
+        if len(readers) != 1 or not _is_add(body[readers[0]]):
+            return None
+        add = body[readers[0]]
+        assert isinstance(add, Apply)
+        if len(set(add.args)) != 2 or not all(is_cast(body[u], half) for u in uses(kernel.loop, readers[0])):
+            return None
+        vector = self._vector(next(a for a in add.args if a != loads[0]), half)
+        return None if vector is None else (readers[0], *vector)
+
+    def _vector(self, value: int, half: DType) -> tuple[Operand, list[Kernel]] | None:
+        """A value per column in memory, and the kernel that puts it there if it is not yet."""
+        loop, n = self.kernel.loop, self.kernel.b.shape[-1]
+        column = f"i{len(self.kernel.a.shape) - 1}"
+        held = loop.body[value]
+        rounded = isinstance(held, Apply) and held.fn == "cast" and held.dtype is half
+        source = loop.body[held.args[0]] if isinstance(held, Apply) and rounded else held
+        if not isinstance(source, Load) or source.guard is not None:
+            return None
+        rows = {a.name for a in loop.axes} - {column}
+        if coefficient(source.index, column) != 1 or mentions(source.index, rows):
+            return None
+        if source.dtype is half:
+            return Operand(source.buffer, substitute(source.index, {column: 0}), (n,), (1,), half), []
+        if not rounded:
+            return None
+        made = Buffer(f"{self.kernel.acc}_bias", half, (n,), (1,), "temp")
+        self.schedule.buffers[made.name] = made
+        body = BodyBuilder()
+        at = body.emit(source)
+        axis = next(a for a in loop.axes if a.name == column)
+        body.emit(Store(made.name, Expr({(axis.sym,): 1}), body.emit(Apply("cast", (at,), half)), "set", half))
+        return Operand(made.name, 0, (n,), (1,), half), [LoopKernel(Loop((axis,), tuple(body.instrs)))]
+
+    def _called(self, name: str, inputs: tuple[Operand, ...], dtype: DType, values: list[int]) -> list[Kernel]:
+        """The call, and the epilogue as a loop that reads its result where `values` stood."""
+        kernel = self.kernel
+        shape = kernel.product_shape
+        strides = contiguous_strides(shape)
+        widened = dtype is not kernel.a.dtype
+        overload = getattr(torch.ops.aten, name)
+        target = overload.dtype if widened else overload.default
+        args: tuple[object, ...] = tuple(Ref(k) for k in range(len(inputs)))
+        args = (*args, dtype.torch) if widened else args
+        op = Extern(target, args, (), (strides,), f"aten.{name}.{'dtype' if widened else 'default'}")
+        copy = self._copy(values, dtype)
+        result = Buffer(copy.buffer if copy else f"{kernel.acc}_product", dtype, shape, strides, "extern")
+        self.schedule.buffers[result.name] = result
+        if copy is not None and len(kernel.loop.stores) == 1:
+            return [ExternKernel(op, inputs, (result.name,))]
+        place = next(i.index for i in kernel.loop.body if isinstance(i, Load) and i.buffer == kernel.acc)
+        body = BodyBuilder()
+        read = body.emit(Load(result.name, place, dtype))
+        replaced = dict.fromkeys(values, read)
+        hidden = dict.fromkeys(accumulator_loads(kernel), read)
+        hole = const(False, DType.bool)  # values keep their numbers
+        rest = replace(kernel.loop, body=tuple(hole if i is copy else i for i in kernel.loop.body))
+        loop = with_values(rest, {**hidden, **replaced}, body)
+        return [ExternKernel(op, inputs, (result.name,)), LoopKernel(loop)]
+
+    def _is_widened(self, casts: list[int]) -> bool:
+        """Whether nothing is done with the rounded product but to store it in the accumulator's type."""
+        loop, wide = self.kernel.loop, self.kernel.dtype
+        read = {u for n in casts for u in uses(loop, n)}
+        return read == {n for n, i in enumerate(loop.body) if isinstance(i, Store)} and all(
+            s.dtype is wide for s in loop.stores
+        )
+
+    def _copy(self, values: list[int], dtype: DType) -> Store | None:
+        """The store of the product itself, in the order in which the library writes it and into memory that receives
+        nothing before: the library may as well write there."""
+        loop = self.kernel.loop
+        place = next(i.index for i in loop.loads if i.buffer == self.kernel.acc)
+        for store in loop.stores:
+            buffer = self.schedule.buffers[store.buffer]
+            plain = store.value in values and store.mode == "set" and store.index == place and store.dtype is dtype
+            (rows, *rest), (all_rows, *of_all) = buffer.shape, self.kernel.product_shape
+            fits = rest == of_all and (rows == all_rows or self.kernel.a is not self.given.a)
+            first = next(k for k in self.schedule.kernels if buffer.name in k.writes)
+            if plain and fits and first is self.given and buffer.role in ("temp", "output"):
+                return store
+        return None
+
+
+def _piece(o: Operand, d: int, pieces: int) -> Operand:
+    """The operand with its dimension d cut into pieces, which become a batch in front."""
+    size = o.shape[d]
+    assert isinstance(size, int)
+    shape = list(o.shape)
+    shape[d] = size // pieces
+    return replace(o, shape=(pieces, *shape), strides=(o.strides[d] * (size // pieces), *o.strides))
+
+
+def _is_add(i: Instr) -> bool:
+    return isinstance(i, Apply) and i.fn == "add"
+
+
+# --- siblings ---------------------------------------------------------------------------------------------------
+
+
+def group_siblings(schedule: Schedule, fuel: Fuel | None = None) -> Schedule:
+    """Products of one matrix with several (queries, keys and values; gate and up) become one kernel."""
+    kinds = [_kind(k) if isinstance(k, ContractKernel) else None for k in schedule.kernels]
+    groups = side_by_side(schedule.kernels, kinds)
+    return schedule.with_kernels(launched_together(groups, ContractKernel, ContractGroup, "group products", fuel))
+
+
+def alike(first: ContractKernel, other: ContractKernel) -> bool:
+    """Whether two products can be side by side."""
+    kind = _kind(first)
+    return kind is not None and kind == _kind(other)
+
+
+def _kind(kernel: ContractKernel) -> object:
+    """What products of one group have in common; None for one that stays alone, as those of several right operands."""
+    if kernel.others or len(kernel.a.shape) != 2:
+        return None
+    return kernel.a, kernel.b.strides, kernel.b.dtype, kernel.b.shape[0]

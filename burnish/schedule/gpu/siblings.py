@@ -1,0 +1,63 @@
+"""Products of the same few rows whose results meet (gate and up), on a GPU: one kernel multiplies both.
+
+One of them goes on with the other's result element by element, so a program that has the sums of both for its columns
+needs nothing else: the result in between is never in memory. With many rows, the sums of two tiles would not fit into
+registers. Products that do not need one another (queries, keys and values) are `group_siblings`' in products.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from burnish.ir.body import BodyBuilder, Load, Store, remap
+from burnish.passes.rewrite import Fuel
+from burnish.schedule.epilogue import with_values
+from burnish.schedule.gpu.products import alike, has_few_rows
+from burnish.schedule.kernels import ContractKernel, Kernel, ResultBuffer, Schedule, made_by
+from burnish.schedule.order import can_pass
+
+
+def join_siblings(schedule: Schedule, fuel: Fuel | None = None) -> Schedule:
+    fuel = fuel or Fuel()
+    kernels: list[Kernel | None] = list(schedule.kernels)
+    for at, second in enumerate(kernels):
+        if not isinstance(second, ContractKernel) or not has_few_rows(second):
+            continue
+        for n, first in enumerate(kernels[:at]):
+            if isinstance(first, ContractKernel) and _meet(first, second) and can_pass(first, kernels[n + 1 : at]):
+                joined = _joined(first, second, _read_later(schedule, kernels, first, second))
+                if joined.loop.hazard() is None and fuel.spend(f"siblings: {made_by(first)} + {made_by(second)}"):
+                    kernels[n], kernels[at] = None, joined
+                    break
+    return schedule.with_kernels([k for k in kernels if k is not None])
+
+
+def _meet(first: ContractKernel, second: ContractKernel) -> bool:
+    """Whether the second reads what the first makes, each element where it was made."""
+    if not alike(first, second) or first.b.shape != second.b.shape or first.writes & second.operand_reads:
+        return False
+    places = {s.buffer: s.index for s in first.loop.stores if s.mode == "set"}
+    loads = [i for i in second.loop.loads if i.buffer in first.writes]
+    own = all(i.guard is None and places.get(i.buffer) == i.index for i in loads)
+    return bool(loads) and own and first.loop.axes == second.loop.axes and not first.writes & second.writes
+
+
+def _read_later(
+    schedule: Schedule, kernels: list[Kernel | None], first: ContractKernel, second: ContractKernel
+) -> frozenset[str]:
+    """What the first makes that is wanted by others than the second."""
+    wanted = {r.operand.buffer for r in schedule.results if isinstance(r, ResultBuffer)}
+    wanted |= {name for k in kernels if k is not None and k is not second for name in k.reads}
+    return frozenset(n for n in first.writes if n in wanted or schedule.buffers[n].role != "temp")
+
+
+def _joined(first: ContractKernel, second: ContractKernel, kept: frozenset[str]) -> ContractKernel:
+    body = BodyBuilder()
+    values: dict[int, int] = {}
+    for n, i in enumerate(first.loop.body):
+        if not isinstance(i, Store) or i.buffer in kept:
+            values[n] = body.emit(remap(i, values, {}))
+    made = {s.buffer: values[s.value] for s in first.loop.stores}
+    read = {n: made[i.buffer] for n, i in enumerate(second.loop.body) if isinstance(i, Load) and i.buffer in made}
+    others = (*second.others, (first.acc, first.b))
+    return replace(second, others=others, loop=with_values(second.loop, read, body))

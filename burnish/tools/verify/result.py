@@ -1,0 +1,17 @@
+"""What `burnish.verify` returns: what it found, which prints as the command shows it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from burnish.tools.verify.findings import Findings
+
+
+@dataclass(frozen=True)
+class VerifyResult(Findings):
+    """`ok` is the answer; `print` it for the table."""
+
+    def __str__(self) -> str:
+        from burnish.tools.verify.render import as_text  # rich takes its time to import
+
+        return as_text(self)

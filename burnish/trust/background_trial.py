@@ -1,0 +1,74 @@
+"""The gate beside the calls: the compiling thread tries each graph on copies before any call gets it.
+
+Only what a call could change is copied: its arguments, and what the graph writes. Parameters are shared; if one was
+changed meanwhile (an optimiser's step), what was seen counts for nothing, and the first call is the trial, as it is
+without a background. So is it for graphs that draw random numbers: those belong to the calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+import torch
+
+from burnish.runtime.graph_capture import wait_for_device
+from burnish.trust.gate import GraphFacts
+from burnish.trust.inputs import SideInputs
+
+
+class OnTrial(Protocol):
+    """Of a Variant, what is needed here."""
+
+    state: Any
+    is_provisional: bool
+    facts: GraphFacts
+    call: Callable[..., Any]
+
+    def retry(self) -> None: ...
+
+
+Candidate = tuple[OnTrial, Sequence[Any]]
+_candidates: ContextVar[list[Candidate] | None] = ContextVar("burnish_candidates", default=None)
+
+
+@contextlib.contextmanager
+def collecting() -> Iterator[list[Candidate]]:
+    """While open, graphs compiled in this thread are put into the list, with the inputs they were captured with."""
+    found: list[Candidate] = []
+    token = _candidates.set(found)
+    try:
+        yield found
+    finally:
+        _candidates.reset(token)
+
+
+def propose(variant: OnTrial, inputs: Sequence[Any]) -> None:
+    """Called with every new variant; in a call that waits for its compile, that call will be the trial."""
+    found = _candidates.get()
+    if found is not None:
+        found.append((variant, inputs))
+
+
+def rehearse(variant: OnTrial, inputs: Sequence[Any]) -> None:
+    """After this the variant is judged or, where that cannot be done here, as it was."""
+    if variant.state != "on trial" or variant.facts.stays_in_thread or variant.facts.unjudgeable:
+        return
+    shared = variant.facts.static - variant.facts.changed
+    with contextlib.suppress(Exception):  # what goes wrong here, goes wrong in the trial of a call, which can say so
+        if any(isinstance(x, torch.Tensor) and x.is_cuda for x in inputs):
+            wait_for_device()  # they may still be on their way, on the stream of the thread that called
+        versions = _versions(inputs, shared)
+        side = SideInputs(inputs, [i for i in range(len(inputs)) if i not in shared])
+        variant.call(*side.take())
+        if variant.is_provisional:
+            variant.call(*side.take())
+        if _versions(inputs, shared) != versions:
+            variant.retry()
+
+
+def _versions(inputs: Sequence[Any], positions: frozenset[int]) -> list[int]:
+    tensors = [inputs[i] for i in sorted(positions) if isinstance(inputs[i], torch.Tensor)]
+    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]

@@ -1,0 +1,234 @@
+"""Runs of a graph beside the caller's: the same inputs and random numbers, nothing of his changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from burnish.assumptions import Assumptions
+from burnish.runtime.graph_capture import wait_for_stream
+from burnish.runtime.process import give_back_freed_memory
+from burnish.trust.inputs import RandomState, SideInputs, devices_of
+from burnish.trust.record import GraphKind
+from burnish.trust.referee import InFloat64, Results
+from burnish.trust.saved_tensor_hooks import hooks_are_active, own_saved_tensors
+
+Call = Callable[..., Any]
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class GraphFacts:
+    """What the capture layer knows of a graph, in terms of its inputs' positions."""
+
+    kind: GraphKind
+    signature: str = ""
+    changed: frozenset[int] = frozenset()  # inputs that a call writes
+    static: frozenset[int] = frozenset()  # parameters and buffers
+    draws: bool = False  # from a random generator
+    coarsest: torch.dtype = torch.float32  # the least exact type it computes in
+    modules: int = 0  # module calls that eager makes, and the captured graph does not
+    unjudgeable: str = ""  # why the graph cannot be run a second time beside the real call
+    assumptions: Assumptions | None = None  # what engines were made for
+    exactness: tuple[int, ...] = ()  # of each result (trust/exactness.py); empty where nothing is known
+    depends_on_type: bool = False  # float64 would compute something else
+    sizes: tuple[int, ...] = ()  # inputs that are symbols on which tensors' sizes depend
+    process_wide: bool = False  # in eager it changes what the process has one of (the level of forward mode)
+    differentiates: bool = False  # inside (torch.func): without grad mode, its derivatives would be zero
+
+    @property
+    def stays_in_thread(self) -> bool:
+        """Whether eager can run it beside a call in the caller's thread only."""
+        return self.draws or self.process_wide
+
+    @property
+    def has_no_referee(self) -> bool:
+        """Whether a run in float64 would tell nothing: other random numbers, or another meaning."""
+        return self.draws or self.depends_on_type
+
+
+class Rig:
+    """Runs a graph beside the real call: same inputs, same random numbers, nothing of the caller's changed."""
+
+    def __init__(
+        self,
+        facts: GraphFacts,
+        args: Sequence[Any],
+        *,
+        backward: bool,
+        left_out: frozenset[int] = frozenset(),
+        repeats: bool,
+    ) -> None:
+        """A backward is that of a loss that leaves these results out. `repeats`: runs that are compared may be followed
+        by others."""
+        self.facts = facts
+        self.training = facts.kind == "training"
+        self.backward = backward
+        self.left_out = left_out
+        self.inputs = SideInputs(args, facts.changed, detached=self.training)
+        # A forward that changes nothing can be the caller's own, if it is right. Not with hooks on what it saves: what
+        # they raise is the caller's, and no failure.
+        can_serve = self.training and not (backward or repeats or self.inputs.copies_anything or hooks_are_active())
+        self._callers = tuple(args) if can_serve else None
+        devices = devices_of(args)
+        # Only then: the generators are the process's, and putting them back would repeat other threads' numbers.
+        self.random = RandomState(devices) if facts.draws else None
+        self._cuda = [d for d in devices if d.type == "cuda"]
+        self._cotangents: list[torch.Tensor] = []
+        self.returned = 0  # how many of the tensors that are compared are the call's own results: the first ones
+
+    @property
+    def results_are_real(self) -> bool:
+        """Whether an engine's result can be handed to the caller as that of his call."""
+        return self._callers is not None or self.eagers_is_real
+
+    @property
+    def eagers_is_real(self) -> bool:
+        return not self.training and not self.inputs.copies_anything
+
+    def run_engine(self, call: Call) -> tuple[Any, Results]:
+        """As `run`, of what may serve the caller."""
+        if self._callers is None:
+            return self.run(call)
+        self.same_numbers()
+        raw = call(*self._callers)
+        return raw, [x.detach() for x in _tensors(raw)]
+
+    def run(self, call: Call, wide: InFloat64 | None = None) -> tuple[Any, Results]:
+        """The raw result, if it is real; and all its tensors, the gradients of its inputs, and what it changed, to be
+        compared."""
+        args = self.inputs.take()
+        if wide is not None:
+            args = wide.arguments(args, None if self.backward else self.inputs.written)
+        self.same_numbers()
+        # In float64 a forward's numbers do not depend on what autograd saves, which is several times the model's size.
+        saves = torch.is_grad_enabled() and (wide is None or self.backward)
+        with self._isolated(), torch.set_grad_enabled(saves), wide or nullcontext():
+            raw = call(*args)
+            results = _tensors(raw)
+            self.returned = len(results)
+            gradients = self._gradients(raw, args) if self.backward else []
+        found = [x.detach() for x in (*results, *gradients, *self.inputs.changed(args))]
+        if self.eagers_is_real:
+            return raw, found
+        del raw, results, gradients
+        if self.training:
+            give_back_freed_memory()  # what autograd saved, before the next saves as much
+        return None, found
+
+    @property
+    def can_hand_over(self) -> bool:
+        """Whether gradients can be had one by one, and the time that it takes without looking at them."""
+        return self.backward and not self.inputs.copies_anything and not self._cuda
+
+    def run_holding(self, call: Call) -> list[torch.Tensor | None]:
+        """Results and gradients of one step."""
+        found: dict[int, torch.Tensor] = {}
+        total = self.hand_over(call, lambda index, tensor: found.update({index: tensor}))
+        return [found.get(index) for index in range(total)]
+
+    def hand_over(self, call: Call, handed: Callable[[int, torch.Tensor], None]) -> int:
+        """The same, each told as soon as it is there, and let go. Returns how many there can be."""
+        args = self.inputs.take()
+        self.same_numbers()
+        with self._isolated():
+            raw = call(*args)
+            results = _tensors(raw)
+            for index, result in enumerate(results):
+                handed(index, result.detach())
+            roots, leaves = self._roots(raw), _leaves(args)
+            for index, leaf in enumerate(leaves, len(results)):
+                leaf.register_hook(partial(_handed_gradient, handed, index))
+            if roots and leaves:
+                torch.autograd.grad(roots, leaves, self._weights(roots), allow_unused=True)
+        return len(results) + len(leaves)
+
+    def _weights(self, roots: Results) -> Results:
+        if not self._cotangents:
+            self._cotangents = [_random_like(x, seed) for seed, x in enumerate(roots)]
+        return [w.to(x.dtype) for w, x in zip(self._cotangents, roots, strict=True)]
+
+    def _roots(self, raw: Any) -> Results:
+        """A view made under no_grad requires a gradient as its base does, and has no history to find one by."""
+        used = [x for k, x in enumerate(_listed(raw)) if k not in self.left_out and isinstance(x, torch.Tensor)]
+        return [x for x in used if x.requires_grad and (x.grad_fn is not None or not x._is_view())]
+
+    def _gradients(self, raw: Any, args: Sequence[Any]) -> Results:
+        roots = self._roots(raw)
+        leaves = _leaves(args)
+        if not roots or not leaves:
+            return []
+        found = torch.autograd.grad(roots, leaves, self._weights(roots), allow_unused=True)
+        nothing = (leaf.new_zeros(()).expand(leaf.shape) for leaf in leaves)
+        return [zero if x is None else x for x, zero in zip(found, nothing, strict=True)]
+
+    def seconds(self, call: Call, calls: int, clock: Clock, *, whole: bool = True) -> float:
+        """One call's time, the mean of a few in a row; not `whole`: without the backward."""
+        if self.inputs.copies_anything:
+            return min(self._one(call, clock, whole) for _ in range(calls))
+        args = self.inputs.take()
+        with self._isolated():
+            self.synchronise()
+            start = clock()
+            for _ in range(calls):
+                self._step(call, args, whole)
+            self.synchronise()
+            return (clock() - start) / calls
+
+    def _one(self, call: Call, clock: Clock, whole: bool) -> float:
+        self.same_numbers()
+        args = self.inputs.take()
+        with self._isolated():
+            self.synchronise()
+            start = clock()
+            self._step(call, args, whole)
+            self.synchronise()
+            return clock() - start
+
+    def same_numbers(self) -> None:
+        if self.random is not None:
+            self.random.restore()
+
+    def _isolated(self) -> AbstractContextManager[Any]:
+        return own_saved_tensors() if self.training else nullcontext()
+
+    def _step(self, call: Call, args: Sequence[Any], whole: bool) -> None:
+        raw = call(*args)
+        if self.backward and whole:
+            self._gradients(raw, args)
+
+    @property
+    def on_cuda(self) -> bool:
+        return bool(self._cuda)
+
+    def synchronise(self) -> None:
+        for device in self._cuda:
+            wait_for_stream(device)
+
+
+def _listed(raw: Any) -> Sequence[Any]:
+    return raw if isinstance(raw, (tuple, list)) else (raw,)
+
+
+def _tensors(raw: Any) -> Results:
+    return [x for x in _listed(raw) if isinstance(x, torch.Tensor)]
+
+
+def _leaves(args: Sequence[Any]) -> Results:
+    return [x for x in args if isinstance(x, torch.Tensor) and x.requires_grad]
+
+
+def _handed_gradient(handed: Callable[[int, torch.Tensor], None], index: int, gradient: torch.Tensor) -> torch.Tensor:
+    handed(index, gradient.detach())
+    return gradient.new_zeros(()).expand_as(gradient)  # which autograd may keep
+
+
+def _random_like(tensor: torch.Tensor, seed: int) -> torch.Tensor:
+    generator = torch.Generator(tensor.device).manual_seed(seed)
+    dtype = tensor.dtype if tensor.is_complex() else torch.float32
+    return torch.randn(tensor.shape, dtype=dtype, device=tensor.device, generator=generator)
