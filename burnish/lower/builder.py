@@ -183,6 +183,8 @@ class Builder:
             node = self.full(_OF_NOTHING[kind], kept, result)
         elif not axes and kind.startswith("arg"):
             node = self.full(0, x.shape, DType.i64)
+        elif not axes and kind == "sum" and x.dtype.is_float:
+            node = self.map("add", x, self.full(0.0, (), x.dtype))  # as eager's, which begins at zero: -0.0 is 0.0
         else:
             node = self.add(Reduce(kind, axes), (x,), TensorType(result, kept)) if axes else x
         if keepdim:

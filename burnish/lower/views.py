@@ -81,9 +81,10 @@ def slice_start(start: Dim | None, end: Dim | None, step: int, size: Dim, length
         return 0
     if isinstance(start, int) and start >= 2**62:
         return size
-    if isinstance(start, int) or is_nonneg(start) or is_nonneg(-1 - start):
-        first = counted_from_start(start, size)
-        return minimum(first, size) if first == start else maximum(first, 0)
+    if is_nonneg(start):
+        return minimum(start, size)
+    if is_nonneg(-1 - start):
+        return maximum(start + size, 0)
     to_the_end = end is None or end == size or (isinstance(end, int) and end >= 2**62)
     fitting = [first for first in (start, start + size) if to_the_end and step == 1 and size - first == length]
     if len(fitting) != 1:

@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import burnish
 from burnish.errors import NothingToSeal
+from burnish.tools.draws import RecordDraws, ReplayDraws
 from burnish.trust.exactness import EXACT
 from tests.fuzz.case import Call, Case
 from tests.fuzz.inputs import built
@@ -60,16 +61,21 @@ class Outcome:
     near_limit: bool = False  # whether a number came so near the type's largest that the order of a sum may matter
 
 
+Draws = dict[int, list[tuple[str, list[torch.Tensor]]]]  # forward -> what its random operations returned
+
+
 @dataclass
 class Side:
     """How a case is run. `noise` perturbs whatever rounds, so that the spread of several runs shows what rounding can
-    decide; `wide` computes in float64; `spread` puts the arguments elsewhere."""
+    decide; `wide` computes in float64; `spread` puts the arguments elsewhere. `draws` are kept there, by calls, or, of
+    a wide run, taken from there: it draws what the narrow one drew."""
 
     ours: bool = False
     noise: int = 0
     wide: bool = False
     spread: bool = False
     device: str = "cpu"
+    draws: Draws | None = None
 
 
 _EXACT = frozenset(
@@ -81,7 +87,7 @@ _EXACT = frozenset(
 )
 _SUMS = frozenset(  # and products: what is of many elements
     """
-    matmul linear mm bmm addmm baddbmm mv addmv dot sum cumsum prod cumprod convolution convolution_backward
+    matmul linear mm bmm addmm baddbmm mv addmv dot sum nansum mean cumsum prod cumprod convolution convolution_backward
     index_add index_add_ scatter_add scatter_add_ embedding_dense_backward
     """.split()
 )
@@ -275,6 +281,7 @@ class _Holder:
 
     def __init__(self, case: Case, side: Side, program: Any) -> None:
         self.case, self.side = case, side
+        self.forwards = 0
         torch.manual_seed(case.seed)
         self.model = program().to(side.device) if case.program.is_module else program
         if side.wide and case.program.is_module:
@@ -319,7 +326,7 @@ class _Holder:
             self.model.zero_grad(set_to_none=True)
         torch.manual_seed(call.seed)
         outcome.stage = "forward"
-        with _mode(call.mode):
+        with self._drawing(), _mode(call.mode):
             result = self.compiled(*args)
         state = [t.sum().item() for t in self._random_states()]
         if call.mode == "grad" and call.backward:
@@ -329,6 +336,21 @@ class _Holder:
         outcome.stage = ""
         outcome.records |= self._records(prefix, args, result)
         outcome.records[f"{prefix}random"] = Record(f"{prefix}random", None, {"state": state})
+
+    @contextlib.contextmanager
+    def _drawing(self) -> Iterator[None]:
+        """The next forward's random numbers are kept, or are those that were kept of the same forward before."""
+        self.forwards += 1
+        draws = self.side.draws
+        if draws is None:
+            yield
+        elif self.side.wide:
+            with ReplayDraws(draws.get(self.forwards, ())):
+                yield
+        else:
+            with RecordDraws() as recorded:
+                yield
+            draws[self.forwards] = recorded.drawn
 
     def _random_states(self) -> list[torch.Tensor]:
         return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if self.side.device == "cuda" else [])]
