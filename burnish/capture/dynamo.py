@@ -24,6 +24,7 @@ from torch.autograd import forward_ad
 from burnish.assumptions import TensorInput
 from burnish.capture.autograd.backwards import Backwards, LeftOut, Part, left_out_now
 from burnish.capture.autograd.checkpoints import drawing_alike_in_checkpoints
+from burnish.capture.autograd.custom_functions import recording_custom_backwards
 from burnish.capture.autograd.double_backward import Replay, Returns, differentiable_twice, inputs_read, returns_of
 from burnish.capture.autograd.missing_gradients import Behind, Flow, behind, flow_of
 from burnish.capture.autograd.partition import partition, save_copies
@@ -586,7 +587,7 @@ def _marked(program: Program) -> Program:
 def eager_graph(graph: fx.GraphModule) -> Callable[..., Any]:
     """The graph's own ops, one by one. Should one raise, the thread's dispatch state (autocast, functorch layers)
     goes back to what it was: a captured graph enters such contexts with plain calls, not with `with`."""
-    graph = drawing_alike_in_checkpoints(graph)
+    graph = recording_custom_backwards(drawing_alike_in_checkpoints(graph))
     called = {_target_name(node) for node in graph.graph.nodes}
     forward = _forward_of(graph)
     if "_make_dual" in called:

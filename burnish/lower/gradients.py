@@ -1,4 +1,5 @@
-"""Gradients that torch takes apart into zeros and a write among them: here each element says what it is."""
+"""Gradients that torch takes apart into something else than eager's kernels: zeros and a write among them, where here
+each element says what it is; a sign, which is zero at NaN, where eager's gradient is NaN."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from collections.abc import Sequence
 from burnish.ir.expr import Dim
 from burnish.ir.graph import Node
 from burnish.lower.builder import Builder, NotLowered
+from burnish.lower.reductions import count
 from burnish.lower.registry import lowering
 
 _MEAN, _SUM = 1, 2  # at::Reduction; 0 is none
@@ -32,6 +34,19 @@ def nll_loss_backward(
         value = b.map("mul", value, b.expand(b.cast(weight, x.dtype), shape))
     hit = b.map("and", b.compare("eq", column, chosen), b.compare("ne", chosen, ignore))
     return b.where(hit, value, 0.0)
+
+
+@lowering("smooth_l1_loss_backward.default")
+def smooth_l1_loss_backward(b: Builder, grad: Node, x: Node, target: Node, reduction: int, beta: float) -> Node:
+    """One beyond beta, the share of beta before it, and NaN at NaN."""
+    if len({grad.dtype, x.dtype, target.dtype}) > 1 or x.shape != target.shape or not x.dtype.is_float:
+        raise NotLowered("a loss of several types or shapes")
+    away = b.map("sub", x, target)
+    if reduction == _MEAN:
+        grad = b.map("div", grad, count(b, x, range(len(x.shape)), grad.dtype))
+    share = b.map("div", b.map("mul", away, grad), beta)
+    inside = b.where(b.compare("ge", away, beta), grad, share)
+    return b.where(b.compare("le", away, -beta), b.map("neg", grad), inside)
 
 
 @lowering("slice_backward.default")

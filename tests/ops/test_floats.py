@@ -5,6 +5,7 @@ finite, or which infinity, is what eager says, or what is right: eager's vectors
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -134,3 +135,36 @@ def test_sums_of_negative_zeros(shape: tuple[int, ...], dim: int) -> None:
     compiled = forced(lambda x: [1 / x.sum(dim), 1 / x.mean(dim), 1 / x.cumsum(dim)])
     for found, wanted in zip(compiled(x), [1 / x.sum(dim), 1 / x.mean(dim), 1 / x.cumsum(dim)], strict=True):
         assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (1, 3), (3, 1), (17,), (64,)])
+def test_a_sum_of_negative_zeros_is_zero(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """As in eager, whose sums begin at zero, also over one element."""
+
+    def signs(x: torch.Tensor) -> list[torch.Tensor]:
+        sums = [x.sum(), x.mean(), x.nansum(), *((x.sum(-1), x.sum(0), x.cumsum(0)) if x.dim() else ())]
+        return [torch.signbit(each) for each in sums]
+
+    x = torch.full(shape, -0.0, dtype=dtype)
+    assert all(map(torch.equal, burnish.compile(signs, gate=False, verify="off")(x), signs(x)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("loss", [F.smooth_l1_loss, F.huber_loss, F.mse_loss, F.l1_loss])
+def test_gradients_of_losses_at_what_is_no_number(loss: Callable[..., torch.Tensor], dtype: torch.dtype) -> None:
+    values = [math.nan, math.inf, -math.inf, 1.0, 0.25, 0.0]
+    pairs = torch.tensor([(a, b) for a in values for b in values], dtype=dtype)
+
+    def gradients(call: Callable[..., torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = (pairs[:, k].clone().requires_grad_() for k in range(2))
+        call(x, y).sum().backward()
+        assert x.grad is not None and y.grad is not None
+        return x.grad, y.grad
+
+    def fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return loss(x, y, reduction="none")
+
+    compiled = burnish.compile(fn, gate=False, verify="off")
+    torch.testing.assert_close(gradients(compiled), gradients(fn), equal_nan=True)
+    assert not burnish.stats(compiled).fallbacks

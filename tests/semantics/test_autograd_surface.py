@@ -585,3 +585,118 @@ def test_many_gradients_at_once_by_vmap_leave_a_plain_backward_as_it_was():
     torch.testing.assert_close(many(given), torch.stack([x.exp(), 2 * x.exp()]).detach())
     result.sum().backward()
     torch.testing.assert_close(x.grad, x.exp().detach())
+
+
+# -- custom functions --------------------------------------------------------------------------------------------------
+
+
+class Cube(torch.autograd.Function):
+    """Saves what it is given."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return gradient * 3 * x**2
+
+
+class Exponential(torch.autograd.Function):
+    """Saves what it returns."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        y = x.exp()
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        (y,) = ctx.saved_tensors
+        return gradient * y
+
+
+class Scaled(torch.autograd.Function):
+    """Saves something else, too, and has a constant in its backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x * x
+        ctx.save_for_backward(y, w)
+        ctx.factor = 2.0
+        return y @ w, y.sum()
+
+    @staticmethod
+    def backward(ctx: Any, first: torch.Tensor, second: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y, w = ctx.saved_tensors
+        with torch.no_grad():
+            constant = w.abs().mean()
+        return first @ w.t() * ctx.factor * constant + second * y, y.t() @ first
+
+
+class Nested(torch.autograd.Function):
+    """Whose forward and backward call another one."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return Cube.apply(x) * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return Cube.apply(x) * gradient
+
+
+def scaled(x: torch.Tensor) -> torch.Tensor:
+    first, second = Scaled.apply(x, torch.tensor([[0.5, 0.1], [0.2, 0.3]]))
+    return first * second
+
+
+CUSTOM: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "saves what it is given": lambda x: Cube.apply(x),
+    "saves what it returns": lambda x: Exponential.apply(x),
+    "among others": lambda x: Exponential.apply(Cube.apply(x).sin()) * x,
+    "several results": scaled,
+    "nested": lambda x: Nested.apply(x),
+}
+
+
+@pytest.mark.parametrize("options", [FORCED, {}, {"dynamic": True}], ids=["forced", "judged", "dynamic"])
+@pytest.mark.parametrize("name", CUSTOM)
+def test_gradient_penalty_through_a_custom_function(name, options):
+    def penalised(call):
+        x = torch.tensor([[0.3, 0.7]], requires_grad=True)
+        y = call(x)
+        (gradient,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        (y.sum() + 10 * gradient.square().sum()).backward()
+        return gradient.detach(), x.grad
+
+    fn = CUSTOM[name]
+    compiled = burnish.compile(fn, **options)
+    for _ in range(2):
+        torch.testing.assert_close(penalised(compiled), penalised(fn))
+    assert not burnish.stats(compiled).fallbacks
+
+
+@pytest.mark.parametrize("options", [FORCED, {}], ids=["forced", "judged"])
+def test_double_backward_beside_an_in_place_view_of_the_same_memory(options):
+    """Such a view gives every view of that memory a new place in the history of gradients."""
+
+    def fn(x, other):
+        y = x * 2
+        other[1:].squeeze_()
+        return y
+
+    def gradient(call):
+        memory = torch.ones(2)
+        x = memory.as_strided((2,), (1,)).requires_grad_()
+        y = call(x, memory.detach())
+        return torch.autograd.grad(y.sum(), x, create_graph=True, allow_unused=True)
+
+    compiled = burnish.compile(fn, **options)
+    for _ in range(2):
+        torch.testing.assert_close(gradient(compiled), gradient(fn))

@@ -94,3 +94,17 @@ def test_a_division_by_a_number_that_may_be_negative() -> None:
     compiled = burnish.compile(fn, dynamic=True, **FORCED)
     for i in (3, -3, 2, -5):
         agree(compiled, fn, torch.randn(8, 8), i)
+
+
+@pytest.mark.parametrize("size", [0, 1, 3])
+def test_a_window_counted_from_the_end_of_what_is_written(size: int) -> None:
+    def last(x: torch.Tensor) -> torch.Tensor:
+        window = x[-2:]
+        x[..., :1] *= 2
+        return window
+
+    x = torch.arange(float(size))
+    compiled = burnish.compile(last, gate=False)
+    want, got = last(x.clone()), compiled(x)
+    assert (got.tolist(), got.storage_offset()) == (want.tolist(), want.storage_offset())
+    assert not burnish.stats(compiled).fallbacks

@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.autograd.graph import get_gradient_edge
 
 from burnish.capture.autograd.backwards import NoSuchPart, leaving_out
 from burnish.capture.autograd.missing_gradients import Flow, filled
@@ -225,6 +226,8 @@ class Replay:
         with torch.enable_grad(), autocast(), _drawing_again(random, inputs):
             # One input may be made of another: gradients of each are of tensors that nothing else is made of.
             leaves = [x.view_as(x) if needs[k] else x for k, x in enumerate(inputs)]
+            # Where they are now: an in-place view of a tensor that shares their memory gives them another node.
+            edges = [get_gradient_edge(x) for k, x in enumerate(leaves) if needs[k]]
             given_to_graph = [x.clone() if k in self.written else x for k, x in enumerate(leaves)]
             results = self.graph(*given_to_graph)
             results = results if isinstance(results, (tuple, list)) else (results,)
@@ -235,7 +238,7 @@ class Replay:
                 for value, gradient in zip(values, given, strict=True)
                 if gradient is not None and isinstance(value, torch.Tensor) and value.requires_grad
             ]
-            found = self._differentiated(pairs, [x for k, x in enumerate(leaves) if needs[k]], recorded)
+            found = self._differentiated(pairs, edges, recorded)
         answers = iter(found)
         return tuple(next(answers) if needs[k] else None for k in range(len(inputs)))
 
@@ -248,11 +251,11 @@ class Replay:
             *found,
         ]
 
-    def _differentiated(self, pairs: Sequence[tuple[Any, Any]], leaves: Sequence[Any], recorded: bool) -> Sequence[Any]:
-        if not pairs or not leaves:
-            return [None] * len(leaves)
+    def _differentiated(self, pairs: Sequence[tuple[Any, Any]], edges: Sequence[Any], recorded: bool) -> Sequence[Any]:
+        if not pairs or not edges:
+            return [None] * len(edges)
         roots, weights = [value for value, _ in pairs], [gradient for _, gradient in pairs]
-        return torch.autograd.grad(roots, leaves, weights, create_graph=recorded, allow_unused=True)
+        return torch.autograd.grad(roots, edges, weights, create_graph=recorded, allow_unused=True)
 
 
 def is_replayed(gradients: Sequence[Any]) -> bool:

@@ -25,7 +25,7 @@ _ALSO = frozenset(
     native_group_norm_backward nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward
     hardswish_backward hardtanh_backward leaky_relu_backward elu_backward softplus
     softplus_backward mish mish_backward log_sigmoid_forward log_sigmoid_backward addcmul addcdiv lerp
-    smooth_l1_loss smooth_l1_loss_backward mse_loss mse_loss_backward huber_loss huber_loss_backward
+    smooth_l1_loss mse_loss mse_loss_backward huber_loss huber_loss_backward
     binary_cross_entropy_backward upsample_nearest2d_backward glu glu_backward
     _fused_rms_norm_backward slice_backward select_backward _prelu_kernel _prelu_kernel_backward
     """.split()
