@@ -1,4 +1,4 @@
-"""The way of a graph, top to bottom: captured FX → Graph → passes → Schedule → C source → Program."""
+"""All stages of compiling one graph, in order: captured FX → Graph → passes → Schedule → source → Program."""
 
 from __future__ import annotations
 

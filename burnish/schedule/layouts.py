@@ -1,4 +1,4 @@
-"""Where values lie: the strides a stored node's memory has, and what speaks for others than the plain ones."""
+"""Memory layouts: the strides of a stored node, and when they differ from the contiguous ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the first compile of a process pays for all later ones: imports, tables of ops and rules, Dynamo's own caches.
+"""One-time work of a process's first compile: imports, tables of ops and rules, Dynamo's own caches.
 
 A background compile does it before there is anything to compile: `burnish.compile` takes a moment longer, and the
 calls that follow do not share Python with it.

@@ -1,4 +1,4 @@
-"""A convolution with all that follows it in the library's call: cuDNN can add a bias and a tensor and cut off below 0.
+"""Epilogues of the library's convolutions: a cuDNN call can also add a bias and a tensor and apply ReLU.
 
 A norm after the convolution goes into it beforehand: the weights of a channel are multiplied by the norm's factor, and
 its offset is the bias. Both are made in each call, as weights may change.

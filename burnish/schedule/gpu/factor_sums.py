@@ -1,5 +1,4 @@
-"""What all elements of a row are multiplied by leaves the row's sum: sum(x * r * w) is r * sum(x * w); so does what is
-in each of several terms.
+"""Common factors move out of a row's sum: sum(x * r * w) is r * sum(x * w). So do factors of all terms.
 
 With a normalisation in front of a product, r is known only after a pass over the row. Outside, the product's sum is in
 the same pass: a reduction is a barrier for all threads of a program, and one less to wait for. A rounding between the

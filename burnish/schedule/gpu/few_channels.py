@@ -1,4 +1,4 @@
-"""A large convolution of few channels, an image's three: laid out anew, it is one of many.
+"""Large convolutions of few channels (an image's three) on a GPU: a padded copy turns them into one of many channels.
 
 Three channels next to one another are six bytes, which no load takes at once, and no tensor core adds up three of
 anything. A copy of x has room for a power of two of channels and for the padding, so that the taps of a row lie next to

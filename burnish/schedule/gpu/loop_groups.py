@@ -1,4 +1,4 @@
-"""Loops side by side: on a GPU, small kernels that do not need one another are one launch, each with its own programs.
+"""Groups of independent loops on a GPU: small kernels share one kernel launch, each with its own programs.
 
 A launch takes about as long as a small kernel does, so the projections of one vector, or what is done to queries, keys
 and values before they meet, go together. Kernels of one group run with the same number of threads, so only loops of one

@@ -1,4 +1,4 @@
-"""What a vector product multiplies is made where it is read, and what it makes is used where it is made, on a GPU.
+"""Prologues of vector products on a GPU: operands are computed where they are read, results where they are used.
 
 `inline_matrices`: a matrix that a map makes (rows looked up by an expert's number, small integers times a scale) is
 never in memory: the product's loop computes each element from what the map would have read. `inline_products`: a map

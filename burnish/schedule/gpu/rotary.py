@@ -1,4 +1,4 @@
-"""Rows whose halves change places, on a GPU: a rotation joins the product it is of.
+"""Rotary embedding on a GPU, fused into the product whose result it rotates.
 
 A rotary embedding combines element d of a head with element d + D/2. As loops over elements, the product that makes the
 head and the rotation that reads it at two places cannot be one: each point would need another point's sum. Over half

@@ -1,4 +1,4 @@
-"""Attention of few queries over many keys, on a GPU: the keys are cut into pieces, and all multiprocessors read some.
+"""Split-KV attention on a GPU: for few queries over many keys, the keys are cut into pieces for all multiprocessors.
 
 A step of decoding has one query for each head and all of the cache to read. A program takes one piece of the keys of
 one key head, for all the query heads that share it; a loop then puts the pieces together. Which keys a query sees is

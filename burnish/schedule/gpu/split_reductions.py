@@ -1,4 +1,4 @@
-"""Reductions with fewer rows than the machine has workers are cut along the row: partial results, then their sum.
+"""Split reductions: those with fewer rows than the GPU has multiprocessors are cut along the row, into partial results.
 
 One loop becomes up to three: `partial` reduces each piece of the rows into a buffer of its own, `combine` reduces the
 pieces and does the row-level work, `rest` is what needs the results at every element. A rest that still reduces is cut
