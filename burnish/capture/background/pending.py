@@ -1,7 +1,7 @@
 """Calls of an object whose background compile is still pending: they run in eager without entering Dynamo.
 
-Entering Dynamo costs a cache look-up and a copy of a frame: more than a small model's whole call. So the first call of
-all only stores its arguments, wakes the compiling thread, and runs in eager. Calls of a kind that is being compiled run in
+Entering Dynamo takes time, and a copy of a frame: more than a small model's whole call. So the first call of all only
+stores its arguments, wakes the compiling thread, and runs in eager. Calls of a kind that is being compiled run in
 eager, without Dynamo, until the compile is over.
 """
 
