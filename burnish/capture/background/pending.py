@@ -13,8 +13,9 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from burnish.capture.background.queue import Job
-from burnish.capture.background.snapshot import CannotSnapshot, FrameSnapshot, ThreadState, can_wait, entered
+from burnish.capture.background.snapshot import FrameSnapshot, can_wait, entered
 from burnish.capture.entry.bypass import kind_of
+from burnish.runtime.host.thread_state import CannotSnapshot, ThreadState
 
 
 class FirstCall:

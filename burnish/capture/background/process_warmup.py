@@ -53,9 +53,9 @@ def _backend(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]
 
 def _draft(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:  # AOTAutograd's own names
     from burnish.codegen.c.unit import generate
+    from burnish.fuel import Fuel
     from burnish.lower.importer import import_graph
     from burnish.passes import run_passes
-    from burnish.passes.rewrite import Fuel
     from burnish.schedule.lower import lower_graph
     from burnish.schedule.passes import Context, run_schedule_passes
 

@@ -26,11 +26,11 @@ from functools import partial
 
 import torch
 
+from burnish.fuel import Fuel
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim
 from burnish.observe.log import CompileLog
 from burnish.options import Options
-from burnish.passes.rewrite import Fuel
 from burnish.runtime.build.compiler import cpu_features
 from burnish.runtime.build.shared_library import double_library, load_native, native_library, source_hash
 from burnish.runtime.cache.entry import CacheKey

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from burnish.fuel import Fuel
 from burnish.ir.body import (
     Axis,
     BodyBuilder,
@@ -28,7 +29,6 @@ from burnish.ir.body import (
 )
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, Expr, product, substitute, symbols
-from burnish.passes.rewrite import Fuel
 from burnish.schedule.axes import column_axis
 from burnish.schedule.fuse import Unified, join, unify
 from burnish.schedule.gpu.split_reductions import PartialBody

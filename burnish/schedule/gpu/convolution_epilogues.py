@@ -13,7 +13,7 @@ import torch
 
 from burnish.ir.body import Apply, BodyBuilder, Const, Instr, Load, Loop, Store, instr_args, make_axis, prune, rebuild
 from burnish.ir.dtypes import DType
-from burnish.ir.expr import Dim, Expr, symbols
+from burnish.ir.expr import Dim, Expr, dot, symbols
 from burnish.ir.graph import Extern, Ref
 from burnish.schedule.epilogue import is_cast
 from burnish.schedule.form import Form
@@ -27,7 +27,6 @@ from burnish.schedule.kernels import (
     Schedule,
     channels_last_strides,
 )
-from burnish.schedule.layouts import dot
 
 FUSED = Form("fused")
 _CHANNEL = "i1"

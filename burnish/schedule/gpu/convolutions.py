@@ -22,9 +22,8 @@ import torch
 
 from burnish.device import Gpu
 from burnish.ir.body import Apply, BodyBuilder, Load
-from burnish.ir.expr import Dim, Expr, product
+from burnish.ir.expr import Dim, Expr, contiguous_strides, product
 from burnish.ir.graph import Extern, Ref
-from burnish.lower.builder import contiguous_strides
 from burnish.schedule.epilogue import (
     accumulator_loads,
     is_cast,

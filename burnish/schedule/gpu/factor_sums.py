@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from burnish.fuel import Fuel
 from burnish.ir.body import Apply, BodyBuilder, Loop, Reduced, prune, remap
 from burnish.ir.dtypes import DType
-from burnish.passes.rewrite import Fuel
 from burnish.schedule.gpu.vector_loops import is_vector_product
 from burnish.schedule.kernels import Kernel, LoopKernel, Schedule, made_by
 

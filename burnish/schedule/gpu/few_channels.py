@@ -13,12 +13,10 @@ from dataclasses import dataclass, replace
 
 from burnish.ir.body import BodyBuilder, Load, Loop, Store, make_axis
 from burnish.ir.dtypes import DType
-from burnish.ir.expr import Dim, Expr
-from burnish.lower.builder import contiguous_strides
+from burnish.ir.expr import Dim, Expr, contiguous_strides, dot
 from burnish.schedule.emit import inside
 from burnish.schedule.form import Form
 from burnish.schedule.kernels import Buffer, ConvolveKernel, Kernel, LoopKernel, Operand, Schedule
-from burnish.schedule.layouts import dot
 
 ROOMY = Form("roomy")
 _MOST_CHANNELS = 8

@@ -7,9 +7,9 @@ form are put together; and only neighbours, or what can be brought forward to be
 
 from __future__ import annotations
 
+from burnish.fuel import Fuel
 from burnish.ir.body import Loop, Scanned
 from burnish.ir.expr import product
-from burnish.passes.rewrite import Fuel
 from burnish.schedule.gpu.vector_loops import is_vector_product, vector_loads
 from burnish.schedule.kernels import LoopGroup, LoopKernel, Schedule
 from burnish.schedule.order import launched_together, side_by_side

@@ -26,12 +26,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from burnish.device import Gpu
+from burnish.fuel import Fuel
 from burnish.ir.body import Apply, BodyBuilder, Instr, Load, Loop, Store, const
 from burnish.ir.dtypes import DType
-from burnish.ir.expr import Expr, coefficient, mentions, product, substitute
+from burnish.ir.expr import Expr, coefficient, contiguous_strides, mentions, product, substitute
 from burnish.ir.graph import Extern, Ref
-from burnish.lower.builder import contiguous_strides
-from burnish.passes.rewrite import Fuel
 from burnish.schedule.epilogue import (
     accumulator_loads,
     is_cast,

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from burnish.fuel import Fuel
 from burnish.ir.body import (
     Apply,
     Axis,
@@ -26,7 +27,6 @@ from burnish.ir.body import (
 )
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, Expr, coefficient, floordiv, mentions, mod, product, substitute, symbols
-from burnish.passes.rewrite import Fuel
 from burnish.schedule.gpu.products import has_few_rows
 from burnish.schedule.gpu.vector_loops import is_vector_product, matrices
 from burnish.schedule.kernels import ContractKernel, Kernel, LoopKernel, ResultBuffer, Schedule, made_by

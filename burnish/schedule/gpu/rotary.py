@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from burnish.fuel import Fuel
 from burnish.ir.body import (
     Apply,
     Axis,
@@ -27,7 +28,6 @@ from burnish.ir.body import (
 )
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, Expr, coefficient, is_nonneg, substitute
-from burnish.passes.rewrite import Fuel
 from burnish.schedule.fuse import Unified, unify
 from burnish.schedule.gpu.vector_loops import is_vector_product
 from burnish.schedule.kernels import Kernel, LoopKernel, ResultBuffer, Schedule, made_by

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from burnish.fuel import Fuel
 from burnish.ir.body import BodyBuilder, Load, Store, remap
-from burnish.passes.rewrite import Fuel
 from burnish.schedule.epilogue import with_values
 from burnish.schedule.gpu.products import alike, has_few_rows
 from burnish.schedule.kernels import ContractKernel, Kernel, ResultBuffer, Schedule, made_by

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 
 from burnish.ir.body import Apply, BodyBuilder, Load, Loop, Reduced, Store, const, make_axis
 from burnish.ir.dtypes import DType
-from burnish.ir.expr import Dim, Expr, product
-from burnish.lower.builder import contiguous_strides
+from burnish.ir.expr import Dim, Expr, contiguous_strides, product
 from burnish.lower.contractions import FEWEST_QUERIES
 from burnish.schedule.kernels import (
     KEY_BLOCK,

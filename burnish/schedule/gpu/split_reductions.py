@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from burnish.fuel import Fuel
 from burnish.ir.body import (
     Apply,
     Axis,
@@ -35,7 +36,6 @@ from burnish.ir.body import (
 )
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, Expr, floordiv, product
-from burnish.passes.rewrite import Fuel
 from burnish.schedule.axes import column_axis, normalise
 from burnish.schedule.kernels import Buffer, Kernel, LoopKernel, Schedule
 from burnish.schedule.phases import Phases
