@@ -27,10 +27,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from burnish.capture.autograd.partition import partition
 from burnish.capture.graphs.decompositions import decomposition_table
+from burnish.fuel import Fuel
 from burnish.lower.importer import import_graph
 from burnish.observe.log import CompileLog
 from burnish.passes import run_passes
-from burnish.passes.rewrite import Fuel
 from burnish.runtime.cache.store import Cache
 from burnish.runtime.cuda.program import generate_cuda, kernel_source
 from burnish.runtime.triton.build import KernelBuilder

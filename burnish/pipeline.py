@@ -1,4 +1,4 @@
-"""The way of a graph, top to bottom: captured FX → Graph → passes → Schedule → C source → Program."""
+"""All stages of compiling one graph, in order: captured FX → Graph → passes → Schedule → source → Program."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from torch.fx import GraphModule
 from burnish.codegen.c.split_unit import in_parts
 from burnish.codegen.c.unit import CUnit, generate
 from burnish.errors import CompileError
+from burnish.fuel import Fuel
 from burnish.ir.graph import Graph
-from burnish.lower.importer import Captured, import_graph
+from burnish.lower.captured import Captured
+from burnish.lower.importer import import_graph
 from burnish.observe.log import CompileLog, failure_reason
 from burnish.options import Options
 from burnish.passes import run_passes
-from burnish.passes.rewrite import Fuel
 from burnish.record import GraphRecord
 from burnish.runtime.build.concurrent import Coming, Wait
 from burnish.runtime.build.shared_library import COMPILERS, CSource, build_shared, load_native

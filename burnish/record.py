@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 
 if TYPE_CHECKING:
     from burnish.ir.graph import Graph
-    from burnish.lower.importer import Captured
+    from burnish.lower.captured import Captured
     from burnish.options import Options
     from burnish.schedule.fusion_report import FusionReport
     from burnish.schedule.kernels import Schedule

@@ -14,11 +14,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from burnish.capture.autograd.partition import partition
 from burnish.capture.graphs.decompositions import decomposition_table
-from burnish.lower.importer import Captured, import_graph
+from burnish.fuel import Fuel
+from burnish.lower.captured import Captured
+from burnish.lower.importer import import_graph
 from burnish.observe.log import CompileLog
 from burnish.options import Options
 from burnish.passes import run_passes
-from burnish.passes.rewrite import Fuel
 from burnish.pipeline import compile_graph
 from burnish.schedule.fuse import fuse
 from burnish.schedule.kernels import Schedule

@@ -9,7 +9,7 @@ when their offsets are the same expression.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Union
 
@@ -459,3 +459,14 @@ def _render_atom(atom: Atom, name: Callable[[str], str], python: bool) -> str:
     if is_nonneg(atom.num):
         return f"({num} {'/' if isinstance(atom, Div) else '%'} {den})"
     return f"bn_{'floordiv' if isinstance(atom, Div) else 'mod'}_i64({num}, {den})"
+
+
+def dot(index: tuple[Dim, ...], strides: tuple[Dim, ...]) -> Dim:
+    total: Dim = 0
+    for i, s in zip(index, strides, strict=True):
+        total = total + i * s
+    return total
+
+
+def contiguous_strides(shape: Sequence[Dim]) -> tuple[Dim, ...]:
+    return tuple(product(tuple(shape[i + 1 :])) for i in range(len(shape)))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from burnish.ir.dtypes import DType, from_torch
-from burnish.ir.expr import Dim, Expr, floordiv, mod, product, substitute, sym
+from burnish.ir.expr import Dim, Expr, floordiv, mod, substitute, sym
 from burnish.ir.graph import (
     Concat,
     Full,
@@ -334,10 +334,6 @@ def unravel_groups(
                 index[i] = mod(linear, old[i])
                 linear = floordiv(linear, old[i])
     return index
-
-
-def contiguous_strides(shape: Sequence[Dim]) -> tuple[Dim, ...]:
-    return tuple(product(tuple(shape[i + 1 :])) for i in range(len(shape)))
 
 
 def promote(*args: Any) -> DType:

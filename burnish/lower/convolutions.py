@@ -9,9 +9,9 @@ import itertools
 from collections.abc import Sequence
 
 from burnish.ir.dtypes import DType
-from burnish.ir.expr import Dim
+from burnish.ir.expr import Dim, contiguous_strides
 from burnish.ir.graph import Convolve, Node, TensorType, View, axes_for, axis_exprs
-from burnish.lower.builder import Builder, NotLowered, contiguous_strides
+from burnish.lower.builder import Builder, NotLowered
 from burnish.lower.contractions import contract
 from burnish.lower.registry import lowering
 

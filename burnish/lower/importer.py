@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,13 +17,13 @@ from torch.fx import Node as FxNode
 from burnish.assumptions import meets_itself
 from burnish.errors import CompileError
 from burnish.ir.dtypes import from_torch
-from burnish.ir.expr import Dim, Expr, coefficient, steps_over, terms_of
+from burnish.ir.expr import Dim, Expr, coefficient, contiguous_strides, dot, steps_over, terms_of
 from burnish.ir.graph import Constant, Extern, Full, Graph, Input, Iota, Node, Ref, TensorType, View
 from burnish.lower import LOWERINGS
 from burnish.lower.aten_calls import memory_of, memory_of_node
-from burnish.lower.builder import Builder, NotLowered, contiguous_strides
+from burnish.lower.builder import Builder, NotLowered
+from burnish.lower.captured import Captured, Window
 from burnish.lower.symbols import Symbols
-from burnish.schedule.layouts import dot
 from burnish.torch_private.aot import with_effects
 from burnish.torch_private.operators import OpOverload
 
@@ -33,24 +32,6 @@ _TOKENS = frozenset(
 )
 
 _COUNTING_FROM_STORAGE = frozenset(("aten::as_strided.default", "aten::as_strided_copy.default"))
-Window = tuple[int, tuple[Dim, ...], tuple[Dim, ...], Dim]  # argument or result, shape, strides, offset
-
-
-@dataclass
-class Captured:
-    """A graph with what only the capture knows: how sizes are bound and which results are really an input's storage."""
-
-    graph: Graph
-    symbols: Symbols
-    aliases: dict[int, Window] = field(default_factory=dict)  # result -> where in which argument it is
-    windows: dict[int, Window] = field(default_factory=dict)  # result -> where in which other result it is
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))  # where every tensor of the graph is
-    target: str = "cpu"  # the kind of device it is lowered for
-    # Results that share memory in eager: a result, an earlier one, and whether they are one tensor or two.
-    objects: tuple[tuple[int, int, bool], ...] = ()
-    results: int = 0  # outputs beyond these are only there for `windows` to look into
-    externs: list[tuple[str, str]] = field(default_factory=list)  # (op, why it was not lowered)
-    values: dict[FxNode, Any] = field(default_factory=dict)  # what each captured call became: a node, several, a size
 
 
 def import_graph(gm: GraphModule, kind: str | None = None, returned: int | None = None) -> Captured:

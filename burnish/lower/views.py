@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from burnish.ir.dtypes import DType
-from burnish.ir.expr import Dim, Expr, floordiv, is_nonneg, maximum, minimum, mod, product
+from burnish.ir.expr import Dim, Expr, contiguous_strides, floordiv, is_nonneg, maximum, minimum, mod, product
 from burnish.ir.graph import Full, Node
-from burnish.lower.builder import Builder, NotLowered, contiguous_strides
+from burnish.lower.builder import Builder, NotLowered
 from burnish.lower.registry import lowering
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from burnish.fuel import Fuel
 from burnish.ir.graph import Graph
 from burnish.passes.attention import attend
 from burnish.passes.fold import drop_identities, fold_constants, gather_to_view, scatter_onto
-from burnish.passes.rewrite import Fuel, Rule, rewrite
+from burnish.passes.rewrite import Rule, rewrite
 from burnish.passes.sink import sink_gathers
 
 PASSES: tuple[tuple[str, Rule], ...] = (

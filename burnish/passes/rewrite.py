@@ -4,33 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from burnish.fuel import Fuel
 from burnish.ir.graph import Graph, Node, describe
 from burnish.lower.builder import Builder
 
 # Given a node over already rewritten inputs, an equal node to use instead, or None to keep it.
 Rule = Callable[[Builder, Node, tuple[Node, ...]], Node | None]
-
-
-class Fuel:
-    """A budget of optimisations. Halving it finds a miscompile: the step that spends the last unit is the culprit.
-
-    `spent` names every step taken, so that the culprit has a name (`burnish verify` does the halving)."""
-
-    def __init__(self, units: int | None = None) -> None:
-        self.left = units
-        self.spent: list[str] = []
-
-    @property
-    def last(self) -> str:
-        return self.spent[-1] if self.spent else ""
-
-    def spend(self, what: str) -> bool:
-        if self.left is not None:
-            if self.left <= 0:
-                return False
-            self.left -= 1
-        self.spent.append(what)
-        return True
 
 
 def rewrite(graph: Graph, rule: Rule, name: str, fuel: Fuel) -> Graph:

@@ -1,4 +1,4 @@
-"""Look a few elements up before computing on them, not after: the loss of a class is one element of a row of logits."""
+"""Gathers move ahead of element-wise work: a class's loss needs one element of a row of logits, not all of it."""
 
 from __future__ import annotations
 

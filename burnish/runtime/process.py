@@ -1,4 +1,4 @@
-"""Manners of a process: giving way to others, and leaving nothing behind."""
+"""Helpers about a process: lower priorities, threads that may not start, work at exit, freed memory given back."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Set
 from burnish.errors import CompileError
 from burnish.ir.body import Apply, BodyBuilder, Checked, Load, Position, Store, const, value_symbol
 from burnish.ir.dtypes import DType
-from burnish.ir.expr import Dim, Expr, is_less, is_nonneg, substitute, symbols
+from burnish.ir.expr import Dim, Expr, dot, is_less, is_nonneg, substitute, symbols
 from burnish.ir.graph import (
     Attend,
     Concat,
@@ -25,7 +25,6 @@ from burnish.ir.graph import (
 )
 from burnish.ir.scalar import JUMPS, PICKS
 from burnish.schedule.kernels import Buffer
-from burnish.schedule.layouts import dot
 
 
 class Emitter:

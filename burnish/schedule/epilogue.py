@@ -1,4 +1,4 @@
-"""What follows a product, when the product goes elsewhere: its loop, reading results instead of the accumulator."""
+"""The epilogue of a product that another backend computes: a loop that reads results instead of the accumulator."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from burnish.fuel import Fuel
 from burnish.ir.body import (
     Apply,
     Axis,
@@ -30,7 +31,6 @@ from burnish.ir.body import (
 )
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, Expr, coefficient, floordiv, mod, product, substitute, symbols
-from burnish.passes.rewrite import Fuel
 from burnish.schedule.fusion_report import FusionReport, Refusal
 from burnish.schedule.kernels import ExternKernel, Kernel, LoopKernel, Product, ResultBuffer, Schedule, with_loop
 from burnish.schedule.order import dependences, require_kept

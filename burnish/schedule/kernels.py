@@ -16,9 +16,8 @@ from typing import Any
 from burnish.device import REFERENCE, Gpu
 from burnish.ir.body import Loop
 from burnish.ir.dtypes import DType
-from burnish.ir.expr import Dim, floordiv, product
+from burnish.ir.expr import Dim, contiguous_strides, floordiv, product
 from burnish.ir.graph import Attend, Convolve, Extern
-from burnish.lower.builder import contiguous_strides
 from burnish.schedule.form import Form
 
 KEY_BLOCK = 64  # keys that attention in pieces looks at together

@@ -1,20 +1,12 @@
-"""Where values lie: the strides a stored node's memory has, and what speaks for others than the plain ones."""
+"""Memory layouts: the strides of a stored node, and when they differ from the contiguous ones."""
 
 from __future__ import annotations
 
-from burnish.ir.expr import Dim, is_nonneg, product
+from burnish.ir.expr import Dim, contiguous_strides, is_nonneg, product
 from burnish.ir.graph import Contract, Convolve, Graph, Map, Node, View
-from burnish.lower.builder import contiguous_strides
 
 _LONG_ROW = 64  # elements to which rows of operands are padded on a GPU, if they are that long
 _LARGE_MATRIX = 1 << 20
-
-
-def dot(index: tuple[Dim, ...], strides: tuple[Dim, ...]) -> Dim:
-    total: Dim = 0
-    for i, s in zip(index, strides, strict=True):
-        total = total + i * s
-    return total
 
 
 def multiplied(graph: Graph) -> frozenset[int]:

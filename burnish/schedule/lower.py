@@ -19,7 +19,7 @@ from burnish.ir.body import (
     make_axis,
 )
 from burnish.ir.dtypes import DType
-from burnish.ir.expr import Dim, Expr, coefficient, product, substitute, symbols
+from burnish.ir.expr import Dim, Expr, coefficient, contiguous_strides, dot, product, substitute, symbols
 from burnish.ir.graph import (
     Attend,
     Concat,
@@ -41,8 +41,7 @@ from burnish.ir.graph import (
     View,
 )
 from burnish.ir.scalar import SCALAR_OPS, TRANSCENDENTAL
-from burnish.lower.builder import contiguous_strides
-from burnish.lower.importer import Captured
+from burnish.lower.captured import Captured
 from burnish.schedule.axes import hits_each_once
 from burnish.schedule.emit import Emitter
 from burnish.schedule.kernels import (
@@ -62,7 +61,6 @@ from burnish.schedule.layouts import (
     as_views_have,
     attend_layout,
     dense,
-    dot,
     ends_product,
     has_odd_rows,
     multiplied,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from burnish.errors import CompileError
-from burnish.passes.rewrite import Fuel
+from burnish.fuel import Fuel
 from burnish.schedule.kernels import ContractKernel, ExternKernel, Kernel, LoopKernel, Schedule, made_by
 
 Part = TypeVar("Part", LoopKernel, ContractKernel)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
-from burnish.passes.rewrite import Fuel
+from burnish.fuel import Fuel
 from burnish.schedule.form import Form
 from burnish.schedule.fuse import fuse
 from burnish.schedule.fusion_report import FusionReport

@@ -1,4 +1,4 @@
-"""How exact a value has to be, by what becomes of it."""
+"""The precision that a value needs, decided by its readers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The gate beside the calls: the compiling thread tries each graph on copies before any call gets it.
+"""The gate in a background compile: the compiling thread tries each graph on copies before a call is served by it.
 
 Only what a call could change is copied: its arguments, and what the graph writes. Parameters are shared; if one was
-changed meanwhile (an optimiser's step), what was seen counts for nothing, and the first call is the trial, as it is
-without a background. So is it for graphs that draw random numbers: those belong to the calls.
+changed meanwhile (an optimiser's step), the trial does not count, and the first call is the trial, as it is
+without a background. The same holds for graphs that draw random numbers: only calls may advance the generators.
 """
 
 from __future__ import annotations

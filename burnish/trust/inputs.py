@@ -1,4 +1,4 @@
-"""Arguments for a run beside the real one: what a call changes is copied, everything else is shared.
+"""Arguments for a shadow run: what a call changes is copied, everything else is shared.
 
 A captured graph is pure but for the inputs it writes, so that with those copied it can be run as often as one likes.
 Parameters are never copied unless they are written: a captured CUDA graph knows them by their address.

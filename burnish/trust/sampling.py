@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 import torch
 
-from burnish.capture.background.snapshot import CannotSnapshot, ThreadState
+from burnish.runtime.host.thread_state import CannotSnapshot, ThreadState
 from burnish.runtime.process import at_exit, give_way, has_started
 from burnish.trust.gate import Call, Failure, GraphFacts
 from burnish.trust.inputs import CannotCopy, RandomState, SideInputs, devices_of

@@ -1,4 +1,4 @@
-"""Autograd runs beside the user's own must not go through his hooks on saved tensors (checkpointing, offloading)."""
+"""The user's hooks on saved tensors (checkpointing, offloading), switched off for burnish's own runs of autograd."""
 
 from __future__ import annotations
 

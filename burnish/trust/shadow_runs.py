@@ -1,4 +1,4 @@
-"""Runs of a graph beside the caller's: the same inputs and random numbers, nothing of his changed."""
+"""Shadow runs of a graph: they use the caller's inputs and random numbers, and change nothing of the caller's."""
 
 from __future__ import annotations
 

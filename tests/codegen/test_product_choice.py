@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from burnish.fuel import Fuel
 from burnish.ir.dtypes import DType
 from burnish.observe.log import CompileLog
 from burnish.options import Options
-from burnish.passes.rewrite import Fuel
 from burnish.runtime.cache.store import Cache, open_cache
 from burnish.runtime.cpu import product_backend
 from burnish.runtime.cpu.blas import find_blas

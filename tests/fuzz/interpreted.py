@@ -19,10 +19,10 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from burnish.codegen.triton.module import generate
+from burnish.fuel import Fuel
 from burnish.ir.body import instr_index
 from burnish.ir.expr import symbols
 from burnish.passes import run_passes
-from burnish.passes.rewrite import Fuel
 from burnish.schedule.evaluate import ScheduleEvaluation
 from burnish.schedule.kernels import ContractGroup, ExternKernel, Kernel, LoopGroup, LoopKernel, Product, Schedule
 from burnish.schedule.lower import lower_graph

@@ -12,13 +12,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from burnish.fuel import Fuel
 from burnish.ir.dtypes import DType
 from burnish.ir.graph import Full, Gather, Graph, Input, Iota, Map, Node, TensorType, View
 from burnish.ir.reference import evaluate_graph
 from burnish.lower.builder import Builder
 from burnish.passes import PASSES, run_passes
 from burnish.passes.fold import drop_identities, fold_constants, gather_to_view
-from burnish.passes.rewrite import Fuel, Rule, rewrite
+from burnish.passes.rewrite import Rule, rewrite
 
 F32, F64, BF16, I64, BOOL = DType.f32, DType.f64, DType.bf16, DType.i64, DType.bool
 SHAPE = (2, 3)

@@ -25,9 +25,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from burnish.codegen.c import unit as c_unit
 from burnish.codegen.triton import module as triton_module
+from burnish.fuel import Fuel
 from burnish.lower.importer import import_graph
 from burnish.passes import run_passes
-from burnish.passes.rewrite import Fuel
 from burnish.pipeline import Kind
 from burnish.schedule.kernels import Schedule
 from burnish.schedule.lower import lower_graph

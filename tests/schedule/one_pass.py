@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from burnish.fuel import Fuel
 from burnish.passes import run_passes
-from burnish.passes.rewrite import Fuel
 from burnish.schedule.evaluate import evaluate_schedule
 from burnish.schedule.kernels import Kernel, Schedule
 from burnish.schedule.lower import lower_graph

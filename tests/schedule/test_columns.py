@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from burnish.fuel import Fuel
 from burnish.ir.body import Load, Reduced
-from burnish.passes.rewrite import Fuel
 from burnish.schedule.evaluate import ScheduleEvaluation, evaluate_schedule
 from burnish.schedule.gpu.column_sums import join_columns
 from burnish.schedule.kernels import LoopKernel, Schedule

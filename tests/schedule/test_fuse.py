@@ -10,11 +10,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from burnish.fuel import Fuel
 from burnish.ir.body import Apply, Instr, Load, Loop, Reduced, Store, make_axis
 from burnish.ir.dtypes import DType
 from burnish.ir.evaluate import evaluate_loop
 from burnish.ir.expr import Expr
-from burnish.passes.rewrite import Fuel
 from burnish.schedule.evaluate import evaluate_schedule
 from burnish.schedule.fuse import fuse, join, unify
 from burnish.schedule.kernels import AttendKernel, ContractKernel, ExternKernel

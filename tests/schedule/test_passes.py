@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from burnish.errors import CompileError
+from burnish.fuel import Fuel
 from burnish.passes import run_passes
-from burnish.passes.rewrite import Fuel
 from burnish.schedule.evaluate import evaluate_schedule
 from burnish.schedule.kernels import Schedule
 from burnish.schedule.lower import lower_graph

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 
 from burnish.codegen.triton.module import generate
+from burnish.fuel import Fuel
 from burnish.ir.body import BodyBuilder, Load, Loop, Store, make_axis
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Expr
 from burnish.passes import run_passes
-from burnish.passes.rewrite import Fuel
 from burnish.schedule.evaluate import ScheduleEvaluation, evaluate_schedule
 from burnish.schedule.gpu.vector_products import is_vector_product
 from burnish.schedule.kernels import AttendPieces, ExternKernel, LoopGroup, LoopKernel, Schedule

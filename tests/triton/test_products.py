@@ -12,9 +12,8 @@ import torch.nn.functional as F
 from burnish.codegen.triton.module import generate, launch_forms
 from burnish.ir.body import Apply, BodyBuilder, Load, Loop, Store, make_axis
 from burnish.ir.dtypes import DType
-from burnish.ir.expr import Dim, Expr
+from burnish.ir.expr import Dim, Expr, contiguous_strides
 from burnish.ir.graph import Attend
-from burnish.lower.builder import contiguous_strides
 from burnish.schedule.evaluate import ScheduleEvaluation
 from burnish.schedule.gpu.products import choose_products, group_siblings
 from burnish.schedule.gpu.siblings import join_siblings

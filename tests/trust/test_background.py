@@ -33,8 +33,9 @@ from burnish.capture.background.queue import (
     Worker,
     worker_for,
 )
-from burnish.capture.background.snapshot import CannotSnapshot, FrameSnapshot, signature
+from burnish.capture.background.snapshot import FrameSnapshot, signature
 from burnish.errors import BadOptionValue, GraphBreakError
+from burnish.runtime.host.thread_state import CannotSnapshot
 from burnish.torch_private.shield import beside_calls
 from burnish.trust.background_trial import rehearse
 from burnish.trust.faults import WrongBy

@@ -31,8 +31,8 @@ from burnish.capture.autograd.backwards import NoSuchPart, leaving_out
 from burnish.capture.autograd.missing_gradients import Flow, filled
 from burnish.capture.autograd.saved_values import Layout, OwnTensors, State, Turn, is_held
 from burnish.capture.autograd.shared_results import Shared, Watched, in_one_memory
-from burnish.capture.background.snapshot import autocast_state
 from burnish.lower.aten_calls import in_memory
+from burnish.runtime.host.thread_state import autocast_state
 from burnish.torch_private.aot import get_current_graph_task_keep_graph
 from burnish.torch_private.dispatch import is_batchedtensor, is_legacy_batchedtensor
 from burnish.torch_private.dynamo import FrameAction, FrameExecStrategy, set_code_exec_strategy

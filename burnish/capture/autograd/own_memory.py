@@ -1,4 +1,4 @@
-"""Gradients that lie apart, each in memory of its own."""
+"""Gradients that share memory with others, or with a backward's inputs, are copied into memory of their own."""
 
 from __future__ import annotations
 

@@ -21,14 +21,7 @@ from typing import Any
 from burnish.capture.background.pending import Lobby
 from burnish.capture.background.process_warmup import warm_up
 from burnish.capture.background.queue import Job, Pace, after_fork_in_child, submit, worker_for
-from burnish.capture.background.snapshot import (
-    CannotSnapshot,
-    FrameSnapshot,
-    ThreadState,
-    can_wait,
-    inputs_in_words,
-    signature,
-)
+from burnish.capture.background.snapshot import FrameSnapshot, can_wait, inputs_in_words, signature
 from burnish.capture.entry.diagnosis import GRAPH_BREAKS, is_callers_mistake, serve_eager
 from burnish.capture.entry.failure_cause import RETURNED, Doubt, Doubts, Settlement
 from burnish.errors import CompileError
@@ -36,6 +29,7 @@ from burnish.observe.events import EventKind
 from burnish.observe.log import CompileLog
 from burnish.options import Options
 from burnish.runtime.deadline import Cancelled, Deadline, OverBudget
+from burnish.runtime.host.thread_state import CannotSnapshot, ThreadState
 from burnish.runtime.process import NICE
 from burnish.torch_private.aot import config as functorch_config
 from burnish.torch_private.dynamo import ConvertFrameReturn, FrameAction, FrameExecStrategy, compile_lock

@@ -1,8 +1,8 @@
-"""In front of an object that compiles in the background: calls that would only learn that they have to wait do not ask.
+"""Calls of an object whose background compile is still pending: they run in eager without entering Dynamo.
 
-To ask costs a walk through Dynamo, and a copy of a frame: more than a small model's whole call. So the first call of
-all only leaves its arguments behind, rings for the compiling thread, and runs in eager; and calls of a kind that is
-being compiled run in eager, unasked, until that is over.
+Entering Dynamo takes time, and a copy of a frame: more than a small model's whole call. So the first call of all only
+stores its arguments, wakes the compiling thread, and runs in eager. Calls of a kind that is being compiled run in
+eager, without Dynamo, until the compile is over.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from burnish.capture.background.queue import Job
-from burnish.capture.background.snapshot import CannotSnapshot, FrameSnapshot, ThreadState, can_wait, entered
+from burnish.capture.background.snapshot import FrameSnapshot, can_wait, entered
 from burnish.capture.entry.bypass import kind_of
+from burnish.runtime.host.thread_state import CannotSnapshot, ThreadState
 
 
 class FirstCall:

@@ -1,4 +1,4 @@
-"""What the first compile of a process pays for all later ones: imports, tables of ops and rules, Dynamo's own caches.
+"""One-time work of a process's first compile: imports, tables of ops and rules, Dynamo's own caches.
 
 A background compile does it before there is anything to compile: `burnish.compile` takes a moment longer, and the
 calls that follow do not share Python with it.
@@ -53,9 +53,9 @@ def _backend(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]
 
 def _draft(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:  # AOTAutograd's own names
     from burnish.codegen.c.unit import generate
+    from burnish.fuel import Fuel
     from burnish.lower.importer import import_graph
     from burnish.passes import run_passes
-    from burnish.passes.rewrite import Fuel
     from burnish.schedule.lower import lower_graph
     from burnish.schedule.passes import Context, run_schedule_passes
 

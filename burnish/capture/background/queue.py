@@ -1,9 +1,9 @@
-"""Compiling beside the calls: a queue, the thread that works through it, and how it keeps out of the callers' way.
+"""The queue of background compiles, the thread that works through it, and the limits on what it takes from callers.
 
 One thread per process compiles (Dynamo lets no two compile at once anyway). It must not
 
-- starve callers: Python runs one thread at a time, and every op of an eager call gives that turn away and wants it
-  back. So a compile works in short slices while calls are in flight, and rests in between (`Pace`);
+- starve callers: Python runs one thread at a time, and every op of an eager call releases the GIL and takes it again.
+  So a compile works in short slices while calls are in flight, and pauses in between (`Pace`);
 - outlive its parent: at exit the current compile is cancelled, its C compiler ended, the thread waited for briefly;
 - break a fork: the compile is interrupted, begun again in the parent, and queued anew by the child's next call.
 """

@@ -19,23 +19,13 @@ import inspect
 import itertools
 import types
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import get_num_threads, is_grad_enabled, is_inference_mode_enabled
-from torch.cuda import is_initialized as cuda_is_initialized
 
-from burnish.torch_private.dispatch import (
-    get_current_function_mode_stack,
-    get_dynamic_layer_stack_depth,
-    is_any_autocast_enabled,
-    len_torch_dispatch_stack,
-    len_torch_function_stack,
-    pop_mode,
-    push_mode,
-)
+from burnish.runtime.host.thread_state import CannotSnapshot
 
 _LARGEST = 100_000  # elements of containers and attributes looked at
 _NOT_BEGUN = -1  # f_lasti of a frame before its first instruction
@@ -44,10 +34,6 @@ _CONSTANTS = (int, float, bool, str, bytes, complex, type(None), torch.dtype, to
 
 
 _LEAVES = frozenset((*_CONSTANTS, torch.Tensor, torch.nn.Parameter, types.FunctionType, types.BuiltinFunctionType))
-
-
-class CannotSnapshot(Exception):
-    """The text says why a frame can only be compiled while its call waits."""
 
 
 @dataclass(frozen=True)
@@ -258,74 +244,3 @@ def _leaves(value: Any, depth: int = 3) -> Iterator[Any]:
             yield from _leaves(element, depth - 1)
     else:
         yield value
-
-
-# -- what a thread has set ----------------------------------------------------------------------------------------
-
-
-class ThreadState(NamedTuple):
-    """Everything about a thread that decides what Dynamo captures. Equal states may share compiled code."""
-
-    grad: bool
-    inference: bool
-    autocast: tuple[tuple[str, torch.dtype], ...]
-    autocast_cache: bool
-    function_modes: tuple[Any, ...]  # torch.set_default_device is one
-    threads: int
-    cuda_device: int | None
-
-    @classmethod
-    def here(cls) -> ThreadState:
-        # The first call of an object that compiles in the background waits for this: hence names without dots.
-        if len_torch_dispatch_stack() or get_dynamic_layer_stack_depth():
-            raise CannotSnapshot("a dispatch mode or a function transform is active")
-        autocast = is_any_autocast_enabled()
-        return cls(
-            is_grad_enabled(),
-            is_inference_mode_enabled(),
-            _autocast() if autocast else (),
-            torch.is_autocast_cache_enabled() if autocast else True,
-            tuple(get_current_function_mode_stack()) if len_torch_function_stack() else (),
-            get_num_threads(),
-            torch.cuda.current_device() if cuda_is_initialized() else None,
-        )
-
-    @contextlib.contextmanager
-    def entered(self) -> Iterator[None]:
-        """In another thread: as it was in this one."""
-        with contextlib.ExitStack() as stack:
-            if torch.get_num_threads() != self.threads:
-                torch.set_num_threads(self.threads)
-            if self.cuda_device is not None:
-                stack.enter_context(torch.cuda.device(self.cuda_device))
-            stack.enter_context(torch.inference_mode(self.inference))
-            stack.enter_context(torch.set_grad_enabled(self.grad))
-            for device, dtype in self.autocast:
-                stack.enter_context(torch.autocast(device, dtype, cache_enabled=self.autocast_cache))
-            for mode in self.function_modes:
-                push_mode(mode)
-                stack.callback(pop_mode)
-            yield
-
-
-def autocast_state() -> Callable[[], contextlib.AbstractContextManager[Any]]:
-    """Makes contexts with the autocast of this moment."""
-    if not is_any_autocast_enabled():
-        return contextlib.nullcontext
-    devices, cached = _autocast(), torch.is_autocast_cache_enabled()
-
-    @contextlib.contextmanager
-    def entered() -> Iterator[None]:
-        with contextlib.ExitStack() as stack:
-            for device, dtype in devices:
-                stack.enter_context(torch.autocast(device, dtype, cache_enabled=cached))
-            yield
-
-    return entered
-
-
-def _autocast() -> tuple[tuple[str, torch.dtype], ...]:
-    return tuple((device, torch.get_autocast_dtype(device)) for device in _DEVICES if torch.is_autocast_enabled(device))
-
-
-_DEVICES = ("cpu", "cuda")

@@ -1,4 +1,4 @@
-"""The way around Dynamo for an object all of whose graphs eager serves better: its guards would cost for nothing.
+"""Bypass of Dynamo for an object all of whose graphs run faster in eager: evaluating guards would only cost time.
 
 Eager is always right, so that a look now and then is enough to notice inputs that are worth compiling for.
 """

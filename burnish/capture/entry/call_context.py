@@ -1,4 +1,4 @@
-"""What the race of whole calls (`burnish/trust/whole_call.py`) must know of an entrance: TorchDynamo's side of it."""
+"""TorchDynamo's state around a call, read of an entrance by the race of whole calls (`burnish/trust/whole_call.py`)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The way of a call where nothing can be compiled at all, because torch lacks a private name that all of it needs,
-or cannot load the part that has it.
+"""The entrance that serves every call in eager: nothing can be compiled, because torch lacks a private name that
+compiling needs, or cannot load the module that has it.
 
-It stands in for `frame.Entrance`, which cannot even be imported then: the same methods, and eager serves.
+It stands in for `frame.Entrance`, which cannot even be imported then: the same methods, and each call runs in eager.
 """
 
 from __future__ import annotations

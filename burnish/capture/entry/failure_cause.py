@@ -1,4 +1,4 @@
-"""Whose mistake it is that a frame could not be compiled: decided by what eager does with the same inputs.
+"""Cause of a failed compile, the compiler's or the caller's: decided by what eager does with the same inputs.
 
 Inputs that do not fit a model fail in tracing as they do in eager, and so does code that raises by design. Nothing is
 wrong with the compiler then, and nothing to be counted, warned about or remembered. So a failure is only noted when a

@@ -1,4 +1,4 @@
-"""The way of a call into TorchDynamo, with as little host work as possible.
+"""The entrance of a call into TorchDynamo, with as little host work as possible.
 
 `torch.compile` gives back a wrapper that prepares for every circumstance on every call: about 8 us of the 16 that a
 compiled call of a tiny module costs. An `Entrance` finds out with four cheap checks that none of them is at hand,

@@ -1,4 +1,4 @@
-"""Hooks that come and go after a module was compiled.
+"""Hooks that are registered or removed after a module was compiled.
 
 Dynamo traces a module's hooks into the graph but does not watch them: guards on every hook dictionary would cost
 BERT 120 us a call. Registering any hook advances one counter of torch's; only then, or while some hook is there

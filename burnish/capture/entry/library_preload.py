@@ -1,7 +1,9 @@
-"""A process's first products, convolutions and reductions on a GPU take long: libraries are read from disk, kernels
-loaded. The trial of a compiled graph is where they are first wanted, so a thread makes them beside the compile. While
-Dynamo traces, that is a product of each type that the model has weights of; then every kind of operation in the graph,
-once, on zeros of its shapes. Torch lets go of Python's lock meanwhile.
+"""Preloading of a GPU's libraries during a compile, by a thread.
+
+A process's first products, convolutions and reductions on a GPU take long: libraries are read from disk and kernels are
+loaded. The trial of a compiled graph needs them first, so a thread runs such operations while the graph is compiled.
+While Dynamo traces, it runs one product of each type that the model has weights of; then every kind of operation in the
+graph, once, on zeros of its shapes. Torch releases the GIL meanwhile.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a call pays for having been captured, and what eager pays that a captured graph does not; in microseconds."""
+"""Host overhead of a captured call, and the overhead of eager that a captured graph saves; in microseconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work that can begin while Dynamo still traces: it will be wanted, whatever the graph turns out to be."""
+"""Prefetch: work that starts while Dynamo still traces, because any graph of the model will need it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torch measures of itself, while it traces."""
+"""Times that torch measures of its own stages while it traces."""
 
 from __future__ import annotations
 

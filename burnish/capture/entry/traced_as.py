@@ -1,4 +1,4 @@
-"""What TorchDynamo takes in, in place of a wrapper of ours that it meets while it traces something larger."""
+"""The function that TorchDynamo traces in place of a burnish wrapper that lies inside a larger traced function."""
 
 from __future__ import annotations
 

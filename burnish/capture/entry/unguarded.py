@@ -1,4 +1,4 @@
-"""Compiled frames without their guards: what a sealed object calls, once its guards have passed for a signature.
+"""Compiled frames without their guards: a sealed object calls them once the guards have passed for a signature.
 
 Dynamo's code for a frame loads the graph's inputs, calls the graph and builds the results. Called as a function it
 does all that and checks nothing. Loading is most of it: BERT has 200 parameters at the end of long chains of

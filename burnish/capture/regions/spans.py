@@ -1,4 +1,4 @@
-"""What `replay.py` notes in a graph of Dynamo's about repeated blocks, and `sharing.py` reads."""
+"""Marks of repeated blocks in a graph of Dynamo's: `replay.py` writes them and `sharing.py` reads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work that only a later process profits from: done when the result is there that a call waits for.
+"""Cache writes that only a later process needs: they run after the result that the current call waits for.
 
 A thread does it a moment after the last of it was asked for, so that neither the call that compiled nor the race in it
 shares the processor with it. What is left when the process ends is done then, within seconds; in a process that is

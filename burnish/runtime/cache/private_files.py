@@ -1,4 +1,4 @@
-"""Files and directories that nobody but this user can write, and reading them so that nothing can be swapped meanwhile.
+"""Files and directories that only this user can write, read so that no other process can swap them meanwhile.
 
 What lies in the cache is run as code, so whoever can write there can run code as this user. A directory is walked to
 from the top: each one on the way, and each link, must belong to this user or to root, and no other may be able to put

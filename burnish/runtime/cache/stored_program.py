@@ -15,7 +15,6 @@ from typing import Any, cast
 import torch
 from torch.fx import GraphModule
 
-from burnish.capture.graphs.graph_text import Unprintable, graph_text
 from burnish.codegen.c.unit import CUnit
 from burnish.codegen.triton.launch import Launch
 from burnish.codegen.triton.module import TritonCall, TritonUnit
@@ -28,6 +27,7 @@ from burnish.options import Options
 from burnish.runtime.build.compiler import cpu_features
 from burnish.runtime.build.shared_library import source_hash
 from burnish.runtime.cache.data import Codec, NotData
+from burnish.runtime.cache.graph_text import Unprintable, graph_text
 from burnish.runtime.cache.store import CacheKey, open_cache
 from burnish.runtime.graph_plan import obstacles
 from burnish.runtime.program import Program, Unit, build_program

@@ -1,11 +1,13 @@
-"""Who multiplies on a CPU: our own product, or the BLAS that torch brings. Each is followed by the same epilogue.
+"""Backend selection for matrix products on a CPU: our kernel or torch's BLAS, both with the same epilogue.
 
 Which is faster depends on the machine, on its BLAS and on the sizes, so it is measured: once for each class of products
 (sizes to the nearest half power of two, layouts, type, threads), for less than a tenth of a second, and kept in the
-cache. Products of few rows, of half types, of little work or of sizes only known later are our own without asking.
+cache. Products of few rows, of half types, of little work or of sizes only known later run our kernel without a
+measurement.
 
-The first result waits for that, so a compile gives it a small share of its time: classes with the most work come first,
-and one whose turn does not come is done as the measured one most like it is. A later compile measures it.
+The first result waits for these measurements, so a compile spends a small share of its time on them. Classes with the
+most work are measured first. A class that is not measured takes the answer of the most similar measured one, and a
+later compile measures it.
 """
 
 from __future__ import annotations
@@ -24,11 +26,11 @@ from functools import partial
 
 import torch
 
+from burnish.fuel import Fuel
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim
 from burnish.observe.log import CompileLog
 from burnish.options import Options
-from burnish.passes.rewrite import Fuel
 from burnish.runtime.build.compiler import cpu_features
 from burnish.runtime.build.shared_library import double_library, load_native, native_library, source_hash
 from burnish.runtime.cache.entry import CacheKey

@@ -1,4 +1,4 @@
-"""A graph's program behind its assumptions: each call is looked at natively, before anything runs."""
+"""The native check of a graph's assumptions: each call is checked before its program runs."""
 
 from __future__ import annotations
 

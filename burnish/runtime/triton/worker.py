@@ -1,4 +1,4 @@
-"""What a process that builds Triton kernels runs. Its parent is workers.py.
+"""The main loop of a worker process that builds Triton kernels. `workers.py` starts it.
 
 The first process imports Triton once, then forks the workers, each with a socket of its own to the parent. It stays to
 watch over them: when the parent goes, however it goes, its end of the control pipe closes, and the whole process group

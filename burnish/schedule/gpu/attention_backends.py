@@ -1,5 +1,7 @@
-"""Who attends on a GPU, where it is measured: our kernel, or one of the library's. By rule it is ours that got so far:
-`lower/contractions.py` leaves to the library what the library does better."""
+"""Backend selection for attention on a GPU, in `max-autotune`: our kernel and the library's are measured.
+
+Without a measurement our kernel runs: attention that the library does better is an ATen call by then
+(`lower/contractions.py`) and does not reach this file."""
 
 from __future__ import annotations
 

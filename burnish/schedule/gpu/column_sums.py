@@ -1,10 +1,10 @@
-"""Sums over rows of what a row kernel holds anyway: a norm's weight gradient, a bias gradient of what comes next.
+"""Column sums fused into a row kernel that holds the data anyway: a norm's weight gradient, a bias gradient.
 
 On a GPU a kernel that works on rows (a normalisation's gradient) is followed or preceded by reductions of the same data
-along the other axis, and each would read it from memory once more. Here they ride along: a program takes several rows,
-one after the other, adds up what it sees of each column, and stores its sums (`Store` mode `total`); a small kernel
-then adds up the programs' sums. Which rows a program takes depends on sizes alone, so results are the same from run to
-run.
+along the other axis, and each would read it from memory once more. Here the same kernel computes them: a program takes
+several rows, one after the other, adds up what it sees of each column, and stores its sums (`Store` mode `total`); a
+small kernel then adds up the programs' sums. Which rows a program takes depends on sizes alone, so results are the same
+from run to run.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from burnish.fuel import Fuel
 from burnish.ir.body import (
     Axis,
     BodyBuilder,
@@ -28,7 +29,6 @@ from burnish.ir.body import (
 )
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, Expr, product, substitute, symbols
-from burnish.passes.rewrite import Fuel
 from burnish.schedule.axes import column_axis
 from burnish.schedule.fuse import Unified, join, unify
 from burnish.schedule.gpu.split_reductions import PartialBody

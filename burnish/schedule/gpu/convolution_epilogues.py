@@ -1,4 +1,4 @@
-"""A convolution with all that follows it in the library's call: cuDNN can add a bias and a tensor and cut off below 0.
+"""Epilogues of the library's convolutions: a cuDNN call can also add a bias and a tensor and apply ReLU.
 
 A norm after the convolution goes into it beforehand: the weights of a channel are multiplied by the norm's factor, and
 its offset is the bias. Both are made in each call, as weights may change.
@@ -13,7 +13,7 @@ import torch
 
 from burnish.ir.body import Apply, BodyBuilder, Const, Instr, Load, Loop, Store, instr_args, make_axis, prune, rebuild
 from burnish.ir.dtypes import DType
-from burnish.ir.expr import Dim, Expr, symbols
+from burnish.ir.expr import Dim, Expr, dot, symbols
 from burnish.ir.graph import Extern, Ref
 from burnish.schedule.epilogue import is_cast
 from burnish.schedule.form import Form
@@ -27,7 +27,6 @@ from burnish.schedule.kernels import (
     Schedule,
     channels_last_strides,
 )
-from burnish.schedule.layouts import dot
 
 FUSED = Form("fused")
 _CHANNEL = "i1"

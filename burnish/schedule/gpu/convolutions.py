@@ -1,4 +1,4 @@
-"""Who convolves on a GPU: our kernel, our kernel in pieces, or the vendor's library. Decided per convolution.
+"""Backend selection for each convolution on a GPU: our kernel, our kernel with split-K, or the vendor's library.
 
 Our kernel is a matrix product whose rows are the places of the result and whose columns are its channels, so that what
 holds for products (products.py) holds here, too. It runs where
@@ -22,9 +22,8 @@ import torch
 
 from burnish.device import Gpu
 from burnish.ir.body import Apply, BodyBuilder, Load
-from burnish.ir.expr import Dim, Expr, product
+from burnish.ir.expr import Dim, Expr, contiguous_strides, product
 from burnish.ir.graph import Extern, Ref
-from burnish.lower.builder import contiguous_strides
 from burnish.schedule.epilogue import (
     accumulator_loads,
     is_cast,

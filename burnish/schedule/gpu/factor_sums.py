@@ -1,5 +1,4 @@
-"""What all elements of a row are multiplied by leaves the row's sum: sum(x * r * w) is r * sum(x * w); so does what is
-in each of several terms.
+"""Common factors move out of a row's sum: sum(x * r * w) is r * sum(x * w). So do factors of all terms.
 
 With a normalisation in front of a product, r is known only after a pass over the row. Outside, the product's sum is in
 the same pass: a reduction is a barrier for all threads of a program, and one less to wait for. A rounding between the
@@ -10,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from burnish.fuel import Fuel
 from burnish.ir.body import Apply, BodyBuilder, Loop, Reduced, prune, remap
 from burnish.ir.dtypes import DType
-from burnish.passes.rewrite import Fuel
 from burnish.schedule.gpu.vector_loops import is_vector_product
 from burnish.schedule.kernels import Kernel, LoopKernel, Schedule, made_by
 

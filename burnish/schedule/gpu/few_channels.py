@@ -1,4 +1,4 @@
-"""A large convolution of few channels, an image's three: laid out anew, it is one of many.
+"""Large convolutions of few channels (an image's three) on a GPU: a padded copy turns them into one of many channels.
 
 Three channels next to one another are six bytes, which no load takes at once, and no tensor core adds up three of
 anything. A copy of x has room for a power of two of channels and for the padding, so that the taps of a row lie next to
@@ -13,12 +13,10 @@ from dataclasses import dataclass, replace
 
 from burnish.ir.body import BodyBuilder, Load, Loop, Store, make_axis
 from burnish.ir.dtypes import DType
-from burnish.ir.expr import Dim, Expr
-from burnish.lower.builder import contiguous_strides
+from burnish.ir.expr import Dim, Expr, contiguous_strides, dot
 from burnish.schedule.emit import inside
 from burnish.schedule.form import Form
 from burnish.schedule.kernels import Buffer, ConvolveKernel, Kernel, LoopKernel, Operand, Schedule
-from burnish.schedule.layouts import dot
 
 ROOMY = Form("roomy")
 _MOST_CHANNELS = 8

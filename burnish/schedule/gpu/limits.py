@@ -1,4 +1,4 @@
-"""What decisions about a GPU's kernels share."""
+"""Limits and estimates that several decisions about a GPU's kernels share."""
 
 from __future__ import annotations
 

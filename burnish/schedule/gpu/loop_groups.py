@@ -1,4 +1,4 @@
-"""Loops side by side: on a GPU, small kernels that do not need one another are one launch, each with its own programs.
+"""Groups of independent loops on a GPU: small kernels share one kernel launch, each with its own programs.
 
 A launch takes about as long as a small kernel does, so the projections of one vector, or what is done to queries, keys
 and values before they meet, go together. Kernels of one group run with the same number of threads, so only loops of one
@@ -7,9 +7,9 @@ form are put together; and only neighbours, or what can be brought forward to be
 
 from __future__ import annotations
 
+from burnish.fuel import Fuel
 from burnish.ir.body import Loop, Scanned
 from burnish.ir.expr import product
-from burnish.passes.rewrite import Fuel
 from burnish.schedule.gpu.vector_loops import is_vector_product, vector_loads
 from burnish.schedule.kernels import LoopGroup, LoopKernel, Schedule
 from burnish.schedule.order import launched_together, side_by_side

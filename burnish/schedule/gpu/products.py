@@ -1,4 +1,4 @@
-"""Who multiplies on a GPU: our kernel, our kernel split along k, or the vendor's library. Decided per contraction.
+"""Backend selection for each matrix product on a GPU: our kernel, our kernel with split-K, or the vendor's library.
 
 The rule, from measurements on an H200 (bf16, in a chain of dependent kernels):
 - A product whose 64 x 64 tiles are too many to be in flight at once, or that has 2**30 multiplications and more, is
@@ -6,11 +6,12 @@ The rule, from measurements on an H200 (bf16, in a chain of dependent kernels):
   the products) and one whose rows are of odd length (which the library only has slow kernels for) and cannot be made
   even (`row_padding.py`).
 - A smaller one is bound by latency: our kernel, which does the element-wise work after it for nothing.
-- Where there are few tiles and k is long, a program per tile would walk alone: k is split, each piece stores its part
-  of the sum, and whoever reads the product adds the parts (a normalisation after it does so in its first pass).
+- Where there are few tiles and k is long, one program per tile would leave multiprocessors idle: k is split (split-K),
+  each piece stores its part of the sum, and the kernel that reads the product adds the parts (a normalisation after it
+  does so in its first pass).
 - A product of one row is bound by the memory its matrix comes from: a loop (`vector_products.py`), fused as others are.
 - So is one of a few rows, but tensor cores have to multiply: our kernel, a program for a strip of columns over all of k
-  (`has_few_rows`). It is never split: all of the matrix is under way anyway.
+  (`has_few_rows`). It is never split: its programs read all of the matrix at once anyway.
 - Full-precision products are the library's unless tiny: our kernel has no tensor cores for them.
 
 The decision falls between two rounds of fusion, for what the library's product is followed by is free to fuse with
@@ -25,12 +26,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from burnish.device import Gpu
+from burnish.fuel import Fuel
 from burnish.ir.body import Apply, BodyBuilder, Instr, Load, Loop, Store, const
 from burnish.ir.dtypes import DType
-from burnish.ir.expr import Expr, coefficient, mentions, product, substitute
+from burnish.ir.expr import Expr, coefficient, contiguous_strides, mentions, product, substitute
 from burnish.ir.graph import Extern, Ref
-from burnish.lower.builder import contiguous_strides
-from burnish.passes.rewrite import Fuel
 from burnish.schedule.epilogue import (
     accumulator_loads,
     is_cast,

@@ -1,4 +1,4 @@
-"""What a vector product multiplies is made where it is read, and what it makes is used where it is made, on a GPU.
+"""Prologues of vector products on a GPU: operands are computed where they are read, results where they are used.
 
 `inline_matrices`: a matrix that a map makes (rows looked up by an expert's number, small integers times a scale) is
 never in memory: the product's loop computes each element from what the map would have read. `inline_products`: a map
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from burnish.fuel import Fuel
 from burnish.ir.body import (
     Apply,
     Axis,
@@ -26,7 +27,6 @@ from burnish.ir.body import (
 )
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, Expr, coefficient, floordiv, mentions, mod, product, substitute, symbols
-from burnish.passes.rewrite import Fuel
 from burnish.schedule.gpu.products import has_few_rows
 from burnish.schedule.gpu.vector_loops import is_vector_product, matrices
 from burnish.schedule.kernels import ContractKernel, Kernel, LoopKernel, ResultBuffer, Schedule, made_by

@@ -1,4 +1,4 @@
-"""Rows whose halves change places, on a GPU: a rotation joins the product it is of.
+"""Rotary embedding on a GPU, fused into the product whose result it rotates.
 
 A rotary embedding combines element d of a head with element d + D/2. As loops over elements, the product that makes the
 head and the rotation that reads it at two places cannot be one: each point would need another point's sum. Over half
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from burnish.fuel import Fuel
 from burnish.ir.body import (
     Apply,
     Axis,
@@ -27,7 +28,6 @@ from burnish.ir.body import (
 )
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, Expr, coefficient, is_nonneg, substitute
-from burnish.passes.rewrite import Fuel
 from burnish.schedule.fuse import Unified, unify
 from burnish.schedule.gpu.vector_loops import is_vector_product
 from burnish.schedule.kernels import Kernel, LoopKernel, ResultBuffer, Schedule, made_by

@@ -1,4 +1,4 @@
-"""Products with rows of odd length (over a vocabulary, mostly) for a library that is quick with even ones only.
+"""Row padding for the library's products: its fast kernels need rows whose length is a multiple of 16 bytes.
 
 An odd sum: the library adds up all but the last few, in full precision, and the epilogue adds those. An odd number of
 rows that lie side by side in memory: some more are computed, from the memory between them, and nobody reads these.

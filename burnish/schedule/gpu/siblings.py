@@ -1,4 +1,4 @@
-"""Products of the same few rows whose results meet (gate and up), on a GPU: one kernel multiplies both.
+"""Two products of the same few rows whose results are combined (gate and up), on a GPU: one kernel computes both.
 
 One of them goes on with the other's result element by element, so a program that has the sums of both for its columns
 needs nothing else: the result in between is never in memory. With many rows, the sums of two tiles would not fit into
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from burnish.fuel import Fuel
 from burnish.ir.body import BodyBuilder, Load, Store, remap
-from burnish.passes.rewrite import Fuel
 from burnish.schedule.epilogue import with_values
 from burnish.schedule.gpu.products import alike, has_few_rows
 from burnish.schedule.kernels import ContractKernel, Kernel, ResultBuffer, Schedule, made_by

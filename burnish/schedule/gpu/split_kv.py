@@ -1,4 +1,4 @@
-"""Attention of few queries over many keys, on a GPU: the keys are cut into pieces, and all multiprocessors read some.
+"""Split-KV attention on a GPU: for few queries over many keys, the keys are cut into pieces for all multiprocessors.
 
 A step of decoding has one query for each head and all of the cache to read. A program takes one piece of the keys of
 one key head, for all the query heads that share it; a loop then puts the pieces together. Which keys a query sees is
@@ -15,8 +15,7 @@ from dataclasses import dataclass
 
 from burnish.ir.body import Apply, BodyBuilder, Load, Loop, Reduced, Store, const, make_axis
 from burnish.ir.dtypes import DType
-from burnish.ir.expr import Dim, Expr, product
-from burnish.lower.builder import contiguous_strides
+from burnish.ir.expr import Dim, Expr, contiguous_strides, product
 from burnish.lower.contractions import FEWEST_QUERIES
 from burnish.schedule.kernels import (
     KEY_BLOCK,

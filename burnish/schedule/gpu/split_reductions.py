@@ -1,4 +1,4 @@
-"""Reductions with fewer rows than the machine has workers are cut along the row: partial results, then their sum.
+"""Split reductions: those with fewer rows than the GPU has multiprocessors are cut along the row, into partial results.
 
 One loop becomes up to three: `partial` reduces each piece of the rows into a buffer of its own, `combine` reduces the
 pieces and does the row-level work, `rest` is what needs the results at every element. A rest that still reduces is cut
@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from burnish.fuel import Fuel
 from burnish.ir.body import (
     Apply,
     Axis,
@@ -35,7 +36,6 @@ from burnish.ir.body import (
 )
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, Expr, floordiv, product
-from burnish.passes.rewrite import Fuel
 from burnish.schedule.axes import column_axis, normalise
 from burnish.schedule.kernels import Buffer, Kernel, LoopKernel, Schedule
 from burnish.schedule.phases import Phases

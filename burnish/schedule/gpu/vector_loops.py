@@ -1,4 +1,4 @@
-"""Which loops are vector products, and what of their loads is the matrix: the questions everyone asks of them."""
+"""Recognition of vector products among loops: which loops are such products, and which of their loads is the matrix."""
 
 from __future__ import annotations
 

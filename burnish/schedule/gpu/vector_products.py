@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from burnish.fuel import Fuel
 from burnish.ir.body import Apply, BodyBuilder, Load, Loop, Reduced, Scanned, make_axis, prune, remap
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, Expr
-from burnish.passes.rewrite import Fuel
 from burnish.schedule.epilogue import reading
 from burnish.schedule.gpu.prologues import inline_matrices, read_narrow, side_by_side
 from burnish.schedule.gpu.vector_loops import is_vector_product, matrices
