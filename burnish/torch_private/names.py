@@ -20,6 +20,7 @@ NO_REGIONS_NOR_WARM_START = f"{NO_REGIONS}, and {NO_WARM_START}"
 NO_BACKGROUND_PAUSES = "a compile in the background pauses between its stages only"
 LAZY_WEIGHTS = "a lazy module may draw its weights in another order"
 CONTEXTS_TRACED = "a custom autograd function is traced as if each gradient were there and nothing dirty"
+CHECKPOINTS_ALIKE = "a reentrant checkpoint gives its weights gradients also where eager's gives none"
 AS_TORCH_DOES = "torch does as it always does, which takes longer"
 
 

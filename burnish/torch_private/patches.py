@@ -12,11 +12,13 @@ from typing import Any
 
 import torch
 
-from burnish.torch_private.dynamo import OutputGraph, convert_frame
+from burnish.torch_private.aot import tag_activation_checkpoint
+from burnish.torch_private.dynamo import OutputGraph, Unsupported, convert_frame
 from burnish.torch_private.dynamo import guards as dynamo_guards
-from burnish.torch_private.operators import DispatchKey
+from burnish.torch_private.operators import DispatchKey, pytree
 from burnish.torch_private.variables import (
     AutogradFunctionContextVariable,
+    CheckpointHigherOrderVariable,
     LazyConstantVariable,
     ListVariable,
     TensorVariable,
@@ -135,6 +137,46 @@ def leaving_contexts() -> Iterator[None]:
 
     with _replaced(context, "var_getattr", asked), _replaced(context, "call_method", called):
         yield
+
+
+_CALLS_REGION = "_call_function"
+_UNRECORDED = "a reentrant checkpoint none of whose arguments requires a gradient: eager records nothing in it"
+
+
+@contextlib.contextmanager
+def leaving_unrecorded_checkpoints() -> Iterator[None]:
+    """While open, Dynamo breaks the graph at a checkpoint that is reentrant in eager and whose results would require
+    gradients here, and not there. Dynamo takes both kinds of checkpoint for the one that is not."""
+    call = getattr(CheckpointHigherOrderVariable, _CALLS_REGION, None)
+    if call is None:
+        yield
+        return
+
+    def called(variable: Any, tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        is_reentrant = "use_reentrant" not in kwargs or kwargs["use_reentrant"].as_python_constant() in (None, True)
+        is_recorded = any(map(_requires_grad, args[1:]))  # of what is in a list or a dictionary, eager knows nothing
+        result = call(variable, tx, args, kwargs)
+        if is_reentrant and not is_recorded and torch.is_grad_enabled() and _makes_gradients(tx.output.graph):
+            raise Unsupported(_UNRECORDED)
+        return result
+
+    with _replaced(CheckpointHigherOrderVariable, _CALLS_REGION, called):
+        yield
+
+
+def _requires_grad(variable: Any) -> bool:
+    tensor = variable.realize()
+    if not isinstance(tensor, TensorVariable):
+        return False
+    value = tensor.as_proxy().node.meta.get("example_value")
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def _makes_gradients(graph: torch.fx.Graph) -> bool:
+    """Whether what the last of a graph's regions returns requires a gradient."""
+    regions = graph.find_nodes(op="call_function", target=tag_activation_checkpoint)
+    values = pytree.tree_leaves(regions[-1].meta.get("example_value")) if regions else [None]
+    return any(value is None or (isinstance(value, torch.Tensor) and value.requires_grad) for value in values)
 
 
 # Two whose gradients at NaN are not those of their pieces, and one whose pieces read targets behind the end of a row.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from burnish.torch_private.names import (
     AS_TORCH_DOES,
+    CHECKPOINTS_ALIKE,
     CONTEXTS_TRACED,
     LAZY_WEIGHTS,
     NEWEST,
@@ -80,6 +81,12 @@ NAMES = (
         "torch._dynamo.variables.misc.AutogradFunctionContextVariable.call_method",
         "breaks the graph at methods that it does not know",
         fallback=CONTEXTS_TRACED,
+    ),
+    PrivateName(
+        "torch._dynamo.variables.higher_order_ops.CheckpointHigherOrderVariable._call_function",
+        "takes every checkpoint for one that is not reentrant",
+        fallback=CHECKPOINTS_ALIKE,
+        seen_in=NEWEST,
     ),
     PrivateName(
         "torch._dynamo.symbolic_convert.InstructionTranslatorBase.step",

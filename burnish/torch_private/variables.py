@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from burnish.torch_private.names import CONTEXTS_TRACED, LAZY_WEIGHTS, NO_REGIONS, PrivateName, lookup_in
+from burnish.torch_private.names import (
+    CHECKPOINTS_ALIKE,
+    CONTEXTS_TRACED,
+    LAZY_WEIGHTS,
+    NO_REGIONS,
+    PrivateName,
+    lookup_in,
+)
 
 if TYPE_CHECKING:
     from torch._dynamo.variables import ConstantVariable as ConstantVariable
@@ -21,6 +28,7 @@ if TYPE_CHECKING:
     from torch._dynamo.variables.builder import VariableBuilder as VariableBuilder
     from torch._dynamo.variables.builder import wrap_fx_proxy as wrap_fx_proxy
     from torch._dynamo.variables.builtin import BuiltinVariable as BuiltinVariable
+    from torch._dynamo.variables.higher_order_ops import CheckpointHigherOrderVariable as CheckpointHigherOrderVariable
     from torch._dynamo.variables.lazy import LazyConstantVariable as LazyConstantVariable
     from torch._dynamo.variables.misc import AutogradFunctionContextVariable as AutogradFunctionContextVariable
     from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable as UnspecializedNNModuleVariable
@@ -58,6 +66,12 @@ NAMES = (
     ),
     PrivateName(
         "torch._dynamo.variables.builtin.BuiltinVariable", "how operators treat a layer's number", fallback=NO_REGIONS
+    ),
+    PrivateName(
+        "torch._dynamo.variables.higher_order_ops.CheckpointHigherOrderVariable",
+        "a checkpointed region: one of which eager records nothing is left to it",
+        fallback=CHECKPOINTS_ALIKE,
+        instead=None,
     ),
     PrivateName(
         "torch._dynamo.variables.lazy.LazyConstantVariable",

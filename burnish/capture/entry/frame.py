@@ -88,6 +88,7 @@ from burnish.torch_private.patches import (
     keeping_writes_to_numbers,
     leaving_contexts,
     leaving_lazy_modules,
+    leaving_unrecorded_checkpoints,
     noticing_other_shapes,
 )
 from burnish.torch_private.probe import why
@@ -508,6 +509,7 @@ class FrameCompiler:
                         noticing_other_shapes(),
                         leaving_contexts(),
                         leaving_lazy_modules(),
+                        leaving_unrecorded_checkpoints(),
                         _copying_blocks(frame, self._options.regions, self._log),
                     ):
                         result = self._inner(frame, cache_entry, frame_state)
