@@ -38,7 +38,7 @@ _HEAD = """import triton
 import triton.language as tl
 {libdevice}
 
-from burnish.runtime import triton_math as bn
+from burnish.runtime.triton import device_functions as bn
 """
 _LIBDEVICE = "from triton.language.extra import libdevice"
 _OVERLAP = "from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait\n"
