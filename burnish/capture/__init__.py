@@ -1,1 +1,1 @@
-"""From Python to a graph: TorchDynamo, AOTAutograd and everything else of torch's that is private, in one package."""
+"""From Python to graphs: TorchDynamo, AOTAutograd, and the way of each call. Packages by stage, in docs/layout.md."""
