@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from burnish.torch_private.names import (
+    BOUNDS_MISSED,
     CHECKPOINTS_ALIKE,
     CONTEXTS_TRACED,
     LAZY_WEIGHTS,
@@ -14,6 +15,7 @@ from burnish.torch_private.names import (
 )
 
 if TYPE_CHECKING:
+    from torch._dynamo.side_effects import SideEffects as SideEffects
     from torch._dynamo.variables import ConstantVariable as ConstantVariable
     from torch._dynamo.variables import ConstDictVariable as ConstDictVariable
     from torch._dynamo.variables import ListVariable as ListVariable
@@ -30,11 +32,19 @@ if TYPE_CHECKING:
     from torch._dynamo.variables.builtin import BuiltinVariable as BuiltinVariable
     from torch._dynamo.variables.higher_order_ops import CheckpointHigherOrderVariable as CheckpointHigherOrderVariable
     from torch._dynamo.variables.lazy import LazyConstantVariable as LazyConstantVariable
+    from torch._dynamo.variables.lists import DequeVariable as DequeVariable
     from torch._dynamo.variables.misc import AutogradFunctionContextVariable as AutogradFunctionContextVariable
     from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable as UnspecializedNNModuleVariable
     from torch._dynamo.variables.user_defined import UserDefinedObjectVariable as UserDefinedObjectVariable
 
 NAMES = (
+    PrivateName(
+        "torch._dynamo.side_effects.SideEffects",
+        "writes back what the function has changed",
+        fallback=BOUNDS_MISSED,
+        instead=None,
+    ),
+    PrivateName("torch._dynamo.variables.lists.DequeVariable", "a deque", fallback=BOUNDS_MISSED, instead=None),
     PrivateName("torch._dynamo.variables.ConstantVariable", "a plain number, or other constant", fallback=NO_REGIONS),
     PrivateName(
         "torch._dynamo.variables.base.VariableTracker._nonvar_fields",

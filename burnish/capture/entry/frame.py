@@ -85,10 +85,12 @@ from burnish.torch_private.dynamo import config as dynamo_config
 from burnish.torch_private.names import NO_REGIONS
 from burnish.torch_private.patches import (
     MakesItsWeights,
+    bounding_deques,
     keeping_writes_to_numbers,
     leaving_contexts,
     leaving_lazy_modules,
     leaving_unrecorded_checkpoints,
+    noticing_order,
     noticing_other_shapes,
 )
 from burnish.torch_private.probe import why
@@ -510,6 +512,8 @@ class FrameCompiler:
                         leaving_contexts(),
                         leaving_lazy_modules(),
                         leaving_unrecorded_checkpoints(),
+                        noticing_order(),
+                        bounding_deques(),
                         _copying_blocks(frame, self._options.regions, self._log),
                     ):
                         result = self._inner(frame, cache_entry, frame_state)
