@@ -7,6 +7,7 @@ whole list.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -30,6 +31,7 @@ from burnish.torch_private.variables import (
     TensorVariable,
     TupleVariable,
     UnspecializedNNModuleVariable,
+    UserFunctionVariable,
     ValueMutationNew,
     VariableBuilder,
     nn_module,
@@ -209,6 +211,28 @@ def noticing_order() -> Iterator[None]:
 
 def _id_of_key(key: Any) -> int:
     return id(getattr(key, "vt", key))
+
+
+_CALLS = "call_function"
+
+
+@contextlib.contextmanager
+def noticing_environment(notice: Callable[[str], None]) -> Iterator[None]:
+    """While open, `notice` is called with the name of each environment variable that a traced function asks for: all
+    ways to one of them (`os.environ`, `os.getenv`, in the standard library, too) encode its name by one function."""
+    ordinary = getattr(UserFunctionVariable, _CALLS, None)
+    encode = getattr(os.environ, "encodekey", None)
+    if ordinary is None or encode is None:
+        yield
+        return
+
+    def called(variable: Any, tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if variable.fn is encode and args[-1].is_python_constant():
+            notice(args[-1].as_python_constant())
+        return ordinary(variable, tx, args, kwargs)
+
+    with _replaced(UserFunctionVariable, _CALLS, called):
+        yield
 
 
 _BUILDS, _REPEATS, _WRITES_BACK = "wrap_listlike", "sq_repeat_impl", "codegen_update_mutated"

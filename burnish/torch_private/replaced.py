@@ -7,6 +7,7 @@ from burnish.torch_private.names import (
     BOUNDS_MISSED,
     CHECKPOINTS_ALIKE,
     CONTEXTS_TRACED,
+    ENVIRONMENT_MISSED,
     LAZY_WEIGHTS,
     NEWEST,
     NO_BACKGROUND_PAUSES,
@@ -94,6 +95,12 @@ NAMES = (
         "torch._dynamo.variables.dicts.ConstDictVariable.has_new_items",
         "misses keys that change places",
         fallback=_ORDER_MISSED,
+        seen_in=NEWEST,
+    ),
+    PrivateName(
+        "torch._dynamo.variables.functions.UserFunctionVariable.call_function",
+        "traces functions that ask for environment variables, and guards on those that are set",
+        fallback=ENVIRONMENT_MISSED,
         seen_in=NEWEST,
     ),
     PrivateName(

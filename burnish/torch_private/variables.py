@@ -8,6 +8,7 @@ from burnish.torch_private.names import (
     BOUNDS_MISSED,
     CHECKPOINTS_ALIKE,
     CONTEXTS_TRACED,
+    ENVIRONMENT_MISSED,
     LAZY_WEIGHTS,
     NO_REGIONS,
     PrivateName,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from torch._dynamo.variables.builder import VariableBuilder as VariableBuilder
     from torch._dynamo.variables.builder import wrap_fx_proxy as wrap_fx_proxy
     from torch._dynamo.variables.builtin import BuiltinVariable as BuiltinVariable
+    from torch._dynamo.variables.functions import UserFunctionVariable as UserFunctionVariable
     from torch._dynamo.variables.higher_order_ops import CheckpointHigherOrderVariable as CheckpointHigherOrderVariable
     from torch._dynamo.variables.lazy import LazyConstantVariable as LazyConstantVariable
     from torch._dynamo.variables.lists import DequeVariable as DequeVariable
@@ -76,6 +78,12 @@ NAMES = (
     ),
     PrivateName(
         "torch._dynamo.variables.builtin.BuiltinVariable", "how operators treat a layer's number", fallback=NO_REGIONS
+    ),
+    PrivateName(
+        "torch._dynamo.variables.functions.UserFunctionVariable",
+        "a function that is traced: it may ask for an environment variable",
+        fallback=ENVIRONMENT_MISSED,
+        instead=None,
     ),
     PrivateName(
         "torch._dynamo.variables.higher_order_ops.CheckpointHigherOrderVariable",
