@@ -215,25 +215,34 @@ def _never_negative(atom: Atom) -> bool:
 
 def is_nonneg(x: Dim) -> bool:
     """True when x >= 0 is certain for every value of its axes and sizes."""
+    low = least(x)
+    return low is not None and low >= 0
+
+
+def least(x: Dim) -> int | None:
+    """A number that x is certain not to be below; None where none is known."""
     low = lower(x)
-    if low is None:
-        return False
-    if isinstance(low, int):
-        return low >= 0
+    if low is None or isinstance(low, int):
+        return low
     total = 0
     for mono, coef in low.terms.items():
         value = coef
         for atom in mono:
-            if coef < 0 or not isinstance(atom, Sym):
-                if coef > 0 and isinstance(atom, Div | Mod) and is_nonneg(atom.num):
-                    value = 0
-                    continue
-                return False
-            if atom.lo < 0 and len(mono) > 1:
-                return False
-            value *= atom.lo
+            bound = _least_of(atom)
+            if coef < 0 or bound is None or (bound < 0 and len(mono) > 1):
+                return None
+            value *= bound
         total += value
-    return total >= 0
+    return total
+
+
+def _least_of(atom: Atom) -> int | None:
+    if isinstance(atom, Sym):
+        return atom.lo
+    if not isinstance(atom, Div | Mod) or not is_nonneg(atom.num):
+        return None
+    above = least(atom.num) if isinstance(atom, Div) and isinstance(atom.den, int) else None
+    return 0 if above is None else above // atom.den
 
 
 def is_less(a: Dim, b: Dim) -> bool:

@@ -21,6 +21,8 @@ NO_BACKGROUND_PAUSES = "a compile in the background pauses between its stages on
 LAZY_WEIGHTS = "a lazy module may draw its weights in another order"
 CONTEXTS_TRACED = "a custom autograd function is traced as if each gradient were there and nothing dirty"
 CHECKPOINTS_ALIKE = "a reentrant checkpoint gives its weights gradients also where eager's gives none"
+BOUNDS_MISSED = "a deque may become longer than its maxlen in a compiled function"
+ENVIRONMENT_MISSED = "an environment variable that is set after compiling may not be noticed"
 AS_TORCH_DOES = "torch does as it always does, which takes longer"
 
 

@@ -7,6 +7,8 @@ whole list.
 from __future__ import annotations
 
 import contextlib
+import os
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,15 +17,22 @@ import torch
 from burnish.torch_private.aot import tag_activation_checkpoint
 from burnish.torch_private.dynamo import OutputGraph, Unsupported, convert_frame
 from burnish.torch_private.dynamo import guards as dynamo_guards
+from burnish.torch_private.guards import AttrSource, GuardBuilder, install_guard
 from burnish.torch_private.operators import DispatchKey, pytree
 from burnish.torch_private.variables import (
     AutogradFunctionContextVariable,
     CheckpointHigherOrderVariable,
+    ConstantVariable,
+    ConstDictVariable,
+    DequeVariable,
     LazyConstantVariable,
     ListVariable,
+    SideEffects,
     TensorVariable,
     TupleVariable,
     UnspecializedNNModuleVariable,
+    UserFunctionVariable,
+    ValueMutationNew,
     VariableBuilder,
     nn_module,
 )
@@ -177,6 +186,121 @@ def _makes_gradients(graph: torch.fx.Graph) -> bool:
     regions = graph.find_nodes(op="call_function", target=tag_activation_checkpoint)
     values = pytree.tree_leaves(regions[-1].meta.get("example_value")) if regions else [None]
     return any(value is None or (isinstance(value, torch.Tensor) and value.requires_grad) for value in values)
+
+
+_CHANGES = "has_new_items"
+
+
+@contextlib.contextmanager
+def noticing_order() -> Iterator[None]:
+    """Dynamo writes to a dictionary what is new in it, and misses that keys have changed places (`move_to_end`)."""
+    ordinary = getattr(ConstDictVariable, _CHANGES, None)
+    if ordinary is None:
+        yield
+        return
+
+    def changes(variable: Any) -> bool:
+        before, now = (tuple(map(_id_of_key, keys)) for keys in (variable.original_items, variable.items))
+        if now[: len(before)] != before:
+            variable.should_reconstruct_all = True
+        return bool(ordinary(variable))
+
+    with _replaced(ConstDictVariable, _CHANGES, changes):
+        yield
+
+
+def _id_of_key(key: Any) -> int:
+    return id(getattr(key, "vt", key))
+
+
+_CALLS = "call_function"
+
+
+@contextlib.contextmanager
+def noticing_environment(notice: Callable[[str], None]) -> Iterator[None]:
+    """While open, `notice` is called with the name of each environment variable that a traced function asks for: all
+    ways to one of them (`os.environ`, `os.getenv`, in the standard library, too) encode its name by one function."""
+    ordinary = getattr(UserFunctionVariable, _CALLS, None)
+    encode = getattr(os.environ, "encodekey", None)
+    if ordinary is None or encode is None:
+        yield
+        return
+
+    def called(variable: Any, tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if variable.fn is encode and args[-1].is_python_constant():
+            notice(args[-1].as_python_constant())
+        return ordinary(variable, tx, args, kwargs)
+
+    with _replaced(UserFunctionVariable, _CALLS, called):
+        yield
+
+
+_BUILDS, _REPEATS, _WRITES_BACK = "wrap_listlike", "sq_repeat_impl", "codegen_update_mutated"
+
+
+@contextlib.contextmanager
+def bounding_deques() -> Iterator[None]:
+    """While open, Dynamo knows how long a deque may become (`maxlen`) that was there before, and writes it back as it
+    does others: in the order that its elements have in the end, it needs no other."""
+    build, write_back = getattr(VariableBuilder, _BUILDS, None), getattr(SideEffects, _WRITES_BACK, None)
+    if build is None or write_back is None or DequeVariable is None:
+        yield
+        return
+    make, call = DequeVariable.__init__, DequeVariable.call_method
+    repeat: Any = getattr(DequeVariable, _REPEATS, None)
+
+    def built(builder: Any, value: Any) -> Any:
+        variable = build(builder, value)
+        if type(value) is deque:
+            install_guard(AttrSource(builder.source, "maxlen").make_guard(GuardBuilder.CONSTANT_MATCH))
+            variable.maxlen = ConstantVariable.create(value.maxlen)
+        return variable
+
+    def made(variable: Any, *args: Any, **kwargs: Any) -> None:
+        make(variable, *args, **kwargs)
+        if _bound(variable) == 0:
+            variable.items.clear()
+
+    def called(variable: Any, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if _bound(variable) == 0:
+            raise Unsupported("a deque that holds nothing (maxlen=0)")
+        return call(variable, tx, name, args, kwargs)
+
+    def changed(variable: Any, items: list[Any], **kwargs: Any) -> Any:
+        return type(variable)(items, maxlen=variable.maxlen, **kwargs)
+
+    def repeated(variable: Any, tx: Any, count: Any) -> Any:
+        return variable.modified(repeat(variable, tx, count).items, mutation_type=ValueMutationNew())
+
+    def written_back(effects: Any, *args: Any, **kwargs: Any) -> None:
+        bounded = [(each, each.maxlen) for each in effects.id_to_variable.values() if _is_bounded_and_changed(each)]
+        for each, _ in bounded:
+            each.maxlen = ConstantVariable.create(None)
+        try:
+            write_back(effects, *args, **kwargs)
+        finally:
+            for each, maxlen in bounded:
+                each.maxlen = maxlen
+
+    with (
+        contextlib.nullcontext() if repeat is None else _replaced(DequeVariable, _REPEATS, repeated),
+        _replaced(VariableBuilder, _BUILDS, built),
+        _replaced(DequeVariable, "__init__", made),
+        _replaced(DequeVariable, "call_method", called),
+        _replaced(DequeVariable, "modified", changed),  # a copy of it
+        _replaced(SideEffects, _WRITES_BACK, written_back),
+    ):
+        yield
+
+
+def _bound(variable: Any) -> Any:
+    return variable.maxlen.as_python_constant()
+
+
+def _is_bounded_and_changed(variable: Any) -> bool:
+    if not isinstance(variable, DequeVariable):
+        return False
+    return getattr(variable.mutation_type, "is_modified", False) and _bound(variable) is not None
 
 
 # Two whose gradients at NaN are not those of their pieces, and one whose pieces read targets behind the end of a row.

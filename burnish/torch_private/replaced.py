@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from burnish.torch_private.names import (
     AS_TORCH_DOES,
+    BOUNDS_MISSED,
     CHECKPOINTS_ALIKE,
     CONTEXTS_TRACED,
+    ENVIRONMENT_MISSED,
     LAZY_WEIGHTS,
     NEWEST,
     NO_BACKGROUND_PAUSES,
@@ -15,6 +17,7 @@ from burnish.torch_private.names import (
 
 _WRITES_LOST = "a write to a double of no dimensions may be lost"
 _SHAPES_MISSED = "a shape changed in place may be missed"
+_ORDER_MISSED = "an order of keys that a function changes may be missed"
 _CONTIGUOUS = "torch takes gradients as contiguous"
 _LAZY_BACKWARD = "a backward is compiled when it is first wanted"
 
@@ -86,6 +89,30 @@ NAMES = (
         "torch._dynamo.variables.higher_order_ops.CheckpointHigherOrderVariable._call_function",
         "takes every checkpoint for one that is not reentrant",
         fallback=CHECKPOINTS_ALIKE,
+        seen_in=NEWEST,
+    ),
+    PrivateName(
+        "torch._dynamo.variables.dicts.ConstDictVariable.has_new_items",
+        "misses keys that change places",
+        fallback=_ORDER_MISSED,
+        seen_in=NEWEST,
+    ),
+    PrivateName(
+        "torch._dynamo.variables.functions.UserFunctionVariable.call_function",
+        "traces functions that ask for environment variables, and guards on those that are set",
+        fallback=ENVIRONMENT_MISSED,
+        seen_in=NEWEST,
+    ),
+    PrivateName(
+        "torch._dynamo.variables.builder.VariableBuilder.wrap_listlike",
+        "forgets how long a deque may become",
+        fallback=BOUNDS_MISSED,
+        seen_in=NEWEST,
+    ),
+    PrivateName(
+        "torch._dynamo.side_effects.SideEffects.codegen_update_mutated",
+        "refuses to write back a deque of limited length",
+        fallback=BOUNDS_MISSED,
         seen_in=NEWEST,
     ),
     PrivateName(

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from burnish.torch_private.names import (
+    BOUNDS_MISSED,
     CHECKPOINTS_ALIKE,
     CONTEXTS_TRACED,
+    ENVIRONMENT_MISSED,
     LAZY_WEIGHTS,
     NO_REGIONS,
     PrivateName,
@@ -14,6 +16,7 @@ from burnish.torch_private.names import (
 )
 
 if TYPE_CHECKING:
+    from torch._dynamo.side_effects import SideEffects as SideEffects
     from torch._dynamo.variables import ConstantVariable as ConstantVariable
     from torch._dynamo.variables import ConstDictVariable as ConstDictVariable
     from torch._dynamo.variables import ListVariable as ListVariable
@@ -28,13 +31,22 @@ if TYPE_CHECKING:
     from torch._dynamo.variables.builder import VariableBuilder as VariableBuilder
     from torch._dynamo.variables.builder import wrap_fx_proxy as wrap_fx_proxy
     from torch._dynamo.variables.builtin import BuiltinVariable as BuiltinVariable
+    from torch._dynamo.variables.functions import UserFunctionVariable as UserFunctionVariable
     from torch._dynamo.variables.higher_order_ops import CheckpointHigherOrderVariable as CheckpointHigherOrderVariable
     from torch._dynamo.variables.lazy import LazyConstantVariable as LazyConstantVariable
+    from torch._dynamo.variables.lists import DequeVariable as DequeVariable
     from torch._dynamo.variables.misc import AutogradFunctionContextVariable as AutogradFunctionContextVariable
     from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable as UnspecializedNNModuleVariable
     from torch._dynamo.variables.user_defined import UserDefinedObjectVariable as UserDefinedObjectVariable
 
 NAMES = (
+    PrivateName(
+        "torch._dynamo.side_effects.SideEffects",
+        "writes back what the function has changed",
+        fallback=BOUNDS_MISSED,
+        instead=None,
+    ),
+    PrivateName("torch._dynamo.variables.lists.DequeVariable", "a deque", fallback=BOUNDS_MISSED, instead=None),
     PrivateName("torch._dynamo.variables.ConstantVariable", "a plain number, or other constant", fallback=NO_REGIONS),
     PrivateName(
         "torch._dynamo.variables.base.VariableTracker._nonvar_fields",
@@ -66,6 +78,12 @@ NAMES = (
     ),
     PrivateName(
         "torch._dynamo.variables.builtin.BuiltinVariable", "how operators treat a layer's number", fallback=NO_REGIONS
+    ),
+    PrivateName(
+        "torch._dynamo.variables.functions.UserFunctionVariable",
+        "a function that is traced: it may ask for an environment variable",
+        fallback=ENVIRONMENT_MISSED,
+        instead=None,
     ),
     PrivateName(
         "torch._dynamo.variables.higher_order_ops.CheckpointHigherOrderVariable",

@@ -275,6 +275,13 @@ def test_bounds_of_a_product_with_a_negative_factor() -> None:
     assert not is_less(x, 1)
 
 
+def test_a_whole_quotient_of_sizes_is_at_least_that_of_the_least() -> None:
+    n, m = sym("n", 2), sym("m", 3)
+    assert is_nonneg(floordiv(n * m, 2) - 3)
+    assert not is_nonneg(floordiv(n * m, 2) - 4)
+    assert not is_nonneg(floordiv(n * m, 7) - 1)
+
+
 def test_equal_expressions_hash_alike() -> None:
     a, b = A * 4 + B + 1, 1 + B + A * 4
     assert a == b

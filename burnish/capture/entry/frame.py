@@ -40,6 +40,7 @@ from burnish.capture.entry.diagnosis import (
     serve_eager,
     users_line,
 )
+from burnish.capture.entry.environment_guards import Asked
 from burnish.capture.entry.failure_cause import RETURNED, Doubt, Doubts, Ending
 from burnish.capture.entry.hooks import Hooks
 from burnish.capture.entry.library_preload import awaken_products
@@ -85,10 +86,12 @@ from burnish.torch_private.dynamo import config as dynamo_config
 from burnish.torch_private.names import NO_REGIONS
 from burnish.torch_private.patches import (
     MakesItsWeights,
+    bounding_deques,
     keeping_writes_to_numbers,
     leaving_contexts,
     leaving_lazy_modules,
     leaving_unrecorded_checkpoints,
+    noticing_order,
     noticing_other_shapes,
 )
 from burnish.torch_private.probe import why
@@ -492,9 +495,10 @@ class FrameCompiler:
                 return self._missed(frame.f_code)
             graphs = self._log.compiles
             install_generation_tagging_init()
+            asked = Asked()
             key = self._warm_key(frame) if frame.f_code is self.root else None
             if key is not None and (restored := self._warm.restored(key, frame)) is not None:
-                self._made(frame, restored.guarded_code, graphs)
+                self._made(frame, restored.guarded_code, graphs, asked)
                 return restored
             self._awaken()
             watch = Watch()
@@ -510,11 +514,14 @@ class FrameCompiler:
                         leaving_contexts(),
                         leaving_lazy_modules(),
                         leaving_unrecorded_checkpoints(),
+                        noticing_order(),
+                        bounding_deques(),
+                        asked.noticed(),
                         _copying_blocks(frame, self._options.regions, self._log),
                     ):
                         result = self._inner(frame, cache_entry, frame_state)
                     raises = watch.says_it_raises() and frame.f_code not in self._goes_on
-                    if not raises:
+                    if not raises and not asked:  # another process has another environment
                         with self._log.stage("store"):
                             store(result)
                     wait()
@@ -533,7 +540,7 @@ class FrameCompiler:
             if raises:  # a graph that ends there is of no use to inputs that fit
                 goes_on = partial(self._goes_on.add, frame.f_code)
                 return self._in_doubt(frame, ONCE_IN_EAGER.frame_exec_strategy, goes_on)
-            self._made(frame, result.guarded_code, graphs)
+            self._made(frame, result.guarded_code, graphs, asked)
         if result.frame_exec_strategy.cur_action == FrameAction.RUN_ONLY:
             serve_eager(self._log, "recompile limit", _limit_reached(frame.f_code.co_name))
         elif result.guarded_code is None and result.apply_to_code:
@@ -590,9 +597,10 @@ class FrameCompiler:
         since, count = self._excused.get(code, (now, 0))
         self._excused[code] = (now, 1) if now - since > _EXCUSES_SECONDS else (since, count + 1)
 
-    def _made(self, frame: Any, guarded: Any, graphs_before: int) -> None:
+    def _made(self, frame: Any, guarded: Any, graphs_before: int, asked: Asked) -> None:
         if guarded is None:
             return
+        asked.guard(guarded.guard_manager)
         try:
             guard_methods(guarded.guard_manager, frame, partial(prepare_host, self._options))
         except Exception as error:  # of classes that cannot be looked at: what they say of themselves is the user's
