@@ -213,6 +213,27 @@ def _id_of_key(key: Any) -> int:
     return id(getattr(key, "vt", key))
 
 
+_CALLS_METHOD = "call_method"
+
+
+@contextlib.contextmanager
+def extending_lists() -> Iterator[None]:
+    """While open, Dynamo takes `x.__iadd__(y)` of a list, written so, for what `x += y` is: it makes another list."""
+    ordinary = getattr(ListVariable, _CALLS_METHOD, None)
+    if ordinary is None:
+        yield
+        return
+
+    def called(variable: Any, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if name != "__iadd__" or not variable.is_mutable():
+            return ordinary(variable, tx, name, args, kwargs)
+        variable.call_method(tx, "extend", args, kwargs)
+        return variable
+
+    with _replaced(ListVariable, _CALLS_METHOD, called):
+        yield
+
+
 _CALLS = "call_function"
 
 
@@ -301,6 +322,27 @@ def _is_bounded_and_changed(variable: Any) -> bool:
     if not isinstance(variable, DequeVariable):
         return False
     return getattr(variable.mutation_type, "is_modified", False) and _bound(variable) is not None
+
+
+_CORRECTIONS = (
+    keeping_writes_to_numbers,
+    noticing_other_shapes,
+    leaving_contexts,
+    leaving_lazy_modules,
+    leaving_unrecorded_checkpoints,
+    noticing_order,
+    bounding_deques,
+    extending_lists,
+)
+
+
+@contextlib.contextmanager
+def tracing_as_eager_runs() -> Iterator[None]:
+    """All that is replaced so that what Dynamo makes of a function does what the function does."""
+    with contextlib.ExitStack() as stack:
+        for correction in _CORRECTIONS:
+            stack.enter_context(correction())
+        yield
 
 
 # Two whose gradients at NaN are not those of their pieces, and one whose pieces read targets behind the end of a row.

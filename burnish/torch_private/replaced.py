@@ -18,6 +18,7 @@ from burnish.torch_private.names import (
 _WRITES_LOST = "a write to a double of no dimensions may be lost"
 _SHAPES_MISSED = "a shape changed in place may be missed"
 _ORDER_MISSED = "an order of keys that a function changes may be missed"
+_LISTS_LEFT = "a list whose `__iadd__` is called by that name may be left as it was"
 _CONTIGUOUS = "torch takes gradients as contiguous"
 _LAZY_BACKWARD = "a backward is compiled when it is first wanted"
 
@@ -101,6 +102,12 @@ NAMES = (
         "torch._dynamo.variables.functions.UserFunctionVariable.call_function",
         "traces functions that ask for environment variables, and guards on those that are set",
         fallback=ENVIRONMENT_MISSED,
+        seen_in=NEWEST,
+    ),
+    PrivateName(
+        "torch._dynamo.variables.lists.ListVariable.call_method",
+        "takes `__iadd__` of a list for `+`",
+        fallback=_LISTS_LEFT,
         seen_in=NEWEST,
     ),
     PrivateName(

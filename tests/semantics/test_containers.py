@@ -39,6 +39,8 @@ CHANGES = [
     (_last_three, lambda c: c.copy().appendleft(1)),
     (lambda: deque(maxlen=0), lambda c: (c.append(1), c.extendleft([1]), list(c))),
     (lambda: deque("ab"), lambda c: (c.appendleft(1), c.extend([8]), c.maxlen)),
+    (lambda: ["a"], lambda c: c.__iadd__([1])),
+    (lambda: ["a"], lambda c: (c.__iadd__(range(2)), c.__imul__(2), len(c))),
     (lambda: defaultdict(list, a=[1]), lambda c: (c["z"].append(2), c.pop("a"), c["a"].append(1))),
     (lambda: Counter(a=3, b=1), lambda c: (c.update("ccc"), c.subtract("ab"), c.most_common(1))),
 ]
@@ -90,6 +92,15 @@ def test_a_bound_that_is_another_is_noticed():
     for bound in (3, 2, None, 4, 3):
         c = deque("ab", maxlen=bound)
         assert compiled(torch.ones(2), c)[2] == list(c) == [*list(deque("ab1", maxlen=bound))[:-1], 1]
+
+
+def test_a_bound_that_is_another_is_noticed_after_a_warm_start(monkeypatch):
+    monkeypatch.setenv("BURNISH_WARM_START", "on")
+    for bound in (3, 2, None, 3):
+        compiled = burnish.compile(lambda x, c: (x + 1, c.append(1), list(c)))
+        c = deque("ab", maxlen=bound)
+        wanted = [*c, 1][-(bound or 3) :]
+        assert compiled(torch.ones(2), c)[2] == list(c) == wanted
 
 
 def test_none_of_it_breaks_the_graph():

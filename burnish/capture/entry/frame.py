@@ -84,16 +84,7 @@ from burnish.torch_private.dynamo import (
 from burnish.torch_private.dynamo import check as is_skipped
 from burnish.torch_private.dynamo import config as dynamo_config
 from burnish.torch_private.names import NO_REGIONS
-from burnish.torch_private.patches import (
-    MakesItsWeights,
-    bounding_deques,
-    keeping_writes_to_numbers,
-    leaving_contexts,
-    leaving_lazy_modules,
-    leaving_unrecorded_checkpoints,
-    noticing_order,
-    noticing_other_shapes,
-)
+from burnish.torch_private.patches import MakesItsWeights, tracing_as_eager_runs
 from burnish.torch_private.probe import why
 from burnish.torch_private.quiet import without_headlines, without_meta_failures
 from burnish.torch_private.shield import without_guard_profiling
@@ -509,13 +500,7 @@ class FrameCompiler:
                         guards_apart(self._log),
                         without_headlines(),
                         without_meta_failures(),
-                        keeping_writes_to_numbers(),
-                        noticing_other_shapes(),
-                        leaving_contexts(),
-                        leaving_lazy_modules(),
-                        leaving_unrecorded_checkpoints(),
-                        noticing_order(),
-                        bounding_deques(),
+                        tracing_as_eager_runs(),
                         asked.noticed(),
                         _copying_blocks(frame, self._options.regions, self._log),
                     ):
