@@ -241,8 +241,9 @@ def _least_of(atom: Atom) -> int | None:
         return atom.lo
     if not isinstance(atom, Div | Mod) or not is_nonneg(atom.num):
         return None
-    above = least(atom.num) if isinstance(atom, Div) and isinstance(atom.den, int) else None
-    return 0 if above is None else above // atom.den
+    if isinstance(atom, Mod) or not isinstance(atom.den, int):
+        return 0
+    return (least(atom.num) or 0) // atom.den
 
 
 def is_less(a: Dim, b: Dim) -> bool:
