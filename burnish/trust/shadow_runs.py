@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.autograd.graph import get_gradient_edge
 
 from burnish.assumptions import Assumptions
 from burnish.runtime.graph_capture import wait_for_stream
@@ -109,10 +110,11 @@ class Rig:
         # In float64 a forward's numbers do not depend on what autograd saves, which is several times the model's size.
         saves = torch.is_grad_enabled() and (wide is None or self.backward)
         with self._isolated(), torch.set_grad_enabled(saves), wide or nullcontext():
+            origins = self._origins(args)
             raw = call(*args)
             results = _tensors(raw)
             self.returned = len(results)
-            gradients = self._gradients(raw, args) if self.backward else []
+            gradients = self._gradients(raw, origins) if self.backward else []
         found = [x.detach() for x in (*results, *gradients, *self.inputs.changed(args))]
         if self.eagers_is_real:
             return raw, found
@@ -158,35 +160,36 @@ class Rig:
         used = [x for k, x in enumerate(_listed(raw)) if k not in self.left_out and isinstance(x, torch.Tensor)]
         return [x for x in used if x.requires_grad and (x.grad_fn is not None or not x._is_view())]
 
-    def _gradients(self, raw: Any, args: Sequence[Any]) -> Results:
+    def _gradients(self, raw: Any, origins: Sequence[_Origin]) -> Results:
         roots = self._roots(raw)
-        leaves = _leaves(args)
-        if not roots or not leaves:
+        if not roots or not origins:
             return []
-        found = torch.autograd.grad(roots, leaves, self._weights(roots), allow_unused=True)
-        nothing = (leaf.new_zeros(()).expand(leaf.shape) for leaf in leaves)
-        return [zero if x is None else x for x, zero in zip(found, nothing, strict=True)]
+        edges = [origin.edge for origin in origins]
+        found = torch.autograd.grad(roots, edges, self._weights(roots), allow_unused=True)
+        return [origin.nothing() if x is None else x for x, origin in zip(found, origins, strict=True)]
 
     def seconds(self, call: Call, calls: int, clock: Clock, *, whole: bool = True) -> float:
         """One call's time, the mean of a few in a row; not `whole`: without the backward."""
         if self.inputs.copies_anything:
             return min(self._one(call, clock, whole) for _ in range(calls))
         args = self.inputs.take()
+        origins = self._origins(args, whole)
         with self._isolated():
             self.synchronise()
             start = clock()
             for _ in range(calls):
-                self._step(call, args, whole)
+                self._step(call, args, origins)
             self.synchronise()
             return (clock() - start) / calls
 
     def _one(self, call: Call, clock: Clock, whole: bool) -> float:
         self.same_numbers()
         args = self.inputs.take()
+        origins = self._origins(args, whole)
         with self._isolated():
             self.synchronise()
             start = clock()
-            self._step(call, args, whole)
+            self._step(call, args, origins)
             self.synchronise()
             return clock() - start
 
@@ -197,10 +200,15 @@ class Rig:
     def _isolated(self) -> AbstractContextManager[Any]:
         return own_saved_tensors() if self.training else nullcontext()
 
-    def _step(self, call: Call, args: Sequence[Any], whole: bool) -> None:
+    def _origins(self, args: Sequence[Any], whole: bool = True) -> Sequence[_Origin]:
+        if not self.backward or not whole:
+            return []
+        return [_Origin(x, x.shape, get_gradient_edge(x)) for x in _leaves(args)]
+
+    def _step(self, call: Call, args: Sequence[Any], origins: Sequence[_Origin]) -> None:
         raw = call(*args)
-        if self.backward and whole:
-            self._gradients(raw, args)
+        if origins:
+            self._gradients(raw, origins)
 
     @property
     def on_cuda(self) -> bool:
@@ -209,6 +217,19 @@ class Rig:
     def synchronise(self) -> None:
         for device in self._cuda:
             wait_for_stream(device)
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """Where an input's gradient is of, before the call: one that the call changes in place has another place in the
+    history of gradients after it, and maybe another shape."""
+
+    leaf: torch.Tensor
+    shape: torch.Size
+    edge: Any
+
+    def nothing(self) -> torch.Tensor:
+        return self.leaf.new_zeros(()).expand(self.shape)
 
 
 def _listed(raw: Any) -> Sequence[Any]:

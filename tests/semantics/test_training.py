@@ -306,3 +306,27 @@ def test_a_step_that_calls_backward_itself(compile: Callable[..., Any], monkeypa
     torch.testing.assert_close([step(x) for _ in range(4)], [eager(x) for _ in range(4)])
     torch.testing.assert_close(list(net.parameters()), list(twin.parameters()))
     assert traced == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda x: x.mul_(2), lambda x: x[:, 1:3].mul_(2), lambda x: torch.relu_(x), lambda x: x.t()[0].add_(5)],
+    ids=["all", "columns", "relu", "transposed"],
+)
+def test_a_step_that_changes_what_it_is_given_is_judged_by_the_gradient_of_what_it_was(change):
+    """After the call, an input that was changed has another place in the history of gradients."""
+
+    def fn(x):
+        change(x)
+        return x.sum(0)
+
+    def gradient(call):
+        leaf = torch.arange(-4.0, 4.0).reshape(2, 4).requires_grad_()
+        (call(leaf * 1) * torch.arange(4.0)).sum().backward()
+        return leaf.grad
+
+    compiled = burnish.compile(fn)
+    for _ in range(3):
+        torch.testing.assert_close(gradient(compiled), gradient(fn))
+    assert [variant.rollbacks for variant in burnish.stats(compiled).variants] == [0]
+    assert not burnish.stats(compiled).fallbacks
