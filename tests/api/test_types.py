@@ -18,7 +18,7 @@ SETTINGS = """\
 [mypy-torch.*]
 follow_imports = skip
 follow_imports_for_stubs = true
-[mypy-burnish.capture.*,burnish.explain.*,burnish.handle,burnish.identity,burnish.observe.*,burnish.stats,burnish.verify.*]
+[mypy-burnish.capture.*,burnish.handle,burnish.identity,burnish.observe.*,burnish.stats,burnish.tools.*]
 follow_imports = skip
 """
 

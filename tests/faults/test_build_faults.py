@@ -189,10 +189,10 @@ def test_two_threads_build_once(options: Options, cache: Cache, log: CompileLog,
 
 def test_source_hash_is_stable_and_covers_the_native_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "burnish"
-    (package / "runtime" / "native").mkdir(parents=True)
     monkeypatch.setattr(shared_library, "PACKAGE", package)
     hashes = set()
     for path in ("runtime/build/shared_library.py", "runtime/native/bn.c", "runtime/native/bn.h", "notes.txt"):
+        (package / path).parent.mkdir(parents=True, exist_ok=True)
         (package / path).write_text("text")
         hashes.add(shared_library.source_hash.__wrapped__())
         hashes.add(shared_library.source_hash.__wrapped__())

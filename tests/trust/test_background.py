@@ -534,7 +534,7 @@ def test_exit_while_the_c_compiler_runs(tmp_path: Path) -> None:
 def test_exit_while_dynamo_traces(tmp_path: Path) -> None:
     done = run_script(
         """
-        from burnish.capture import deferred
+        from burnish.capture.background import frames as deferred
         import threading
         tracing = threading.Event()
         shield = deferred.beside_calls
@@ -766,7 +766,7 @@ def test_other_backends_refuse(setting: dict[str, object]) -> None:
 
 
 def test_it_is_an_argument() -> None:
-    compiled = burnish.compile(scaled, compile_queue=True, budget=60)
+    compiled = burnish.compile(scaled, background=True, budget=60)
     x = torch.randn(4, 8)
     compiled(x)
     assert compiled.burnish.wait(LONG)
@@ -789,7 +789,7 @@ def test_a_compile_is_cancelled_where_c_code_may_throw() -> None:
 
 def test_what_is_ready_is_sealed_though_no_call_has_come_for_it():
     model = nn.Sequential(nn.Linear(6, 8), nn.GELU()).eval()
-    compiled: Any = burnish.compile(model, compile_queue=True, gate=False)
+    compiled: Any = burnish.compile(model, background=True, gate=False)
     x = torch.randn(3, 6)
     with torch.no_grad():
         compiled(x)

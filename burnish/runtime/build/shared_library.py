@@ -22,7 +22,6 @@ from pathlib import Path
 
 import torch  # loads the OpenMP runtime that everything built here resolves against
 
-from burnish.version import PACKAGE
 from burnish.errors import (
     CompileError,
     CompilerFailed,
@@ -33,8 +32,6 @@ from burnish.errors import (
 )
 from burnish.observe.log import CompileLog
 from burnish.options import Options
-from burnish.runtime.cpu.blas import connect
-from burnish.runtime.cache.store import Cache, CacheKey, open_cache
 from burnish.runtime.build.compiler import (
     CommandFailed,
     Compiler,
@@ -47,8 +44,11 @@ from burnish.runtime.build.compiler import (
 )
 from burnish.runtime.build.library_loading import CannotLoad, load_library
 from burnish.runtime.build.scratch import own_directory
+from burnish.runtime.cache.store import Cache, CacheKey, open_cache
+from burnish.runtime.cpu.blas import connect
 from burnish.runtime.deadline import UNLIMITED, Cancelled, Deadline, current_deadline
 from burnish.runtime.process import HELPFUL, has_started
+from burnish.version import PACKAGE
 
 NATIVE_DIR = PACKAGE / "runtime" / "native"
 

@@ -1,0 +1,1 @@
+"""Compiling beside the calls: frames kept for later, and the thread that compiles them."""

@@ -1,0 +1,1 @@
+"""Repeated blocks of a model: traced once, copied for the others."""

@@ -1,0 +1,1 @@
+"""Choices that only a CPU's program has."""

@@ -1,0 +1,1 @@
+"""Programs on an NVIDIA GPU: launches and CUDA graphs."""

@@ -1,0 +1,1 @@
+"""Triton kernels to cubins, built by worker processes."""

@@ -1,0 +1,2 @@
+"""What is built around the compiler: measuring, checking, explaining, the command line. The compiler imports none of
+it."""
