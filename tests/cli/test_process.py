@@ -15,6 +15,7 @@ from burnish.tools.cli import main
 INTERRUPTED = """
 import os, signal
 def build():
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and pass that on
     os.kill(os.getpid(), signal.SIGINT)  # as Ctrl-C does
 """
 

@@ -95,6 +95,7 @@ def test_a_time_limit_in_the_compile_of_a_backward(limited: None, monkeypatch: p
 
 _INTERRUPTED = """
 import importlib.abc, signal, sys, torch, burnish
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and pass that on
 class Interrupts(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
         if name == "torch._dynamo.convert_frame":
