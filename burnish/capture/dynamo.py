@@ -190,6 +190,7 @@ def new_variant(
         before_trial=before_trial,
         host=partial(host_library, options, log) if _is_on_cuda(facts) else host_if_built,
         guarded=guards_are_whole(),
+        owner=log,
     )
     if log.dump_dir is not None and facts.assumptions is not None:
         log.dump("assumptions.txt", f"{facts.assumptions}\n")

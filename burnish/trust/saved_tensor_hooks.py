@@ -46,25 +46,37 @@ def checkpoint_here() -> Checkpoint | None:
     return None
 
 
-# Regions whose forward a compiled graph has served, while they last: the same has to serve what is run again.
-_begun: dict[int, weakref.ref[Any]] = {}
+# Regions whose forward compiled graphs have served, while they last, and of which objects these were: what is run again
+# has to be served by the same.
+_begun: dict[int, tuple[weakref.ref[Any], list[object]]] = {}
 
 
-def begun(checkpoint: Checkpoint) -> None:
+def begun(checkpoint: Checkpoint, owner: object) -> None:
     key = id(checkpoint.region)
-    _begun[key] = weakref.ref(checkpoint.region, lambda _: _begun.pop(key, None))
+    if key not in _begun:
+        _begun[key] = weakref.ref(checkpoint.region, lambda _: _begun.pop(key, None)), []
+    owners = _begun[key][1]
+    if not any(each is owner for each in owners):
+        owners.append(owner)
+
+
+def has_begun(checkpoint: Checkpoint, owner: object) -> bool:
+    """Whether a compiled graph of `owner` has served a part of the region's forward."""
+    _, owners = _begun.get(id(checkpoint.region), (None, ()))
+    return any(each is owner for each in owners)
 
 
 def regions_are_begun() -> bool:
     return bool(_begun)
 
 
-def finishing_checkpoints(target: Callable[..., Any], through: Callable[..., Any]) -> Callable[..., Any]:
-    """`target`, but for what is run again of a region that began with compiled code: that goes `through` it."""
+def finishing_checkpoints(target: Callable[..., Any], through: Callable[..., Any], owner: object) -> Callable[..., Any]:
+    """`target`, but for what is run again of a region that began with compiled code of `owner`: that goes `through`
+    it."""
     regions = _begun
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if regions and (here := checkpoint_here()) is not None and here.is_again and id(here.region) in regions:
+        if regions and (here := checkpoint_here()) is not None and here.is_again and has_begun(here, owner):
             return through(*args, **kwargs)
         return target(*args, **kwargs)
 

@@ -27,7 +27,7 @@ from burnish.trust.gate import Call, Failure, Gate, GraphFacts, Verdict
 from burnish.trust.inputs import RandomState, devices_of
 from burnish.trust.record import Engine, GateStats, SizeClass, State, VariantStats
 from burnish.trust.sampling import gaps, sampled
-from burnish.trust.saved_tensor_hooks import Checkpoint, begun, checkpoint_here, hooks_are_active
+from burnish.trust.saved_tensor_hooks import Checkpoint, begun, checkpoint_here, has_begun, hooks_are_active
 from burnish.trust.size_classes import SizeClasses
 from burnish.trust.stored_verdicts import Verdicts, class_part
 
@@ -105,12 +105,14 @@ class Variant:
         before_trial: Callable[[], object] | None = None,
         host: Callable[[], Host | None] = lambda: None,
         guarded: bool = True,
+        owner: object = None,
     ) -> None:
         """`direct` is what engine "burnish" does, called with one list. `timed` adds what measures latency. `verdicts`
         are those of earlier processes, and what is found now is told to it. `ready` waits for what of engine
         "burnish" is still being built. `before_trial` ends what has been going on since the compile began: before the
         trial, or at once where there will be none. `host` gives the extension that checks assumptions natively, if it
-        is there; `guarded`: Dynamo's guards look at all inputs, so that without it only the rest has to be asked."""
+        is there; `guarded`: Dynamo's guards look at all inputs, so that without it only the rest has to be asked.
+        `owner` stands for the compiled object that the graph is a part of."""
         self.number = number
         self.facts = facts
         self.eager = eager
@@ -130,7 +132,6 @@ class Variant:
         self.knows_infinity = False  # eager's results have been seen to have NaNs or infinities, too
         self.state: State = "on trial"
         self.engine: Engine = "eager"
-        self._engine_call: Boxed = self._run_eager  # what the engine does, behind its assumptions
         self._engines = dict(engines)
         self._direct = direct
         if policy.fault is not None and "burnish" in engines:
@@ -141,7 +142,9 @@ class Variant:
             self._direct = _or_undrawn(self._direct, boxed=True) if self._direct is not None else None
         self._backward_without = backward_without
         self._forward_seen = False
-        self._tried: Engine = "eager"  # what serves while it is on trial
+        self._owner = owner
+        self._alone: dict[Engine, Boxed] = {"eager": self._run_eager}  # what each does, behind its assumptions
+        self._ran = threading.local()  # `engine`: what served this thread's last call that was not settled before it
         self._listener = listener
         self._timed = timed
         self._verdicts = verdicts
@@ -201,7 +204,7 @@ class Variant:
         if not self._engines:
             self._settle("eager", "eager", Failure("it was not compiled"))
         elif self.policy.tries:
-            self.state, self.engine, self._engine_call = "on trial", "eager", self._run_eager
+            self.state, self.engine, self._alone = "on trial", "eager", {"eager": self._run_eager}
             self._serve_with(self._trial)
         else:
             self._settle("compiled", next(iter(self._engines)))
@@ -252,7 +255,7 @@ class Variant:
     def _try(self, args: Sequence[Any]) -> Any:
         self._end_preparing()
         if not _can_be_tried(args):
-            return next(iter(self._engines.values()))(*args)
+            return self._run_alone(next(iter(self._engines)), args)
         training = self.facts.kind == "training"
         if training and not self._has_backward and not self._forward_seen:
             return self._try_forward(args)
@@ -270,7 +273,7 @@ class Variant:
         """The backward is compiled when it is first wanted, which may be never: until then there is a forward to
         compare. The next call races, with the backward if there is one by then."""
         self._forward_seen = True
-        self._tried = winner = next(iter(self._engines))
+        winner = next(iter(self._engines))
         if self._verdicts is None or self._verdicts.passed("forward", compared=True, raced=False) is None:
             verdict = self._judge(args, race=False, backward=False)
             if verdict.winner == "eager":
@@ -278,12 +281,12 @@ class Variant:
                 return self._run(args)
             if self._listener is not None:
                 self._listener.compared(verdict.stats.seconds)
-            self._tried = winner = verdict.winner
+            winner = verdict.winner
             if self._verdicts is not None and verdict.stats.compiled_error is not None:
                 self._verdicts.keep("forward", verdict.stats)
             if verdict.has_result:
                 return verdict.result
-        return self._engines[winner](*args)
+        return self._run_alone(winner, args)
 
     def _race_again(self, args: Sequence[Any]) -> Any:
         """The second call: what a first run costs (memory, kernels that libraries choose) is nobody's time any more."""
@@ -344,7 +347,7 @@ class Variant:
                     known = self._knows_of(size)
                 if not known:
                     return self._race_at(size, args)
-            return self._classes.serving(size)(list(args))
+            return self._run_at(size, args)
         except TrialRaised as raised:
             return self._run_unjudged(raised, args)
         finally:
@@ -403,6 +406,7 @@ class Variant:
     def _run_at(self, size: int, args: Sequence[Any]) -> Any:
         if self._classes is None or self.state not in ("compiled", "eager") or not self._classes.knows(size):
             return self._run(args)
+        self._ran.engine = self._classes.engine_of(args)
         return self._classes.serving(size)(list(args))
 
     def _accept(self, verdict: Verdict) -> None:
@@ -436,22 +440,31 @@ class Variant:
         """What is run again is never judged, and is served by who served it first, whatever has been decided since."""
         served = self._in_checkpoints.setdefault(checkpoint.region, [])
         if checkpoint.is_again:
-            engine = served.pop(0) if served else self.engine
+            engine = served.pop(0) if served else self._who_began(checkpoint)
             served.append(engine)  # it may be run again for another backward
             return self._engine_alone(engine)(boxed)
-        args = list(boxed)
+        self._ran.engine = None
+        settled = self._classes.engine_of(boxed) if self._classes is not None else self.engine
         result = serve(boxed)
-        by_size = self._classes.engine_of(args) if self._classes is not None else None
-        served.append(self._tried if self.state == "on trial" else by_size or self.engine)
-        if served[-1] != "eager":
-            begun(checkpoint)
+        engine = self._ran.engine or settled or self.engine
+        served.append(engine)
+        if engine != "eager":
+            begun(checkpoint, self._owner)
         return result
 
+    def _who_began(self, checkpoint: Checkpoint) -> Engine:
+        """Of a region in whose forward this variant had no part: another one had, which fits as well, or eager."""
+        return next(iter(self._engines), "eager") if has_begun(checkpoint, self._owner) else "eager"
+
     def _engine_alone(self, engine: Engine) -> Boxed:
-        if engine == self.engine or engine not in self._engines:
-            return self._engine_call
-        call = self._engines[engine]
+        if (alone := self._alone.get(engine)) is not None:
+            return alone
+        call = self._engines.get(engine, self.eager)
         return lambda boxed: call(*boxed)
+
+    def _run_alone(self, engine: Engine, args: Sequence[Any]) -> Any:
+        self._ran.engine = engine
+        return self._engine_alone(engine)(list(args))
 
     # -- serving -------------------------------------------------------------------------------------------------
 
@@ -480,7 +493,7 @@ class Variant:
     def _settle(self, state: State, engine: Engine, failure: Failure | None = None) -> None:
         again, self.is_provisional = self.is_provisional, False
         self.state, self.engine, self.failure = state, engine, failure
-        self._engine_call = serve = self._served_by(engine)
+        self._alone[engine] = serve = self._served_by(engine)
         if self._classes is not None and self._size_class is not None and state in ("compiled", "eager"):
             if again:
                 self._classes.clear()
@@ -510,16 +523,16 @@ class Variant:
             self._host, self._sealed = (lambda: host), True
             if self.state == "on trial" or self.is_provisional:
                 return  # which checks them anyway
-            self._engine_call = self._served_by(self.engine)
+            self._alone = {engine: self._served_by(engine) for engine in {"eager", self.engine}}
             if self._classes is not None and self._classes.engines():
                 self._classes.serve_by(self._served_by)
             else:
-                self._serve_with(self._engine_call)
+                self._serve_with(self._alone[self.engine])
 
     def _run(self, args: Sequence[Any]) -> Any:
         """What it raises is recovered from where all calls are (`_entry`), and only there: twice would be to run eager
         twice, and to write the caller's tensors twice."""
-        return self._engine_call(list(args))
+        return self._run_alone(self.engine, args)
 
     def took(self, seconds: float) -> None:
         """A sampled call, on other values than those that were raced: denormals, or another branch, may be slow. If

@@ -16,6 +16,7 @@ from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import burnish
+from burnish.torch_private.dynamo import debug_get_cache_entry_list
 
 FORCED = {"gate": False, "verify": "off"}
 
@@ -359,6 +360,93 @@ def test_a_rollback_between_the_forward_and_what_is_run_again():
     result.sum().backward()
     (want,) = torch.autograd.grad(block(x).sum(), x)
     torch.testing.assert_close(x.grad, want)
+
+
+def _gradient_of(result: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    (found,) = torch.autograd.grad(result.sum(), x)
+    return found
+
+
+def test_another_graph_fits_what_is_run_again():
+    """Other sizes came in between, and a graph for all of them that Dynamo asks first."""
+    (block, _) = _blocks(0.0)
+    net = copy.deepcopy(block)
+    compiled = burnish.compile(net, options=FORCED)
+    x = torch.randn(8, 16, requires_grad=True)
+    result = checkpoint(compiled, x, use_reentrant=False)
+    for rows in (4, 6, 8):
+        compiled(torch.randn(rows, 16)).sum().backward()
+    torch.testing.assert_close(_gradient_of(result, x), _gradient_of(block(x), x))
+    assert burnish.stats(compiled).compiles == 2
+
+
+def test_compiled_between_the_forward_and_what_is_run_again():
+    """Eager began: eager must finish, although there is a graph by now."""
+    (block, _) = _blocks(0.0)
+    net = copy.deepcopy(block)
+    compiled = burnish.compile(net, options=FORCED)
+    x = torch.randn(8, 16, requires_grad=True)
+    with torch.compiler.set_stance("force_eager"):
+        result = checkpoint(compiled, x, use_reentrant=False)
+    compiled(x).sum().backward()
+    torch.testing.assert_close(_gradient_of(result, x), _gradient_of(block(x), x))
+
+
+def test_what_is_run_again_of_an_eager_forward_compiles_nothing():
+    (block, _) = _blocks(0.0)
+    net = copy.deepcopy(block)
+    compiled = burnish.compile(net, options=FORCED)
+    x = torch.randn(8, 16, requires_grad=True)
+    with torch.compiler.set_stance("force_eager"):
+        result = checkpoint(compiled, x, use_reentrant=False)
+    torch.testing.assert_close(_gradient_of(result, x), _gradient_of(block(x), x))
+    assert burnish.stats(compiled).compiles == 0
+
+
+@pytest.mark.parametrize("sealed", [False, True], ids=["open", "sealed"])
+@pytest.mark.parametrize("way", ["plain", "selective"])
+def test_another_thread_traces_while_a_part_is_run_again(way, sealed, monkeypatch):
+    """By torch.fx, whose flag is the process's: calls are eager's then, but not what compiled code began."""
+    (block, _) = _blocks(0.0)
+    net = copy.deepcopy(block)
+    compiled = burnish.compile(net, options=FORCED)
+    x = torch.randn(8, 16, requires_grad=True)
+    compiled(x).sum().backward()
+    if sealed:
+        burnish.seal(compiled)
+    result = WAYS[way](compiled, x)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.fx._symbolic_trace, "_is_fx_tracing_flag", True)
+        found = _gradient_of(result, x)
+    torch.testing.assert_close(found, _gradient_of(block(x), x))
+
+
+def test_a_stance_between_the_forward_and_what_is_run_again():
+    (block, _) = _blocks(0.0)
+    net = copy.deepcopy(block)
+    compiled = burnish.compile(net, options=FORCED)
+    x = torch.randn(8, 16, requires_grad=True)
+    result = checkpoint(compiled, x, use_reentrant=False)
+    with torch.compiler.set_stance("force_eager"):
+        found = _gradient_of(result, x)
+    torch.testing.assert_close(found, _gradient_of(block(x), x))
+
+
+@pytest.mark.parametrize("way", ["plain", "selective"])
+def test_dynamo_misses_once_what_is_run_again(way):
+    """Its list of what is compiled may be searched in vain while another thread changes it."""
+    (block, _) = _blocks(0.0)
+    net = copy.deepcopy(block)
+    compiled = burnish.compile(net, options=FORCED)
+    x = torch.randn(8, 16, requires_grad=True)
+    compiled(x)
+    misses = iter(())
+    for entry in debug_get_cache_entry_list(compiled.burnish.entrance._compiled[0].__code__):
+        entry.guard_manager.root.add_lambda_guard(lambda _: next(misses, True), ["misses once"], None)
+    result = WAYS[way](compiled, x)
+    misses = iter([False])
+    torch.testing.assert_close(_gradient_of(result, x), _gradient_of(block(x), x))
+    assert next(misses, None) is None
 
 
 # -- hooks on saved tensors ---------------------------------------------------------------------------------------

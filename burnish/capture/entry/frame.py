@@ -90,7 +90,7 @@ from burnish.torch_private.quiet import without_headlines, without_meta_failures
 from burnish.torch_private.shield import without_guard_profiling
 from burnish.torch_private.versions import is_at_least
 from burnish.trust.record import WholeCall
-from burnish.trust.saved_tensor_hooks import finishing_checkpoints, regions_are_begun
+from burnish.trust.saved_tensor_hooks import checkpoint_here, finishing_checkpoints, has_begun, regions_are_begun
 from burnish.trust.variant import Variant
 from burnish.trust.whole_call import WholeCallRace
 from burnish.version import PACKAGE
@@ -153,7 +153,7 @@ class Entrance:
         with self._lock:
             self.stop_compiling()
             if self._aside is None:
-                self._aside, self.call = self.call, finishing_checkpoints(self.target, self._open_call)
+                self._aside, self.call = self.call, self._eager(self._open_call)
 
     def come_back(self) -> None:
         with self._lock:
@@ -181,7 +181,7 @@ class Entrance:
         if self._around is None or self.call is not self._around:
             if (host := host_if_built()) is None and self.options.gate:
                 prepare_host(self.options)
-            target = finishing_checkpoints(self.target, self._open_call) if regions_are_begun() else self.target
+            target = self._eager(self._open_call) if regions_are_begun() else self.target
             self.call = self._around = bypass(target, through, host, _called_weakly(self._go_around_in_c))
 
     def _go_around_in_c(self) -> None:
@@ -271,11 +271,14 @@ class Entrance:
             call = self._with_lobby(call, frame, self.deferred, hooks)
         if self.options.gate:
             around = EntranceSurroundings(callback, self.log, lambda: _is_ordinary(hooks))
-            eager = finishing_checkpoints(self.target, call)
             self._race = WholeCallRace(
-                call, eager, kind_of, around, _called_weakly(self.reconsider), self._told, in_words
+                call, self._eager(call), kind_of, around, _called_weakly(self.reconsider), self._told, in_words
             )
         return call
+
+    def _eager(self, through: Callable[..., Any]) -> Callable[..., Any]:
+        """The original; `through` finishes what compiled code has begun."""
+        return finishing_checkpoints(self.target, through, self.log)
 
     def _told(self, verdict: WholeCall) -> None:
         measured = {"ratio": verdict.ratio, "low": verdict.low, "high": verdict.high, "rounds": verdict.rounds}
@@ -292,7 +295,7 @@ class Entrance:
                 deferred.admit_first()  # which says that nobody is there to compile it
 
         ordinary = lambda: _is_ordinary(hooks)  # noqa: E731
-        return deferred.lobby.entrance(self.target, call, frame, ordinary, deferred.pace.calls, ring)
+        return deferred.lobby.entrance(self._eager(call), call, frame, ordinary, deferred.pace.calls, ring)
 
     def _direct(
         self, frame: types.FunctionType, callback: FrameCompiler, general: Callable[..., Any], hooks: Hooks | None
@@ -305,25 +308,42 @@ class Entrance:
         as_error = GRAPH_BREAKS if self.options.fullgraph else ()
         doubts, settle = callback.doubts.open, callback.doubts.settle
 
-        def generally(*args: Any, **kwargs: Any) -> Any:
+        def entered(*args: Any, **kwargs: Any) -> Any:
+            prior = set_callback(callback)
             try:
-                result = general(*args, **kwargs)
-            except LookAgain:
-                return target(*args, **kwargs)
-            except BaseException as error:
-                settle(error)
-                raise
-            settle()
-            return result
+                return frame(*args, **kwargs)
+            finally:
+                set_callback(prior)
+
+        def settling(enter: Callable[..., Any]) -> Callable[..., Any]:
+            def run(*args: Any, **kwargs: Any) -> Any:
+                try:
+                    result = enter(*args, **kwargs)
+                except LookAgain:
+                    return self._look_again(enter, frame.__code__, callback, args, kwargs)
+                except as_error as error:
+                    return self._refuse(error, callback.doubts, args, kwargs)
+                except BaseException as error:
+                    settle(error)
+                    raise
+                settle()
+                return result
+
+            return run
+
+        # Circumstances change between the forward of a checkpointed region and what is run again: torch.fx traces in
+        # some thread, a stance was set. Who began finishes.
+        in_eager = self._eager(settling(entered))
+        generally = finishing_checkpoints(settling(general), settling(entered), self.log)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if hooks is not None and hooks.changed():
                 return self._call_afresh(hooks, args, kwargs)
             if fx_tracing() or jit_tracing():  # somebody takes the model down: as it was written
-                return target(*args, **kwargs)
+                return in_eager(*args, **kwargs)
             if duals._current_level >= 0:  # compiled code would lose the tangents
                 self.log.noticed("call in eager: forward-mode differentiation is going on")
-                return target(*args, **kwargs)
+                return in_eager(*args, **kwargs)
             if stances._stance is not ordinary or dispatch_modes():
                 return generally(*args, **kwargs)
             prior, broken = set_callback(callback), None
@@ -331,7 +351,7 @@ class Entrance:
                 result = frame(*args, **kwargs)
             except LookAgain:
                 set_callback(prior)
-                return self._look_again(frame, callback, args, kwargs)
+                return self._look_again(entered, frame.__code__, callback, args, kwargs)
             except as_error as error:
                 set_callback(prior)
                 broken = error
@@ -362,29 +382,28 @@ class Entrance:
         raise graph_break_error(error, self.place) from error.with_traceback(None)
 
     def _look_again(
-        self, frame: types.FunctionType, callback: FrameCompiler, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        enter: Callable[..., Any],
+        code: types.CodeType,
+        callback: FrameCompiler,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Any:
         """Nothing of the frame has run yet. Whatever another thread is doing to Dynamo's list takes it microseconds."""
         for _ in range(_LOOKS):
             time.sleep(_LOOK_SECONDS)
-            prior = set_eval_frame(callback)
             try:
-                result = frame(*args, **kwargs)
+                result = enter(*args, **kwargs)
             except LookAgain:
                 continue
             except GRAPH_BREAKS as error:  # under fullgraph=True
                 raise graph_break_error(error, self.place) from error.with_traceback(None)
             except BaseException as error:
-                set_eval_frame(prior)
                 callback.doubts.settle(error)
                 raise
-            else:
-                set_eval_frame(prior)
-                callback.doubts.settle()
-                return result
-            finally:
-                set_eval_frame(prior)
-        callback.excuse(frame.__code__)
+            callback.doubts.settle()
+            return result
+        callback.excuse(code)
         return self.target(*args, **kwargs)
 
     def _through_torch(self, compiled: Callable[..., Any], hooks: Hooks | None) -> Callable[..., Any]:
@@ -471,6 +490,8 @@ class FrameCompiler:
             return self._missed(frame.f_code)
         if (known := self._known_to_fail(frame)) is not None:
             return known
+        if (here := checkpoint_here()) is not None and here.is_again and not has_begun(here, self._log):
+            return ONCE_IN_EAGER  # by whom its forward was served
         if self.deferred is not None:
             return self.deferred(frame, cache_entry, frame_state)
         with handlers_raise_through():

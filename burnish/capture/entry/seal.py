@@ -30,6 +30,7 @@ from burnish.runtime.host.extension import Host, host_library
 from burnish.runtime.host.signature import Key, KeyMaker, key_maker
 from burnish.torch_private.dispatch import is_fx_symbolic_tracing, is_tracing, len_torch_dispatch_stack
 from burnish.torch_private.dynamo import GlobalStateGuard, eval_frame, set_eval_frame
+from burnish.trust.saved_tensor_hooks import finishing_checkpoints
 
 _REMEMBERED = 1024  # signatures: sizes that never come back must not fill the memory
 Entries = Callable[[types.CodeType], list[Any]]
@@ -89,9 +90,12 @@ class Seal:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if dispatch_modes() or stances._stance is not ordinary or fx_tracing() or jit_tracing() or hooks_changed():
-                return target(*args, **kwargs)
+                return in_eager(*args, **kwargs)
             if duals._current_level >= 0:  # compiled code would lose the tangents
-                return target(*args, **kwargs)
+                return in_eager(*args, **kwargs)
+            return routed(*args, **kwargs)
+
+        def routed(*args: Any, **kwargs: Any) -> Any:
             prior = set_callback(None)  # a compiler around us must not take this for its own
             try:
                 pattern = (len(args), *kwargs) if kwargs else len(args)
@@ -109,6 +113,7 @@ class Seal:
             finally:
                 set_callback(prior)
 
+        in_eager = finishing_checkpoints(target, routed, self._log)
         return call
 
     def _first(self, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
