@@ -26,7 +26,7 @@ PHASE = "compile-once:"  # what the parent listens for
 LLAMA = {"hidden_size": 512, "intermediate_size": 1376, "num_attention_heads": 8, "vocab_size": 8000}
 GRAPHED_CALLS = 3
 _MODULES = {
-    "burnish": ("torch._dynamo", "torch._functorch.aot_autograd", "burnish.pipeline", "burnish.capture.entry.frame"),
+    "burnish": ("torch._dynamo", "torch._functorch.aot_autograd", "burnish.pipeline", "burnish.capture.entry.entrance"),
     "inductor": ("torch._dynamo", "torch._functorch.aot_autograd", "torch._inductor.compile_fx"),
 }
 _ON_CUDA = {

@@ -29,10 +29,10 @@ from burnish.torch_private import dynamo
 if TYPE_CHECKING:
     from burnish.capture.background.frames import DeferredFrames
     from burnish.capture.entry.eager_only import EagerEntrance
-    from burnish.capture.entry.frame import Entrance
+    from burnish.capture.entry.entrance import Entrance
     from burnish.torch_private.probe import Lack
 
-_FRAMES = "burnish.capture.entry.frame"
+_FRAMES = "burnish.capture.entry.entrance"
 _live: weakref.WeakSet[Handle] = weakref.WeakSet()
 
 
@@ -115,7 +115,7 @@ class Handle:
             from burnish.capture.entry.eager_only import EagerEntrance
 
             return EagerEntrance(target, self.log, lack, foreign)
-        from burnish.capture.entry.frame import Entrance
+        from burnish.capture.entry.entrance import Entrance
 
         try:
             return Entrance(target, self.options, self.log, foreign)

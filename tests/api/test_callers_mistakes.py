@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import burnish
-from burnish.capture.entry import frame as capture_frame
+from burnish.capture.entry import frame_compiler
 from burnish.capture.entry.failure_cause import RETURNED, Doubt, Doubts, Ending, Settlement
 from burnish.errors import FallbackWarning
 from tests.trust.held import LONG
@@ -120,13 +120,13 @@ def test_no_number_of_mistakes_stops_the_compiling():
 
 def test_a_mistake_is_traced_once(monkeypatch):
     compiled, compiles = burnish.compile(nn.Linear(4, 4)), []
-    compile_frame = capture_frame.FrameCompiler.compile
+    compile_frame = frame_compiler.FrameCompiler.compile
 
     def counted(self, frame, *rest):
         compiles.append(frame.f_code)
         return compile_frame(self, frame, *rest)
 
-    monkeypatch.setattr(capture_frame.FrameCompiler, "compile", counted)
+    monkeypatch.setattr(frame_compiler.FrameCompiler, "compile", counted)
     for _ in range(5):
         raised(compiled, torch.randn(2, 5))
     assert len([code for code in compiles if code.co_name.startswith("Linear")]) == 1

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import burnish
 from burnish.capture import dynamo
-from burnish.capture.entry import frame
+from burnish.capture.entry import frame_compiler
 from burnish.capture.entry import library_preload as awaken_module
 from burnish.capture.entry.library_preload import Awakening, Exercise, Zeros, awaken, awaken_products, exercises_of
 from burnish.trust.gate import GraphFacts
@@ -218,7 +218,7 @@ def test_who_starts_it(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any],
     asked: list[bool] = []
     early: list[bool] = []
     monkeypatch.setattr(dynamo, "awaken", lambda graph, compared: asked.append(compared))
-    monkeypatch.setattr(frame, "awaken_products", lambda kinds, compared: early.append(compared))
+    monkeypatch.setattr(frame_compiler, "awaken_products", lambda kinds, compared: early.append(compared))
     compiled = burnish.compile(lambda x: x.tanh() * 3, **options)
     with torch.no_grad():
         torch.testing.assert_close(compiled(X), X.tanh() * 3)

@@ -11,7 +11,7 @@ from torch import nn
 
 import burnish
 from burnish.capture.background.snapshot import entered
-from burnish.capture.entry.frame import LookAgain
+from burnish.capture.entry.frame_compiler import LookAgain
 from burnish.trust.faults import Fault
 from tests.semantics.test_threads import together
 

@@ -1,0 +1,167 @@
+"""A call's way into TorchDynamo, with as little host work as possible.
+
+`torch.compile` gives back a wrapper that prepares for every circumstance on every call: about 8 us of the 16 that a
+compiled call of a tiny module costs. A `DirectCall` finds out with four cheap checks that none of them is at hand,
+installs Dynamo's frame callback and calls. In any other circumstance it goes through torch's own wrapper.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import types
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from torch.autograd import forward_ad
+
+from burnish.capture.entry.diagnosis import GRAPH_BREAKS, Place, graph_break_error, is_callers_mistake
+from burnish.capture.entry.failure_cause import RETURNED
+from burnish.capture.entry.frame_compiler import FrameCompiler, LookAgain
+from burnish.capture.entry.hooks import Hooks
+from burnish.observe.log import CompileLog
+from burnish.options import Options
+from burnish.torch_private.dispatch import is_fx_symbolic_tracing, is_tracing, len_torch_dispatch_stack
+from burnish.torch_private.dynamo import DynamoStance, eval_frame, set_eval_frame
+from burnish.trust.saved_tensor_hooks import finishing_checkpoints
+
+# What torch.compiler.set_stance replaces, and puts back. (None, which no stance is, if it had been replaced already.)
+ORDINARY_STANCE = eval_frame._stance if eval_frame._stance == DynamoStance() else None
+_LOOKS = 8  # at Dynamo's list, before a call is served by eager
+_LOOK_SECONDS = 0.0005
+
+
+class DirectCall:
+    """`call` enters `frame` with `callback`; `general` is torch's own wrapper of the two."""
+
+    def __init__(
+        self,
+        target: Callable[..., Any],
+        frame: types.FunctionType,
+        callback: FrameCompiler,
+        general: Callable[..., Any],
+        hooks: Hooks | None,
+        afresh: Callable[[Hooks, tuple[Any, ...], dict[str, Any]], Any],
+        options: Options,
+        log: CompileLog,
+        place: Place,
+    ) -> None:
+        """`afresh` makes a call after `hooks` have changed, when nothing of what was compiled fits any more."""
+        self._target = target
+        self._frame = frame
+        self._callback = callback
+        self._general = general
+        self._hooks = hooks
+        self._afresh = afresh
+        self._fullgraph = options.fullgraph
+        self._log = log
+        self._place = place
+        self.call = self._make_call()
+
+    def _make_call(self) -> Callable[..., Any]:
+        # Every name the call reads is a local of this function: it has a few us in all.
+        set_callback, dispatch_modes = set_eval_frame, len_torch_dispatch_stack
+        stances, ordinary, target = eval_frame, ORDINARY_STANCE, self._target
+        fx_tracing, jit_tracing, duals = is_fx_symbolic_tracing, is_tracing, forward_ad
+        frame, callback, hooks, is_ending = self._frame, self._callback, self._hooks, sys.is_finalizing
+        afresh = self._afresh
+        as_error = GRAPH_BREAKS if self._fullgraph else ()
+        doubts, settle = callback.doubts.open, callback.doubts.settle
+
+        def entered(*args: Any, **kwargs: Any) -> Any:
+            prior = set_callback(callback)
+            try:
+                return frame(*args, **kwargs)
+            finally:
+                set_callback(prior)
+
+        def settling(enter: Callable[..., Any]) -> Callable[..., Any]:
+            def run(*args: Any, **kwargs: Any) -> Any:
+                try:
+                    result = enter(*args, **kwargs)
+                except LookAgain:
+                    return self._look_again(enter, args, kwargs)
+                except as_error as error:
+                    return self._refuse(error, args, kwargs)
+                except BaseException as error:
+                    settle(error)
+                    raise
+                settle()
+                return result
+
+            return run
+
+        # Circumstances change between the forward of a checkpointed region and what is run again: torch.fx traces in
+        # some thread, a stance was set. Who began finishes.
+        in_eager = finishing_checkpoints(target, settling(entered), self._log)
+        generally = finishing_checkpoints(settling(self._general), settling(entered), self._log)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if hooks is not None and hooks.changed():
+                return afresh(hooks, args, kwargs)
+            if fx_tracing() or jit_tracing():  # somebody takes the model down: as it was written
+                return in_eager(*args, **kwargs)
+            if duals._current_level >= 0:  # compiled code would lose the tangents
+                self._log.noticed("call in eager: forward-mode differentiation is going on")
+                return in_eager(*args, **kwargs)
+            if stances._stance is not ordinary or dispatch_modes():
+                return generally(*args, **kwargs)
+            prior, broken = set_callback(callback), None
+            try:
+                result = frame(*args, **kwargs)
+            except LookAgain:
+                set_callback(prior)
+                return self._look_again(entered, args, kwargs)
+            except as_error as error:
+                set_callback(prior)
+                broken = error
+            except BaseException as error:
+                if doubts:
+                    set_callback(prior)
+                    settle(error)
+                if not (isinstance(error, ImportError) and is_ending()):  # a `__del__` then: Dynamo can no longer begin
+                    raise
+            else:
+                if doubts:
+                    set_callback(prior)
+                    settle()
+                return result
+            finally:
+                set_callback(prior)
+            return target(*args, **kwargs) if broken is None else self._refuse(broken, args, kwargs)
+
+        return call
+
+    def _refuse(self, error: BaseException, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
+        """A graph break under fullgraph=True: an error, or the one that eager raises where the call does."""
+        noted = self._callback.doubts.taken()
+        if is_callers_mistake(error):
+            self._target(*args, **kwargs)
+        for doubt in noted:
+            doubt.hear(RETURNED)
+        raise graph_break_error(error, self._place) from error.with_traceback(None)
+
+    def _look_again(self, enter: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Nothing of the frame has run yet. Whatever another thread is doing to Dynamo's list takes it microseconds."""
+        callback = self._callback
+        for _ in range(_LOOKS):
+            time.sleep(_LOOK_SECONDS)
+            try:
+                result = enter(*args, **kwargs)
+            except LookAgain:
+                continue
+            except GRAPH_BREAKS as error:  # under fullgraph=True
+                raise graph_break_error(error, self._place) from error.with_traceback(None)
+            except BaseException as error:
+                callback.doubts.settle(error)
+                raise
+            callback.doubts.settle()
+            return result
+        callback.excuse(self._frame.__code__)
+        return self._target(*args, **kwargs)
+
+
+def is_ordinary(hooks: Hooks | None) -> bool:
+    """The circumstances in which a call is Dynamo's."""
+    tracing = is_fx_symbolic_tracing() or is_tracing() or forward_ad._current_level >= 0
+    return not tracing and eval_frame._stance is ORDINARY_STANCE and not (hooks is not None and hooks.changed())

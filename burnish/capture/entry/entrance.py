@@ -1,0 +1,260 @@
+"""The entrance of one compiled object: which way its calls go, and when that changes.
+
+Each entrance owns the code object it calls, so that Dynamo's caches, its recompile limit and its memory of sizes
+seen are the object's own, and its callback (`frame_compiler.py`), in which everything that only compiling needs is
+done.
+"""
+
+from __future__ import annotations
+
+import threading
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from burnish.capture.background.frames import DeferredFrames
+from burnish.capture.background.queue import worker_for
+from burnish.capture.dynamo import make_backend
+from burnish.capture.entry.bypass import bypass, in_words, kind_of
+from burnish.capture.entry.call_context import EntranceSurroundings
+from burnish.capture.entry.diagnosis import GRAPH_BREAKS, graph_break_error
+from burnish.capture.entry.direct_call import ORDINARY_STANCE, DirectCall, is_ordinary
+from burnish.capture.entry.frame_compiler import FrameCompiler
+from burnish.capture.entry.hooks import Hooks
+from burnish.capture.entry.own_frame import own_frame, place_of, runs_outside_its_call
+from burnish.capture.entry.prefetch import wanted_by
+from burnish.capture.entry.seal import Seal
+from burnish.capture.entry.unguarded import remember_sources
+from burnish.observe.log import CompileLog
+from burnish.options import Options
+from burnish.runtime.host.extension import host_if_built, prepare_host
+from burnish.stats import GraphBreak
+from burnish.torch_private import dynamo
+from burnish.torch_private.dynamo import reset_code
+from burnish.trust.record import WholeCall
+from burnish.trust.saved_tensor_hooks import finishing_checkpoints, regions_are_begun
+from burnish.trust.whole_call import WholeCallRace
+
+
+class Entrance:
+    """One callable, compiled. `call` is what to call; `restart` forgets all that was compiled.
+
+    `foreign` is for other compilers: arguments for torch.compile, which then does the work."""
+
+    def __init__(
+        self,
+        target: Callable[..., Any],
+        options: Options,
+        log: CompileLog,
+        foreign: dict[str, Any] | None = None,
+    ) -> None:
+        self.target = target
+        self.options = options
+        self.log = log
+        self.foreign = foreign
+        self.place = place_of(target)
+        self.call: Callable[..., Any] = target
+        self.deferred: DeferredFrames | None = None  # with background=True or a budget
+        self._compiled: tuple[types.FunctionType, FrameCompiler] | None = None  # what a seal goes to, if we compile
+        self._around: Callable[..., Any] | None = None
+        self._forget: Callable[[], Any] = lambda: None
+        self._lock = threading.RLock()
+        self._runs_outside = runs_outside_its_call(target)
+        if self._runs_outside:
+            self.log.graph_break(GraphBreak(self.place.file, self.place.line, self._runs_outside))
+        self.restart()
+
+    def restart(self) -> None:
+        with self._lock:
+            if self.deferred is not None:
+                self.deferred.close()
+            self._forget()
+            self._compiled = None
+            self._race: WholeCallRace | None = None
+            self._aside: Callable[..., Any] | None = None
+            self._is_sealed = False
+            self._around = None
+            self._open_call = self.call = self._open()
+            self.reconsider()
+
+    def stand_aside(self) -> None:
+        """Calls run in eager, and nothing compiles, until `come_back`."""
+        with self._lock:
+            self.stop_compiling()
+            if self._aside is None:
+                self._aside, self.call = self.call, self._eager(self._open_call)
+
+    def come_back(self) -> None:
+        with self._lock:
+            if self._aside is not None:
+                self.call, self._aside = self._aside, None
+            self.reconsider()
+
+    def reconsider(self) -> None:
+        """A verdict, on one of the graphs or on the whole call, has changed: go around Dynamo if eager serves all."""
+        with self._lock:
+            if self._aside is not None or self._compiled is None or self._is_sealed:
+                return
+            race = self._race
+            outcome = race.outcome() if race is not None else "compiled"
+            if self._compiled[1].all_lost():
+                self._go_around(self._open_call)
+            elif race is None or outcome == "compiled":
+                self.call, self._around = self._open_call, None
+            elif outcome == "eager":
+                self._go_around(race.call)
+            else:
+                self.call, self._around = race.call, None
+
+    def _go_around(self, through: Callable[..., Any]) -> None:
+        if self._around is None or self.call is not self._around:
+            if (host := host_if_built()) is None and self.options.gate:
+                prepare_host(self.options)
+            target = self._eager(self._open_call) if regions_are_begun() else self.target
+            self.call = self._around = bypass(target, through, host, _called_weakly(self._go_around_in_c))
+
+    def _go_around_in_c(self) -> None:
+        """What counts the calls in C is built meanwhile."""
+        if isinstance(self._around, types.FunctionType) and host_if_built() is not None:
+            with self._lock:
+                if self.call is self._around:
+                    self._around = None
+                    self.reconsider()
+
+    def _news(self) -> None:
+        """Something was compiled, or a verdict on a graph has changed."""
+        with self._lock:
+            race = self._race
+            if race is not None and self._compiled is not None:
+                race.forget() if self._compiled[1].something_else_serves() else race.look_again()
+            self.reconsider()
+
+    @property
+    def is_racing(self) -> bool:
+        return self._race is not None and self.call is self._race.call and self._race.is_undecided
+
+    def whole_calls(self) -> tuple[WholeCall, ...]:
+        """What the race of whole calls has found so far."""
+        return self._race.stats() if self._race is not None else ()
+
+    def stop_compiling(self) -> None:
+        """Cancel what the compiling thread still has to do, or does, for this entrance."""
+        if self.deferred is not None:
+            self.deferred.cancel()
+
+    def seal(self, strict: bool = False) -> int:
+        """From now on calls go to compiled code by their signature, and nothing compiles; how much there is to go to.
+        Without any, the entrance stays open: 0."""
+        with self._lock:
+            if self._compiled is None:
+                return 0
+            frame, compiler = self._compiled
+            entries = len(compiler.ready(frame.__code__))
+            if entries:
+                self.stop_compiling()
+                self._is_sealed = True
+                lost = self._race.lost if self._race is not None else None
+                self.call = Seal(
+                    self.target, frame, compiler.ready, ORDINARY_STANCE, self.options, self.log, lost, strict
+                ).call
+            return entries
+
+    def seal_off(self) -> None:
+        """Nothing was compiled, and nothing will be."""
+        self._is_sealed = True
+        self.call = self.target
+
+    def unseal(self) -> None:
+        with self._lock:
+            self._is_sealed = False
+            self.call = self._open_call
+            self.reconsider()
+
+    def _open(self) -> Callable[..., Any]:
+        frame = own_frame(self.target)
+        hooks = self._hooks = Hooks(self.target) if isinstance(self.target, torch.nn.Module) else None
+        if self.foreign is not None:
+            if self.foreign.get("disable"):
+                return self.target
+            return self._through_torch(torch.compile(frame, **self.foreign), hooks)
+        if self._runs_outside and not self.options.fullgraph:
+            return self.target
+        backend = remember_sources(make_backend(self.options, self.log))
+        context = dynamo.optimize(backend=backend, nopython=self.options.fullgraph)
+        inner = getattr(context, "callback", None)
+        if inner is None:  # Dynamo is switched off for this process
+            return self.target
+        callback = context.callback = FrameCompiler(  # type: ignore
+            inner, self.options, self.log, self.place, ahead=wanted_by(self.target)
+        )
+        callback.root = frame.__code__
+        self.deferred = callback.deferred
+        callback.own_code = frame.__code__
+        callback.on_verdict = _called_weakly(self._news)  # Dynamo keeps graphs, which must not keep the module
+        self._compiled = frame, callback
+        # Dynamo remembers the code it has read, and the code what was compiled for it: programs and their memory.
+        self._forget = forget = weakref.finalize(self, reset_code, frame.__code__)
+        forget.atexit = False
+        call = DirectCall(
+            self.target, frame, callback, context(frame), hooks, self._call_afresh, self.options, self.log, self.place
+        ).call
+        if self.deferred is not None and self.options.background:
+            call = self._with_lobby(call, frame, self.deferred, hooks)
+        if self.options.gate:
+            around = EntranceSurroundings(callback, self.log, lambda: is_ordinary(hooks))
+            self._race = WholeCallRace(
+                call, self._eager(call), kind_of, around, _called_weakly(self.reconsider), self._told, in_words
+            )
+        return call
+
+    def _eager(self, through: Callable[..., Any]) -> Callable[..., Any]:
+        """The original; `through` finishes what compiled code has begun."""
+        return finishing_checkpoints(self.target, through, self.log)
+
+    def _told(self, verdict: WholeCall) -> None:
+        measured = {"ratio": verdict.ratio, "low": verdict.low, "high": verdict.high, "rounds": verdict.rounds}
+        rounded: dict[str, Any] = {name: round(x, 3) for name, x in measured.items() if x is not None}
+        self.log.emit("gate", reason=f"the whole call {verdict}", engine=verdict.served, **rounded)
+
+    def _with_lobby(
+        self, call: Callable[..., Any], frame: types.FunctionType, deferred: DeferredFrames, hooks: Hooks | None
+    ) -> Callable[..., Any]:
+        worker_for(urgent=False).expect()
+
+        def ring() -> None:
+            if not worker_for(urgent=False).ring(deferred.admit_first):
+                deferred.admit_first()  # which says that nobody is there to compile it
+
+        ordinary = lambda: is_ordinary(hooks)  # noqa: E731
+        return deferred.lobby.entrance(self._eager(call), call, frame, ordinary, deferred.pace.calls, ring)
+
+    def _through_torch(self, compiled: Callable[..., Any], hooks: Hooks | None) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if hooks is not None and hooks.changed():
+                return self._call_afresh(hooks, args, kwargs)
+            try:
+                return compiled(*args, **kwargs)
+            except GRAPH_BREAKS as error:  # under fullgraph=True
+                raise graph_break_error(error, self.place) from error.with_traceback(None)
+
+        return call
+
+    def _call_afresh(self, stale: Hooks, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with self._lock:
+            if self._hooks is stale:  # the first thread to notice
+                self.restart()
+        return self.call(*args, **kwargs)
+
+
+def _called_weakly(method: Callable[[], None]) -> Callable[[], None]:
+    """A bound method, as long as its object lives."""
+    reference = weakref.WeakMethod(method)
+
+    def call() -> None:
+        if (alive := reference()) is not None:
+            alive()
+
+    return call

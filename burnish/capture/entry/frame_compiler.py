@@ -1,0 +1,359 @@
+"""Dynamo's callback for one entrance: what is done for a frame that has no compiled code for its inputs yet."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import types
+import weakref
+from collections.abc import Callable, Hashable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+from burnish.capture.background.frames import ONCE_IN_EAGER, DeferredFrames
+from burnish.capture.background.snapshot import signature
+from burnish.capture.entry.diagnosis import GRAPH_BREAKS, Place, Watch, serve_eager, users_line
+from burnish.capture.entry.environment_guards import Asked
+from burnish.capture.entry.failure_cause import Doubt, Doubts, Ending
+from burnish.capture.entry.library_preload import awaken_products
+from burnish.capture.entry.method_guards import guard_methods, methods_mark
+from burnish.capture.entry.overhead import guards_us, module_call_us, way_in_us
+from burnish.capture.entry.prefetch import Ahead, begin
+from burnish.capture.entry.trace_times import guards_apart
+from burnish.capture.gc_pause import patience
+from burnish.capture.restore.frame import WarmFrames
+from burnish.capture.restore.serve import server
+from burnish.errors import CompileError
+from burnish.observe.log import CompileLog, failure_reason
+from burnish.options import Options, Regions
+from burnish.runtime.build.concurrent import collecting
+from burnish.runtime.cache.entry import CacheKey
+from burnish.runtime.host.extension import prepare_host
+from burnish.runtime.signals import handlers_raise_through
+from burnish.torch_private.dynamo import (
+    ConvertFrameReturn,
+    FailOnRecompileLimitHit,
+    FrameAction,
+    FrameExecStrategy,
+    ResumePrologueTracingError,
+    TorchRuntimeError,
+    compile_lock,
+    debug_get_cache_entry_list,
+    innermost_backend,
+    install_generation_tagging_init,
+    set_code_exec_strategy,
+    set_enable_dynamic,
+)
+from burnish.torch_private.dynamo import config as dynamo_config
+from burnish.torch_private.names import NO_REGIONS
+from burnish.torch_private.patches import MakesItsWeights, tracing_as_eager_runs
+from burnish.torch_private.probe import why
+from burnish.torch_private.quiet import without_headlines, without_meta_failures
+from burnish.torch_private.shield import without_guard_profiling
+from burnish.torch_private.versions import is_at_least
+from burnish.trust.saved_tensor_hooks import checkpoint_here, has_begun
+from burnish.trust.variant import Variant
+from burnish.version import PACKAGE
+
+_CHANGED_MEANWHILE = "state changed while dynamo tracing"
+_EXCUSES = 64  # calls; as many threads may wait for one compile
+_EXCUSES_SECONDS = 600.0
+_BAD_INPUT_LIMIT = 8  # attempts at a frame that fails in the same way, before giving up on more
+_MOST_MISTAKES = 64  # kinds of inputs that are known not to fit
+
+
+class LookAgain(BaseException):
+    """Leaves the frame that an entrance has entered: what was compiled for it is there, and Dynamo has missed it."""
+
+
+class FrameCompiler:
+    """Dynamo's callback for one entrance: called for a frame that has no compiled code for its inputs yet."""
+
+    def __init__(
+        self,
+        inner: Callable[..., ConvertFrameReturn],
+        options: Options,
+        log: CompileLog,
+        place: Place,
+        ahead: Ahead,
+    ) -> None:
+        self._torchdynamo_orig_backend = inner  # the chain by which Dynamo finds whose code an entry in its cache is
+        self.__name__ = getattr(inner, "__name__", "burnish")
+        self._inner = inner
+        self._backend = innermost_backend(inner)
+        self._log = log
+        self._place = place
+        self._fullgraph = options.fullgraph
+        self._dynamic = options.dynamic
+        self._failures: dict[str, int] = {}
+        self.doubts = Doubts(users_line)
+        self._goes_on: set[types.CodeType] = set()  # where Dynamo said that it raises, and eager did not
+        self._mistakes: dict[Hashable, None] = {}  # inputs on which eager raised where Dynamo failed
+        self._options = options
+        self._ahead = ahead
+        self.on_verdict: Callable[[], None] = lambda: None
+        self._variants: weakref.WeakSet[Variant] = weakref.WeakSet()
+        # The guards of what was compiled last. They know the module: whoever keeps them keeps it.
+        self._newest: weakref.WeakValueDictionary[types.CodeType, Any] = weakref.WeakValueDictionary()
+        self.own_code: types.CodeType | None = None  # of the frame that the entrance enters
+        self._excused: dict[types.CodeType, tuple[float, int]] = {}  # since when, and how many calls were
+        defers = options.background or options.budget is not None
+        self._warm = WarmFrames(options, log, server(options, log))
+        self.root: types.CodeType | None = None  # the entrance's own: what comes after a graph break is not stored
+        self.deferred = DeferredFrames(self.compile, self.entries, self.doubts, options, log) if defers else None
+        self.compiles = 0  # of frames, begun
+        self._served: dict[int, str] = {}  # by what each judged variant was served when somebody asked last
+
+    def __call__(self, frame: Any, cache_entry: Any, frame_state: Any) -> ConvertFrameReturn:
+        if _is_machinery(frame.f_code) and frame.f_code is not self.own_code:
+            return NEVER
+        if self._is_there(frame):
+            return self._missed(frame.f_code)
+        if (known := self._known_to_fail(frame)) is not None:
+            return known
+        if (here := checkpoint_here()) is not None and here.is_again and not has_begun(here, self._log):
+            return ONCE_IN_EAGER  # by whom its forward was served
+        if self.deferred is not None:
+            return self.deferred(frame, cache_entry, frame_state)
+        with handlers_raise_through():
+            return self.compile(frame, cache_entry, frame_state)
+
+    def compile(self, frame: Any, cache_entry: Any, frame_state: Any) -> ConvertFrameReturn:
+        """In this thread, now."""
+        self.compiles += 1
+        self.on_verdict()  # this kind of call may be new to the race of whole calls
+        self._ahead = begin(self._ahead, self._options, self._log)
+        with compile_lock, patience.asked(), self._settings(frame.f_code):
+            if self.deferred is None and self._is_there(frame):  # made while this thread waited for the lock
+                return self._missed(frame.f_code)
+            graphs = self._log.compiles
+            install_generation_tagging_init()
+            asked = Asked()
+            key = self._warm_key(frame) if frame.f_code is self.root else None
+            if key is not None and (restored := self._warm.restored(key, frame)) is not None:
+                self._made(frame, restored.guarded_code, graphs, asked)
+                return restored
+            self._awaken()
+            watch = Watch()
+            try:
+                with self._building_beside() as wait, self._warm.storing(key, frame) as store:
+                    with (
+                        self._log.stage("dynamo"),
+                        guards_apart(self._log),
+                        without_headlines(),
+                        without_meta_failures(),
+                        tracing_as_eager_runs(),
+                        asked.noticed(),
+                        _copying_blocks(frame, self._options.regions, self._log),
+                    ):
+                        result = self._inner(frame, cache_entry, frame_state)
+                    raises = watch.says_it_raises() and frame.f_code not in self._goes_on
+                    if not raises and not asked:  # another process has another environment
+                        with self._log.stage("store"):
+                            store(result)
+                    wait()
+            except MakesItsWeights:
+                return ONCE_IN_EAGER
+            except GRAPH_BREAKS:
+                raise  # fullgraph=True, and the caller's to translate
+            except ResumePrologueTracingError:
+                raise  # half a function has run: there is no eager to go back to
+            except Exception as error:
+                if self.deferred is not None and _CHANGED_MEANWHILE in str(error):
+                    raise  # by other threads: a later call asks again
+                return self._give_up(error, frame)
+            finally:
+                failed = watch.report(frame.f_code, self._log, self._place, self.doubts)
+            if raises:  # a graph that ends there is of no use to inputs that fit
+                goes_on = partial(self._goes_on.add, frame.f_code)
+                return self._in_doubt(frame, ONCE_IN_EAGER.frame_exec_strategy, goes_on)
+            self._made(frame, result.guarded_code, graphs, asked)
+        if result.frame_exec_strategy.cur_action == FrameAction.RUN_ONLY:
+            serve_eager(self._log, "recompile limit", _limit_reached(frame.f_code.co_name))
+        elif result.guarded_code is None and result.apply_to_code:
+            always = partial(set_code_exec_strategy, frame.f_code, result.frame_exec_strategy)
+            return self._in_doubt(frame, result.frame_exec_strategy, always, failed)
+        return result
+
+    def _warm_key(self, frame: Any) -> Any:
+        try:
+            key = self._warm.key(frame)
+            return key if key is None else CacheKey((*key.factors, ("methods", methods_mark(frame))))
+        except Exception as error:  # inputs that cannot be described: a lazy module's weights before its first call
+            self._log.noticed(f"frame not stored: {failure_reason(error)[:80]}")
+            return None
+
+    def _awaken(self) -> None:
+        """What the trial will want, whatever the graph turns out to be."""
+        if self._options.awakens:
+            awaken_products(self._ahead.products, compared=self._options.verify != "off")
+
+    def _building_beside(self) -> contextlib.AbstractContextManager[Callable[[], None]]:
+        """Compiled by another thread, a frame is done when all of it is."""
+        return collecting() if self.deferred is None else contextlib.nullcontext(lambda: None)
+
+    def entries(self, code: types.CodeType) -> list[Any]:
+        return [entry for entry in debug_get_cache_entry_list(code) if entry.backend is self._backend]
+
+    def ready(self, code: types.CodeType) -> list[Any]:
+        """The entries, and what another thread has compiled and no call has come for since."""
+        return [*self.entries(code), *(self.deferred.unused(code) if self.deferred is not None else ())]
+
+    def _is_there(self, frame: Any) -> bool:
+        """A thread that searches Dynamo's list while another moves what it found to the front may miss what is there.
+        And Dynamo files what was compiled only after the compile lock has been let go: so what was made last is looked
+        at, too. Should a frame that fits come back all the time, it is compiled after all."""
+        code = frame.f_code
+        managers = [entry.guard_manager for entry in self.entries(code)]
+        newest = self._newest.get(code) if self.deferred is None else None
+        managers += [newest] if newest is not None else []
+        if not any(each.check(frame.f_locals) for each in managers):
+            return False
+        since, count = self._excused.get(code, (0.0, 0))
+        return count < _EXCUSES or time.monotonic() - since > _EXCUSES_SECONDS
+
+    def _missed(self, code: types.CodeType) -> ConvertFrameReturn:
+        if code is self.own_code:
+            raise LookAgain
+        self.excuse(code)
+        return ONCE_IN_EAGER  # in the midst of a call: what was before the frame has run already
+
+    def excuse(self, code: types.CodeType) -> None:
+        """A call was served by eager although there is something compiled for it."""
+        now = time.monotonic()
+        since, count = self._excused.get(code, (now, 0))
+        self._excused[code] = (now, 1) if now - since > _EXCUSES_SECONDS else (since, count + 1)
+
+    def _made(self, frame: Any, guarded: Any, graphs_before: int, asked: Asked) -> None:
+        if guarded is None:
+            return
+        asked.guard(guarded.guard_manager)
+        try:
+            guard_methods(guarded.guard_manager, frame, partial(prepare_host, self._options))
+        except Exception as error:  # of classes that cannot be looked at: what they say of themselves is the user's
+            self._log.noticed(f"methods not guarded: {failure_reason(error)[:80]}")
+        self._excused.pop(frame.f_code, None)
+        self._newest[frame.f_code] = guarded.guard_manager
+        for variant in self._log.variants():
+            if variant.number > graphs_before:
+                self._variants.add(variant)
+                variant.on_verdict = self.on_verdict
+                if self._options.gate:
+                    variant.capture_us = way_in_us() + guards_us(guarded.guard_manager, frame.f_locals)
+                    variant.modules_us = module_call_us() * variant.facts.modules
+
+    def variants(self) -> list[Variant]:
+        return list(self._variants)
+
+    def something_else_serves(self) -> bool:
+        """Whether a variant that was judged is served by something else than when this was asked last."""
+        served = {each.number: each.engine for each in self.variants() if each.state != "on trial"}
+        anew = {each.number for each in self.variants() if each.state == "on trial"} & self._served.keys()
+        changed = any(self._served.get(number, engine) != engine for number, engine in served.items())
+        self._served = {number: engine for number, engine in {**self._served, **served}.items() if number not in anew}
+        return changed or bool(anew)
+
+    def all_lost(self) -> bool:
+        """Whether each graph has been judged, and eager serves it better than going through Dynamo to do so."""
+        variants = list(self._variants)
+        return bool(variants) and all(
+            v.engine == "eager" and v.state != "on trial" and v.capture_us >= v.modules_us for v in variants
+        )
+
+    @contextlib.contextmanager
+    def _settings(self, code: types.CodeType) -> Iterator[None]:
+        # Other compiled objects' entries on shared code (a graph break puts a class's forward there) are not ours.
+        others = len(debug_get_cache_entry_list(code)) - len(self.entries(code))
+        others -= len(self.deferred.unused(code)) if self.deferred is not None else 0
+        shapes = set_enable_dynamic(self._dynamic) if self._dynamic is not None else contextlib.nullcontext()
+        limit = dynamo_config.patch(recompile_limit=dynamo_config.recompile_limit + others)
+        with shapes, limit, _as_eager_traces(), without_guard_profiling():
+            yield
+
+    def _give_up(self, error: Exception, frame: Any) -> ConvertFrameReturn:
+        """Run this frame in eager: it gives the result, or raises what the user's mistake raises in eager."""
+        if isinstance(error, FailOnRecompileLimitHit):
+            serve_eager(self._log, "recompile limit", _limit_reached(self._place.name))
+            return ConvertFrameReturn(FrameExecStrategy(FrameAction.RUN_ONLY, FrameAction.RUN_ONLY))
+        strategy = FrameExecStrategy(FrameAction.SKIP, FrameAction.DEFAULT)
+        return self._in_doubt(frame, strategy, partial(self._failed, error.with_traceback(None), frame.f_code))
+
+    def _failed(self, error: Exception, code: types.CodeType) -> None:
+        """Eager could do it. What keeps failing stops being tried, but what is compiled already stays in use."""
+        tries = self._failures[str(error)] = self._failures.get(str(error), 0) + 1
+        if not isinstance(error, TorchRuntimeError) or tries >= _BAD_INPUT_LIMIT:
+            set_code_exec_strategy(code, FrameExecStrategy(FrameAction.RUN_ONLY, FrameAction.DEFAULT))
+        serve_eager(self._log, "dynamo", error)
+
+    def _in_doubt(
+        self, frame: Any, strategy: FrameExecStrategy, ours: Callable[[], object], failed: bool = True
+    ) -> ConvertFrameReturn:
+        """Nothing compiled, for this call. `ours` is called should eager return where Dynamo gave up."""
+        served, code = ConvertFrameReturn(strategy, apply_to_code=False), frame.f_code
+        inputs = (code, signature(frame.f_locals)) if failed else None
+
+        def hear(ending: Ending) -> None:
+            if code not in ending.codes:
+                ours()
+            elif inputs is not None and len(self._mistakes) < _MOST_MISTAKES:
+                self._mistakes[inputs] = None
+
+        self.doubts.note(Doubt(code, hear, served))
+        return served
+
+    def _known_to_fail(self, frame: Any) -> ConvertFrameReturn | None:
+        """In this call; or in earlier ones, in eager as in Dynamo: such inputs are not traced over and over."""
+        code = frame.f_code
+        served: ConvertFrameReturn | None = self.doubts.served(code) if self.doubts.open else None
+        if served is not None or not self._mistakes:
+            return served
+        inputs = (code, signature(frame.f_locals))
+        if inputs not in self._mistakes:
+            return None
+
+        def hear(ending: Ending) -> None:
+            if code not in ending.codes:  # they fit now
+                self._mistakes.pop(inputs, None)
+
+        self.doubts.note(Doubt(code, hear))
+        return ONCE_IN_EAGER
+
+
+def _copying_blocks(frame: Any, regions: Regions, log: CompileLog) -> contextlib.AbstractContextManager[None]:
+    if regions is not None and (reason := why(NO_REGIONS)):
+        log.noticed(f"{NO_REGIONS}: {reason}")
+        return contextlib.nullcontext()
+    from burnish.capture.regions.replay import copying_blocks  # which needs what may be missing
+
+    return copying_blocks(frame, regions, log)
+
+
+def _as_eager_traces() -> contextlib.AbstractContextManager[None]:
+    """An assertion on values is a line of Python's, which raises Python's exception: no operation of the graph's.
+    NumPy draws its random numbers from its own stream, so its draws are Python's, too.
+
+    Where gradients are recorded, every guard on every call. Before 2.13 those of parameters are left out while the dict
+    that holds them is as it was, and one that is frozen or thawed is not noticed: it would get no gradient."""
+    changes = {"rewrite_assert_with_torch_assert": False, "use_numpy_random_stream": True}
+    if not is_at_least(2, 13) and torch.is_grad_enabled():
+        changes["skip_tensor_guards_with_matching_dict_tags"] = False
+    patched: contextlib.AbstractContextManager[None] = dynamo_config.patch(changes)
+    return patched
+
+
+def _limit_reached(function: str) -> CompileError:
+    limit = dynamo_config.recompile_limit
+    return CompileError("recompile limit", f"{function} was compiled {limit} times; new inputs run in eager")
+
+
+_MACHINERY = tuple(str(PACKAGE / name) + "/" for name in ("capture", "observe", "runtime", "trust"))
+# Neither this nor what it calls, whenever it runs.
+NEVER = ConvertFrameReturn(FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP), apply_to_code=True)
+
+
+def _is_machinery(code: types.CodeType) -> bool:
+    """What of burnish runs in the midst of a call: a backward that the caller's function starts and that is compiled
+    there, finalizers, hooks. Traced, it would be compiled while it compiles, and wait for locks that it holds."""
+    return code.co_filename.startswith(_MACHINERY)

@@ -1,0 +1,81 @@
+"""The code object that an entrance enters, and where the user wrote what it calls."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from burnish.capture.entry.diagnosis import Place
+from burnish.torch_private.dynamo import check as is_skipped
+
+_serial = itertools.count(1)
+
+
+def own_frame(target: Callable[..., Any]) -> types.FunctionType:
+    """A function that does what `target` does, on a code object that nobody else has."""
+    if _is_traceable_function(target):
+        return _renamed(_copied(target))
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return target(*args, **kwargs)
+
+    call.__name__ = type(target).__name__ if isinstance(target, torch.nn.Module) else _name_of(target)
+    return _renamed(call)
+
+
+def _is_traceable_function(target: Callable[..., Any]) -> bool:
+    return isinstance(target, types.FunctionType) and not is_skipped(target)
+
+
+def _copied(function: Any) -> types.FunctionType:
+    copy = types.FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+def _renamed(function: Any) -> types.FunctionType:
+    # The name is part of the key under which Dynamo remembers the sizes it saw (file, line, name).
+    function.__code__ = function.__code__.replace(co_name=f"{function.__name__}__{next(_serial)}")
+    renamed: types.FunctionType = function
+    return renamed
+
+
+def runs_outside_its_call(target: Callable[..., Any]) -> str:
+    """Why nothing of a function can be compiled, whatever it is called with."""
+    written = target.forward if isinstance(target, torch.nn.Module) else target
+    if inspect.isgeneratorfunction(written) or inspect.isasyncgenfunction(written):
+        return "a generator function: its body runs when it is iterated, after the call, in eager"
+    if inspect.iscoroutinefunction(written):
+        return "a coroutine: its body runs when it is awaited, after the call, in eager"
+    return ""
+
+
+def _name_of(target: Callable[..., Any]) -> str:
+    return getattr(target, "__name__", type(target).__name__)
+
+
+def place_of(target: Any) -> Place:
+    """Where the user wrote it: a module's forward, or the function."""
+    is_module = isinstance(target, torch.nn.Module)
+    name = type(target).__name__ if is_module else _name_of(target)
+    written = type(target).forward if is_module else inspect.unwrap(target)
+    code = getattr(getattr(written, "__func__", written), "__code__", None)
+    if code is None:
+        return Place("<unknown>", 0, name)
+    return Place(code.co_filename, code.co_firstlineno, name, _positional(target.forward if is_module else target))
+
+
+def _positional(function: Callable[..., Any]) -> tuple[str, ...]:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return ()
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return tuple(parameter.name for parameter in parameters if parameter.kind in kinds)
