@@ -147,7 +147,7 @@ class Options:
         return self.mode in ("max-autotune", "max-autotune-no-cudagraphs")
 
     @property
-    def awakens(self) -> bool:
+    def preloads_libraries(self) -> bool:
         """Whether what a trial wants of a GPU's libraries is loaded beside the compile: not beside a search, whose
         times it would disturb."""
         return (self.gate or self.verify != "off") and not self.searches

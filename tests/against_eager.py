@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 import burnish
 from burnish.errors import FallbackWarning
 from burnish.stats import Stats
+from burnish.trust.strictness import TESTS
 
 # Relative to 1 + |value|: a few units in the last place, so that another order of summing the same numbers passes.
 EPSILON = {
@@ -99,7 +100,8 @@ def difference(ours: torch.Tensor, theirs: torch.Tensor, exact: torch.Tensor, *,
     exact = torch.where(exact.isfinite() & finite, exact, theirs)  # what overflows in eager does not in the referee
     ours, theirs, exact = ours[finite], theirs[finite], exact[finite]
     error, eagers = (ours - exact).abs(), (theirs - exact).abs()
-    allowed = torch.maximum(epsilon * (1 + exact.abs()), 2 * eagers.amax() if eagers.numel() else torch.zeros(()))
+    most = TESTS.worst * eagers.amax() if eagers.numel() else torch.zeros(())
+    allowed = torch.maximum(epsilon * (1 + exact.abs()), most)
     if (error <= allowed).all():
         return ""
     worst = int((error - allowed).argmax())

@@ -19,7 +19,7 @@ from burnish.schedule.gpu.factor_sums import factor_sums
 from burnish.schedule.gpu.loop_groups import group_loops
 from burnish.schedule.gpu.products import choose_products, group_siblings
 from burnish.schedule.gpu.prologues import inline_products
-from burnish.schedule.gpu.rotary import join_halves
+from burnish.schedule.gpu.rotary import join_rotary
 from burnish.schedule.gpu.siblings import join_siblings
 from burnish.schedule.gpu.split_kv import split_attention
 from burnish.schedule.gpu.split_reductions import split_reductions
@@ -60,7 +60,7 @@ AFTER_CHOICE = (
     SchedulePass("columns", lambda s, c: join_columns(s, c.fuel)),  # sums over rows join what works on those rows
     SchedulePass("inline products", lambda s, c: inline_products(s, c.fuel)),  # a reader computes its vector product
     SchedulePass("split reductions", lambda s, c: split_reductions(s, c.fuel)),  # few long rows are cut into pieces
-    SchedulePass("halves", lambda s, c: join_halves(s, c.fuel)),  # a rotation joins the product it is of
+    SchedulePass("rotary", lambda s, c: join_rotary(s, c.fuel)),  # a rotation joins the product it is of
     SchedulePass("rows", lambda s, c: inline_rows(s, c.fuel)),  # a product makes the vector that it multiplies
     SchedulePass("factors", lambda s, c: factor_sums(s, c.fuel)),  # what a whole row is multiplied by leaves its sum
     SchedulePass("siblings", lambda s, c: join_siblings(s, c.fuel)),  # products whose results meet become one

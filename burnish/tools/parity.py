@@ -23,11 +23,11 @@ from burnish.tools.float64 import float64_everywhere
 from burnish.tools.model_state import State, own_copy
 from burnish.tools.random_state import generators, same_draws
 from burnish.tools.targets import Target
+from burnish.trust.strictness import BENCH
 
 OTHER_DRAWS = "draws random numbers of its own: not compared"
 NOT_REPEATABLE = "eager's results differ from run to run: not compared"
 NO_REFEREE = "the target cannot run in float64: not compared"
-_CLOSE = 8.0  # times eager's error: what draws the same numbers stays below it
 _LEAST = 1e-6  # as an error
 _TINY = 1e-3  # of the largest value in any of a step's tensors
 _ROUNDINGS = 64  # of the coarsest type, between two runs of eager on a device that adds up in any order ...
@@ -94,7 +94,7 @@ def compare(
         return dict.fromkeys(models, Compared(None, NOT_REPEATABLE))
     try:
         truth = trials.in_float64()
-        limit = _CLOSE * max(relative_error(eager.tensors, truth), _LEAST)
+        limit = BENCH.times_eager * max(relative_error(eager.tensors, truth), _LEAST)
     except Exception:  # e.g. a function that closes over float32 tensors, or an op without a float64 kernel
         return dict.fromkeys(models, Compared(None, NO_REFEREE))
 

@@ -9,7 +9,7 @@ of a table here: where it is, what it is for, in which versions it was seen and 
   `fake_tensors.py`, `graphs.py`, `modules.py`, `marks.py`, `cuda.py`, `replaced.py`: the tables, one for each
   neighbourhood of torch. The rest of burnish imports names from there. A name is looked up when it is first asked for,
   so that a table by itself imports nothing.
-- `quiet.py`, `shield.py`, `patches.py`: what replaces a function of torch for a while.
+- `quiet.py`, `shield.py`, `patches/`: what replaces a function of torch for a while.
 - `versions.py`: which versions of torch are known. A new one is added there.
 - `probe.py`: which names the running torch lacks.
 """

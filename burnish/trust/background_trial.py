@@ -52,7 +52,7 @@ def propose(variant: OnTrial, inputs: Sequence[Any]) -> None:
         found.append((variant, inputs))
 
 
-def rehearse(variant: OnTrial, inputs: Sequence[Any]) -> None:
+def try_in_background(variant: OnTrial, inputs: Sequence[Any]) -> None:
     """After this the variant is judged or, where that cannot be done here, as it was."""
     if variant.state != "on trial" or variant.facts.stays_in_thread or variant.facts.unjudgeable:
         return

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
+from burnish.trust.strictness import GATE
+
 # Relative distance that needs no explanation: a unit in the last place for half types, sums in another order else.
 FLOOR = {torch.float64: 1e-11, torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 4e-3}
 FLOOR |= {torch.complex128: 1e-11, torch.complex64: 1e-5}
 _OTHER_FLOOR = 6e-2  # eight-bit floats
-_TIMES_EAGER = 1.5
-_WORST_TIMES_EAGER = 3.0
 _WORST_FLOORS = 8.0  # the worst element may be this many floors away
 _TINY = torch.finfo(torch.float32).tiny
 # Elements looked at together. On a CPU: so few that each operation stays in one thread and in its cache, and need not
@@ -42,8 +42,8 @@ class Distance:
     def is_as_good_as(self, eagers: Distance) -> bool:
         return (
             self.lost <= 2 * eagers.lost
-            and self.rms <= max(_TIMES_EAGER * eagers.rms, self.floor)
-            and self.worst <= max(_WORST_TIMES_EAGER * eagers.worst, _WORST_FLOORS * self.floor)
+            and self.rms <= max(GATE.times_eager * eagers.rms, self.floor)
+            and self.worst <= max(GATE.worst * eagers.worst, _WORST_FLOORS * self.floor)
         )
 
     def at_least(self, other: Distance) -> Distance:

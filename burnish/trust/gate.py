@@ -20,7 +20,7 @@ from burnish.trust.inputs import CannotCopy, RandomState, devices_of
 from burnish.trust.interval import ENOUGH, Interval
 from burnish.trust.record import Engine, GateStats
 from burnish.trust.referee import ROOM, Opinion, Results, first_look, judge
-from burnish.trust.shadow_runs import Call, Clock, GraphFacts, Rig
+from burnish.trust.shadow_runs import Call, Clock, GraphFacts, ShadowRuns
 
 __all__ = ["Call", "Failure", "Gate", "GraphFacts", "Verdict"]
 
@@ -127,25 +127,25 @@ class Gate:
         compile's time, and not the trial's."""
         started = self.clock()
         try:
-            rig = self._rig(args)
+            runs = self._shadow_runs(args)
         except CannotCopy as reason:
             return self._by_rule(engines, str(reason), started)
         try:
-            trial = self._one_by_one(rig, eager, engines) or self._side_by_side(rig, eager, engines, ready)
+            trial = self._one_by_one(runs, eager, engines) or self._side_by_side(runs, eager, engines, ready)
         except torch.OutOfMemoryError:  # beside what the other returned: alone an engine may well do
-            rig.same_numbers()
+            runs.same_numbers()
             return self._by_rule(engines, "no memory for a second run", started)
         except Exception:
-            rig.same_numbers()
+            runs.same_numbers()
             raise
         started += trial.waited
         raws, times, opinions = trial.raws, trial.times, trial.opinions
-        is_real = rig.eagers_is_real or (rig.results_are_real and bool(raws))
-        after = RandomState(devices_of(args)) if rig.random is not None and is_real else rig.random
-        rounds = self._race(rig, {"eager": eager, **{n: engines[n] for n in raws}}, times, started) if raws else 0
+        is_real = runs.eagers_is_real or (runs.results_are_real and bool(raws))
+        after = RandomState(devices_of(args)) if runs.random is not None and is_real else runs.random
+        rounds = self._race(runs, {"eager": eager, **{n: engines[n] for n in raws}}, times, started) if raws else 0
         winner = self._winner(times, list(raws), rounds)
         served = winner if winner != "eager" else next(iter(raws), None)
-        halves = self._backwards(rig, eager, engines[served], times, served) if served and rounds else (None, None)
+        halves = self._backwards(runs, eager, engines[served], times, served) if served and rounds else (None, None)
         if after is not None:
             after.restore()
         stats = GateStats(
@@ -170,16 +170,16 @@ class Gate:
         return verdict
 
     def _side_by_side(
-        self, rig: Rig, eager: Call, engines: Mapping[Engine, Call], ready: Callable[[], object]
+        self, runs: ShadowRuns, eager: Call, engines: Mapping[Engine, Call], ready: Callable[[], object]
     ) -> _Trial:
         trial = _Trial()
-        trial.eager_raw, expected, first = self._timed(rig, rig.run, eager)
+        trial.eager_raw, expected, first = self._timed(runs, runs.run, eager)
         trial.times["eager"] = [first]
         for name, call in engines.items():
             try:
                 trial.waited += self._waited(ready) if name == "burnish" else 0.0
-                raw, results, seconds = self._timed(rig, rig.run_engine, call)
-                opinion = self._opinion(rig, eager, expected, results)
+                raw, results, seconds = self._timed(runs, runs.run_engine, call)
+                opinion = self._opinion(runs, eager, expected, results)
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:
@@ -192,10 +192,10 @@ class Gate:
                 trial.failures[name] = Failure(opinion.wrong)
         return trial
 
-    def _one_by_one(self, rig: Rig, eager: Call, engines: Mapping[Engine, Call]) -> _Trial | None:
+    def _one_by_one(self, runs: ShadowRuns, eager: Call, engines: Mapping[Engine, Call]) -> _Trial | None:
         """A training step's gradients, of which eager's are never there all at once; None where that cannot be done,
         or leaves a doubt."""
-        if not self.compare or (self.strict and not self.facts.draws) or not rig.can_hand_over or len(engines) > 1:
+        if not self.compare or (self.strict and not self.facts.draws) or not runs.can_hand_over or len(engines) > 1:
             return None
         (name, call), spent = next(iter(engines.items())), 0.0
 
@@ -207,7 +207,7 @@ class Gate:
 
         try:
             start = self.clock()
-            near = Nearness(rig.run_holding(call))
+            near = Nearness(runs.run_holding(call))
             ours = self.clock() - start
             give_back_freed_memory()
         except torch.OutOfMemoryError:
@@ -215,7 +215,7 @@ class Gate:
         except Exception:
             return None
         start = self.clock()
-        rig.hand_over(eager, see)
+        runs.hand_over(eager, see)
         theirs = self.clock() - start - spent
         opinion = first_look(near)
         if opinion is None:
@@ -229,29 +229,31 @@ class Gate:
         self.compile_seconds += waited
         return waited
 
-    def _rig(self, args: Sequence[Any]) -> Rig:
+    def _shadow_runs(self, args: Sequence[Any]) -> ShadowRuns:
         if self.facts.unjudgeable:
             raise CannotCopy(self.facts.unjudgeable)
-        return Rig(self.facts, args, backward=self.backward, left_out=self.left_out, repeats=self.race)
+        return ShadowRuns(self.facts, args, backward=self.backward, left_out=self.left_out, repeats=self.race)
 
-    def _timed(self, rig: Rig, run: Callable[[Call], tuple[Any, Results]], call: Call) -> tuple[Any, Results, float]:
-        rig.synchronise()  # what the caller has queued before is nobody's time
+    def _timed(
+        self, runs: ShadowRuns, run: Callable[[Call], tuple[Any, Results]], call: Call
+    ) -> tuple[Any, Results, float]:
+        runs.synchronise()  # what the caller has queued before is nobody's time
         start = self.clock()
         raw, results = run(call)
-        rig.synchronise()
+        runs.synchronise()
         return raw, results, self.clock() - start
 
-    def _opinion(self, rig: Rig, eager: Call, eagers: Results, ours: Results) -> Opinion:
+    def _opinion(self, runs: ShadowRuns, eager: Call, eagers: Results, ours: Results) -> Opinion:
         if not self.compare:
             return Opinion("", 0.0)
         return judge(
             ours,
             eagers,
-            exact=None if self.facts.has_no_referee else lambda wide: rig.run(eager, wide)[1],
-            eager_again=lambda: rig.run(eager)[1],
+            exact=None if self.facts.has_no_referee else lambda wide: runs.run(eager, wide)[1],
+            eager_again=lambda: runs.run(eager)[1],
             coarsest=self.facts.coarsest,
             exactness=self.facts.exactness,
-            returned=rig.returned,
+            returned=runs.returned,
             room=1.0 if self.strict else ROOM,
         )
 
@@ -266,7 +268,7 @@ class Gate:
 
     # -- the race ------------------------------------------------------------------------------------------------
 
-    def _race(self, rig: Rig, calls: Mapping[str, Call], times: dict[str, list[float]], started: float) -> int:
+    def _race(self, runs: ShadowRuns, calls: Mapping[str, Call], times: dict[str, list[float]], started: float) -> int:
         """Times in turns, the comparing run's being the first. Returns how many rounds there are."""
         if not self.race:
             return 0
@@ -280,15 +282,15 @@ class Gate:
             return 1
         block = 1
         if not are_long:
-            warm = min(rig.seconds(call, 1, self.clock) for call in calls.values())
+            warm = min(runs.seconds(call, 1, self.clock) for call in calls.values())
             block = max(1, min(_LONGEST_BLOCK, int(_BLOCK_SECONDS / max(warm, 1e-7))))
-        to_lose = 1 + self.patient if are_long and not rig.on_cuda else _TO_LOSE  # long calls are dear
+        to_lose = 1 + self.patient if are_long and not runs.on_cuda else _TO_LOSE  # long calls are dear
         times.update({name: [] for name in times})  # what ran but once, with cold caches, is no measure of the rest
         rounds = 1
         while rounds < _MOST_ROUNDS:
             begin = self.clock()
             for name, call in calls.items():
-                times[name].append(rig.seconds(call, block, self.clock))
+                times[name].append(runs.seconds(call, block, self.clock))
             rounds += 1
             now = self.clock()
             spent = now + (now - begin) - started > budget
@@ -300,10 +302,10 @@ class Gate:
         return rounds
 
     def _backwards(
-        self, rig: Rig, eager: Call, engine: Call, times: Mapping[str, list[float]], name: Engine
+        self, runs: ShadowRuns, eager: Call, engine: Call, times: Mapping[str, list[float]], name: Engine
     ) -> tuple[float | None, float | None]:
         """Eager's and the engine's, in us: what of a step's time is not its forward's, where there is time to look."""
-        if not rig.training:
+        if not runs.training:
             return None, None
         if not self.backward:
             return 0.0, 0.0
@@ -311,7 +313,7 @@ class Gate:
         takes = self._block * sum(steps)
         if not self._block or (takes > _SMALL_CHANGE and self.clock() + takes > self._until):
             return None, None
-        forwards = [rig.seconds(call, self._block, self.clock, whole=False) for call in (eager, engine)]
+        forwards = [runs.seconds(call, self._block, self.clock, whole=False) for call in (eager, engine)]
         behind = [max(0.0, step - forward) * 1e6 for step, forward in zip(steps, forwards, strict=True)]
         return behind[0], behind[1]
 

@@ -2,8 +2,9 @@
 
 Most results agree with eager's to a few units in the last place, which is cheap to see. Otherwise the graph is run in
 float64: ours must not be further from it than 1.5 times eager's distance (root mean square; 3 times for the worst
-element). Before that counts as wrong, honest reasons are ruled out: eager that differs from itself, and graphs in
-which rounding alone moves the result as far (the float64 run is repeated with every operation rounded at random).
+element: `strictness.py`). Before that counts as wrong, honest reasons are ruled out: eager that differs from itself,
+and graphs in which rounding alone moves the result as far (the float64 run is repeated with every operation rounded at
+random).
 
 Results that no rounding operation has a part in are not judged at all: they are eager's, or wrong (`exactness.py`).
 

@@ -53,7 +53,7 @@ class GraphFacts:
         return self.draws or self.depends_on_type
 
 
-class Rig:
+class ShadowRuns:
     """Runs a graph beside the real call: same inputs, same random numbers, nothing of the caller's changed."""
 
     def __init__(

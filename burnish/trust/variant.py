@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
@@ -18,16 +17,17 @@ import torch
 
 from burnish.assumptions import AssumptionUnmet
 from burnish.runtime.caller_errors import is_callers_mistake
-from burnish.runtime.host.boxed import BOXED
-from burnish.runtime.host.checks import Boxed, checked
+from burnish.runtime.host.checks import Boxed
 from burnish.runtime.host.extension import Host
 from burnish.runtime.signals import handlers_raise_through, is_handlers_own
+from burnish.trust.checkpoints import Checkpoint, ServedRegions
+from burnish.trust.engines import EagersOwn, Engines
 from burnish.trust.faults import Fault
 from burnish.trust.gate import Call, Failure, Gate, GraphFacts, Verdict
-from burnish.trust.inputs import RandomState, devices_of
+from burnish.trust.graph_function import graph_function
 from burnish.trust.record import Engine, GateStats, SizeClass, State, VariantStats
-from burnish.trust.sampling import gaps, sampled
-from burnish.trust.saved_tensor_hooks import Checkpoint, begun, checkpoint_here, has_begun, hooks_are_active
+from burnish.trust.sampling import sampled
+from burnish.trust.saved_tensor_hooks import hooks_are_active
 from burnish.trust.size_classes import SizeClasses
 from burnish.trust.stored_verdicts import Verdicts, class_part
 
@@ -64,14 +64,6 @@ class Listener(Protocol):
     def retried(self, variant: Variant) -> None: ...
 
     def unmet(self, why: str) -> None: ...
-
-
-class EagersOwn(Exception):
-    """Carries what eager raised past the code that watches compiled programs for failures."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__()
-        self.error = error
 
 
 class TrialRaised(Exception):
@@ -132,29 +124,17 @@ class Variant:
         self.knows_infinity = False  # eager's results have been seen to have NaNs or infinities, too
         self.state: State = "on trial"
         self.engine: Engine = "eager"
-        self._engines = dict(engines)
-        self._direct = direct
         if policy.fault is not None and "burnish" in engines:
-            self._engines["burnish"] = policy.fault.program(number, engines["burnish"])
-            self._direct = None
-        if facts.draws:  # a call that fails is repeated in eager, with the same numbers
-            self._engines = {name: _or_undrawn(engine) for name, engine in self._engines.items()}
-            self._direct = _or_undrawn(self._direct, boxed=True) if self._direct is not None else None
+            engines = {**engines, "burnish": policy.fault.program(number, engines["burnish"])}
+            direct = None
+        self._engines = Engines(facts, eager, engines, direct=direct, timed=timed, host=host, guarded=guarded)
+        self._regions = ServedRegions(owner, self._engines.alone)
         self._backward_without = backward_without
         self._forward_seen = False
-        self._owner = owner
-        self._alone: dict[Engine, Boxed] = {"eager": self._run_eager}  # what each does, behind its assumptions
-        self._ran = threading.local()  # `engine`: what served this thread's last call that was not settled before it
         self._listener = listener
-        self._timed = timed
         self._verdicts = verdicts
         self._ready = ready
         self._before_trial = before_trial
-        self._host = host
-        self._guarded = guarded
-        self._sealed = False
-        # Who served the forward of each region that is run again in the backward: the same must do it then.
-        self._in_checkpoints: weakref.WeakKeyDictionary[Any, list[Engine]] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()  # held for changes of state, never while a graph runs
         self._trying = threading.Lock()  # held by the one call that is the trial; nobody waits for it
         self._slow = 0  # sampled calls, less those that were not
@@ -164,7 +144,7 @@ class Variant:
         self._serving: Boxed = list
         self._classes = SizeClasses(facts.sizes, self._other_size) if facts.sizes and policy.gate and engines else None
         self._size_class: int | None = None  # of the call that was judged last
-        self.call, self._put = _entry(self, facts.kind == "training")
+        self.call, self._put = graph_function(self, policy.sample)
         if not self._was_judged():
             self._begin()
         if self.state != "on trial":
@@ -204,10 +184,11 @@ class Variant:
         if not self._engines:
             self._settle("eager", "eager", Failure("it was not compiled"))
         elif self.policy.tries:
-            self.state, self.engine, self._alone = "on trial", "eager", {"eager": self._run_eager}
+            self.state, self.engine = "on trial", "eager"
+            self._engines.unsettle()
             self._serve_with(self._trial)
         else:
-            self._settle("compiled", next(iter(self._engines)))
+            self._settle("compiled", self._engines.first)
 
     # -- the trial -----------------------------------------------------------------------------------------------
 
@@ -255,7 +236,7 @@ class Variant:
     def _try(self, args: Sequence[Any]) -> Any:
         self._end_preparing()
         if not _can_be_tried(args):
-            return self._run_alone(next(iter(self._engines)), args)
+            return self._run_alone(self._engines.first, args)
         training = self.facts.kind == "training"
         if training and not self._has_backward and not self._forward_seen:
             return self._try_forward(args)
@@ -273,7 +254,7 @@ class Variant:
         """The backward is compiled when it is first wanted, which may be never: until then there is a forward to
         compare. The next call races, with the backward if there is one by then."""
         self._forward_seen = True
-        winner = next(iter(self._engines))
+        winner = self._engines.first
         if self._verdicts is None or self._verdicts.passed("forward", compared=True, raced=False) is None:
             verdict = self._judge(args, race=False, backward=False)
             if verdict.winner == "eager":
@@ -322,7 +303,7 @@ class Variant:
         )
         try:
             with handlers_raise_through(), _without_anomaly_mode():
-                verdict = gate.judge(self.eager, self._engines, args, self._ready)
+                verdict = gate.judge(self.eager, self._engines.compiled, args, self._ready)
         except Exception as error:
             if is_handlers_own(error):
                 raise
@@ -363,7 +344,7 @@ class Variant:
             self._verdicts.passed(class_part(size), compared=self.policy.verify, raced=True) if self._verdicts else None
         )
         if found is not None:
-            self._classes.put(size, self._served_by("burnish"), "burnish", found)
+            self._classes.put(size, self._engines.behind_assumptions("burnish"), "burnish", found)
         return found is not None
 
     def _race_at(self, size: int, args: Sequence[Any]) -> Any:
@@ -389,7 +370,7 @@ class Variant:
         with self._lock:
             if self.state not in ("compiled", "eager"):  # rolled back meanwhile
                 return
-            self._classes.put(size, self._served_by(verdict.winner), verdict.winner, verdict.stats)
+            self._classes.put(size, self._engines.behind_assumptions(verdict.winner), verdict.winner, verdict.stats)
             engines = self._classes.engines() - {"eager"}
             if self.state == "eager" and engines:
                 self.state, self.engine, self.failure = "compiled", next(iter(engines)), None
@@ -406,7 +387,7 @@ class Variant:
     def _run_at(self, size: int, args: Sequence[Any]) -> Any:
         if self._classes is None or self.state not in ("compiled", "eager") or not self._classes.knows(size):
             return self._run(args)
-        self._ran.engine = self._classes.engine_of(args)
+        self._regions.serves(self._classes.engine_of(args))
         return self._classes.serving(size)(list(args))
 
     def _accept(self, verdict: Verdict) -> None:
@@ -433,38 +414,6 @@ class Variant:
         if self._verdicts is not None and not self.is_provisional:
             self._verdicts.keep("graph", self.gate) if verdict.winner == "burnish" else self._verdicts.forget()
         self.on_verdict()
-
-    # -- checkpointing -------------------------------------------------------------------------------------------
-
-    def run_in_checkpoint(self, checkpoint: Checkpoint, boxed: list[Any], serve: Boxed) -> Any:
-        """What is run again is never judged, and is served by who served it first, whatever has been decided since."""
-        served = self._in_checkpoints.setdefault(checkpoint.region, [])
-        if checkpoint.is_again:
-            engine = served.pop(0) if served else self._who_began(checkpoint)
-            served.append(engine)  # it may be run again for another backward
-            return self._engine_alone(engine)(boxed)
-        self._ran.engine = None
-        settled = self._classes.engine_of(boxed) if self._classes is not None else self.engine
-        result = serve(boxed)
-        engine = self._ran.engine or settled or self.engine
-        served.append(engine)
-        if engine != "eager":
-            begun(checkpoint, self._owner)
-        return result
-
-    def _who_began(self, checkpoint: Checkpoint) -> Engine:
-        """Of a region in whose forward this variant had no part: another one had, which fits as well, or eager."""
-        return next(iter(self._engines), "eager") if has_begun(checkpoint, self._owner) else "eager"
-
-    def _engine_alone(self, engine: Engine) -> Boxed:
-        if (alone := self._alone.get(engine)) is not None:
-            return alone
-        call = self._engines.get(engine, self.eager)
-        return lambda boxed: call(*boxed)
-
-    def _run_alone(self, engine: Engine, args: Sequence[Any]) -> Any:
-        self._ran.engine = engine
-        return self._engine_alone(engine)(list(args))
 
     # -- serving -------------------------------------------------------------------------------------------------
 
@@ -493,7 +442,7 @@ class Variant:
     def _settle(self, state: State, engine: Engine, failure: Failure | None = None) -> None:
         again, self.is_provisional = self.is_provisional, False
         self.state, self.engine, self.failure = state, engine, failure
-        self._alone[engine] = serve = self._served_by(engine)
+        serve = self._engines.settle(engine)
         if self._classes is not None and self._size_class is not None and state in ("compiled", "eager"):
             if again:
                 self._classes.clear()
@@ -501,38 +450,32 @@ class Variant:
             serve = self._classes.serve
         self._serve_with(serve)
 
-    def _served_by(self, engine: Engine) -> Boxed:
-        """The engine behind its assumptions, and timed where that is asked for. Eager makes no assumptions, as long as
-        guards say that it is this graph that a call wants: a sealed one asks no guards."""
-        assumptions = self.facts.assumptions
-        serve: Boxed
-        if engine == "eager":
-            serve = self._run_eager
-        elif engine == "burnish" and self._direct is not None:
-            serve = self._direct
-        else:
-            call = self._engines[engine]
-            serve = lambda boxed: call(*boxed)  # noqa: E731
-        if assumptions is not None and (engine != "eager" or self._sealed):
-            serve = checked(serve, assumptions, self._host(), guarded=self._guarded and not self._sealed)
-        return self._timed(engine, serve) if self._timed else serve
-
     def without_guards(self, host: Host | None) -> None:
         """The object is sealed: from now on assumptions are all that is asked."""
         with self._lock:
-            self._host, self._sealed = (lambda: host), True
+            self._engines.without_guards(host)
             if self.state == "on trial" or self.is_provisional:
                 return  # which checks them anyway
-            self._alone = {engine: self._served_by(engine) for engine in {"eager", self.engine}}
+            self._engines.settle_again()
             if self._classes is not None and self._classes.engines():
-                self._classes.serve_by(self._served_by)
+                self._classes.serve_by(self._engines.behind_assumptions)
             else:
-                self._serve_with(self._alone[self.engine])
+                self._serve_with(self._engines.alone(self.engine))
+
+    def run_in_checkpoint(self, checkpoint: Checkpoint, boxed: list[Any], serve: Boxed) -> Any:
+        if checkpoint.is_again:
+            return self._regions.again(checkpoint, boxed, self._engines.first)
+        settled = self._classes.engine_of(boxed) if self._classes is not None else self.engine
+        return self._regions.first(checkpoint, boxed, serve, lambda: settled or self.engine)
 
     def _run(self, args: Sequence[Any]) -> Any:
-        """What it raises is recovered from where all calls are (`_entry`), and only there: twice would be to run eager
-        twice, and to write the caller's tensors twice."""
+        """What it raises is recovered from where all calls are (graph_function.py), and only there: twice would be to
+        run eager twice, and to write the caller's tensors twice."""
         return self._run_alone(self.engine, args)
+
+    def _run_alone(self, engine: Engine, args: Sequence[Any]) -> Any:
+        self._regions.serves(engine)
+        return self._engines.alone(engine)(list(args))
 
     def took(self, seconds: float) -> None:
         """A sampled call, on other values than those that were raced: denormals, or another branch, may be slow. If
@@ -553,13 +496,7 @@ class Variant:
 
     def compiled(self) -> Call | None:
         """What serves, if it is not eager."""
-        return self._engines.get(self.engine)
-
-    def _run_eager(self, args: Sequence[Any]) -> Any:
-        try:
-            return self.eager(*args)
-        except Exception as error:
-            raise EagersOwn(error) from None
+        return self._engines.compiled.get(self.engine)
 
     def recover(self, error: Exception, args: Sequence[Any]) -> Any:
         """A call raised `error`: eager's result, or what eager raises, as if nothing had been compiled."""
@@ -613,8 +550,7 @@ class Variant:
     def abandon(self) -> None:
         """What was compiled cannot be had, after all: as if there had been nothing."""
         with self._lock:
-            self._engines.clear()
-            self._direct = None
+            self._engines.give_up()
             self._begin()
 
     def retry(self) -> None:
@@ -645,69 +581,6 @@ class Variant:
                 unmet=self.unmet,
                 classes=self._classes.stats() if self._classes is not None else (),
             )
-
-
-def _entry(variant: Variant, training: bool) -> tuple[Call, Callable[[Boxed], None]]:
-    """The function Dynamo calls, and the one that changes what it goes to."""
-    recover = variant.recover
-    serve: Boxed = list
-
-    def in_training(other: Boxed) -> Boxed:
-        def run(boxed: list[Any]) -> Any:
-            checkpoint = checkpoint_here()
-            return other(boxed) if checkpoint is None else variant.run_in_checkpoint(checkpoint, boxed, other)
-
-        return run
-
-    def call(*args: Any) -> Any:
-        try:
-            return serve(list(args))
-        except Exception as error:
-            return recover(error, args)
-
-    def boxed(args: list[Any]) -> Any:
-        return serve(args)
-
-    def serve_with(other: Boxed) -> None:
-        nonlocal serve
-        serve = in_training(other) if training else other
-
-    if not variant.policy.sample:
-        setattr(call, BOXED, (boxed, recover))
-        return call, serve_with
-    next_gap = gaps(variant.policy.sample, variant.number)
-    left = next_gap()
-
-    def call_or_sample(*args: Any) -> Any:
-        nonlocal left
-        left -= 1
-        try:
-            if left > 0 or variant.state != "compiled":
-                return serve(list(args))
-            left = next_gap()
-            return sampled(variant, lambda args: serve(list(args)), args)
-        except Exception as error:
-            return recover(error, args)
-
-    return call_or_sample, serve_with
-
-
-def _or_undrawn(engine: Call, boxed: bool = False) -> Call:
-    """As the engine, but where it raises and the call is to be repeated, it has drawn no random numbers."""
-
-    def run(*args: Any) -> Any:
-        devices = devices_of(args[0] if boxed else args)
-        if any(d.type == "cuda" for d in devices) and torch.cuda.is_current_stream_capturing():
-            return engine(*args)  # generators cannot be asked then, and a capture that fails is not repeated
-        before = RandomState(devices)
-        try:
-            return engine(*args)
-        except Exception as error:
-            if not getattr(error, "inputs_changed", False):  # then nothing is repeated, and eager would have drawn
-                before.restore()
-            raise
-
-    return run
 
 
 def _slower(stats: GateStats) -> str:

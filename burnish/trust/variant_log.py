@@ -9,7 +9,7 @@ from burnish.trust.record import SizeClass
 from burnish.trust.variant import Variant
 
 
-class Diary:
+class VariantLog:
     """The listener of one variant."""
 
     def __init__(self, log: CompileLog, name: str) -> None:

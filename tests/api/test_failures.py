@@ -85,7 +85,7 @@ def test_aot_that_fails(monkeypatch):
     def aot(*args, **kwargs):
         raise NotImplementedError("cannot functionalise")
 
-    monkeypatch.setattr("burnish.capture.dynamo.aot_module_simplified", aot)
+    monkeypatch.setattr("burnish.capture.graph_capture.aot_module_simplified", aot)
     result, messages = calls_with_warnings(burnish.compile(lambda x: x + 1), torch.ones(2))
     assert torch.equal(result, torch.full((2,), 2.0)) and "'aot'" in messages[0]
 

@@ -12,7 +12,7 @@ import torch
 
 import burnish
 from burnish.capture.background import queue as compile_queue
-from burnish.capture.entry.library_preload import Awakening
+from burnish.capture.entry.library_preload import LibraryPreload
 from burnish.runtime.build import shared_library
 from burnish.runtime.build.concurrent import Coming
 from burnish.runtime.cache.deferred_writes import Later
@@ -72,7 +72,7 @@ def test_what_threads_would_have_done_is_done_or_left(no_threads: None, monkeypa
     assert done == []
     later.finish()
     assert done == [1]
-    Awakening([], []).end()
+    LibraryPreload([], []).end()
 
 
 @pytest.mark.parametrize("settings", [{"background": True}, {"budget": 3600.0}], ids=lambda each: "".join(each))

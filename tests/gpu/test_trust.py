@@ -236,4 +236,4 @@ def test_what_was_woken_is_over_and_drew_nothing() -> None:
     with torch.no_grad():
         compiled(x)
     assert torch.equal(torch.rand(4, device=DEVICE), expected)
-    assert not [thread for thread in threading.enumerate() if thread.name == "burnish-awaken"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "burnish-preload"]

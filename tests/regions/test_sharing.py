@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import burnish
-from burnish.capture import dynamo
+from burnish.capture import graph_capture
 from tests.regions.test_replay import Block, Caching, Stack
 
 
@@ -106,13 +106,13 @@ def test_autocast_goes_into_the_blocks() -> None:
 def test_inputs_that_stay_in_place_are_known_to(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CUDA graph reads them where they are; others it copies."""
     found: list[frozenset[int]] = []
-    original = dynamo._static_inputs
+    original = graph_capture._static_inputs
 
     def asked() -> frozenset[int]:
         found.append(original())
         return found[-1]
 
-    monkeypatch.setattr(dynamo, "_static_inputs", asked)
+    monkeypatch.setattr(graph_capture, "_static_inputs", asked)
     for regions in ("auto", None):
         model = Stack(Block)
         burnish.compile(model, options={"verify": "off", "warm_start": False, "regions": regions})(torch.randn(4, 16))

@@ -37,7 +37,7 @@ from burnish.capture.background.snapshot import FrameSnapshot, signature
 from burnish.errors import BadOptionValue, GraphBreakError
 from burnish.runtime.host.thread_state import CannotSnapshot
 from burnish.torch_private.shield import beside_calls
-from burnish.trust.background_trial import rehearse
+from burnish.trust.background_trial import try_in_background
 from burnish.trust.faults import WrongBy
 from burnish.trust.gate import GraphFacts
 from tests.against_eager import fallback_warnings, loss_of
@@ -727,7 +727,7 @@ def test_a_trial_disturbed_by_an_optimiser_counts_for_nothing() -> None:
             self.retried += 1
 
     variant, x = Disturbed(), torch.ones(3)
-    rehearse(variant, [x, weight])
+    try_in_background(variant, [x, weight])
     assert variant.retried == 1
     assert torch.equal(x, torch.ones(3)), "the arguments are copies"
 

@@ -20,7 +20,7 @@ from burnish.trust.gate import Gate, GraphFacts
 from burnish.trust.record import VariantStats
 from burnish.trust.referee import InFloat64, judge
 from burnish.trust.rounding import RandomRounding
-from burnish.trust.shadow_runs import Rig
+from burnish.trust.shadow_runs import ShadowRuns
 from tests.against_eager import fallback_warnings
 
 X = torch.linspace(-1, 2, 24).reshape(4, 6)
@@ -195,7 +195,7 @@ def test_a_race_is_over_where_ours_is_twice_as_fast_and_lost_after_five_rounds(o
 @pytest.mark.parametrize(("first", "on_cuda"), [(0.01, False), (0.01, True), (0.2, True)])
 def test_a_call_that_is_slow_for_once_loses_no_race(monkeypatch, first, on_cuda):
     """A CUDA graph is captured in the second or third call; what is long in its first is not so afterwards."""
-    monkeypatch.setattr("burnish.trust.shadow_runs.Rig.on_cuda", property(lambda rig: on_cuda))
+    monkeypatch.setattr("burnish.trust.shadow_runs.ShadowRuns.on_cuda", property(lambda runs: on_cuda))
     clock, seconds = Clock(), iter([first, 0.3, 0.3])
 
     def ours(x: torch.Tensor) -> torch.Tensor:
@@ -410,12 +410,12 @@ def test_weights_are_widened_one_by_one_and_tables_not_at_all():
         return (y.bfloat16(),)
 
     args = (torch.arange(5), table, first, second, held)
-    rig = Rig(GraphFacts("inference", changed=frozenset({4})), args, backward=False, repeats=True)
+    runs = ShadowRuns(GraphFacts("inference", changed=frozenset({4})), args, backward=False, repeats=True)
     with Widest() as widest:
-        results = rig.run(call, InFloat64())[1]
+        results = runs.run(call, InFloat64())[1]
     assert widest.elements == 24 * 16 and not held.any(), "held is the caller's"
     assert [x.dtype for x in results] == 2 * [torch.float64]
-    for found, wanted in zip(results, rig.run(call, InFloat64(at_once=True))[1], strict=True):
+    for found, wanted in zip(results, runs.run(call, InFloat64(at_once=True))[1], strict=True):
         assert torch.equal(found, wanted) and found.any()
 
 
@@ -424,10 +424,10 @@ def test_of_a_vocabulary_some_rows_are_widened_at_a_time(monkeypatch, biased):
     monkeypatch.setattr(referee, "_PIECE", 8 * 16 * 7)  # seven rows
     weight, x = torch.randn(100, 16).bfloat16(), torch.randn(2, 16)
     bias = torch.randn(100).bfloat16() if biased else None
-    rig = Rig(GraphFacts("inference"), (x, weight, bias), backward=False, repeats=True)
+    runs = ShadowRuns(GraphFacts("inference"), (x, weight, bias), backward=False, repeats=True)
     linear = torch.nn.functional.linear
     with torch.no_grad(), Widest() as widest:
-        (found,) = rig.run(lambda x, weight, bias: (linear(x, weight, bias),), InFloat64())[1]
+        (found,) = runs.run(lambda x, weight, bias: (linear(x, weight, bias),), InFloat64())[1]
     assert widest.elements <= 2 * 100
     wanted = linear(x.double(), weight.double(), None if bias is None else bias.double())
     torch.testing.assert_close(found, wanted, rtol=1e-14, atol=1e-14)
@@ -466,7 +466,7 @@ def test_float64_saves_nothing_for_a_backward_that_does_not_run():
 @pytest.mark.parametrize("wrong", [False, True])
 def test_the_second_step_is_compared_without_a_second_set_of_gradients(wrong, monkeypatch):
     """One gradient that is wrong in the second step only is enough."""
-    held, backward = [], Rig.run_holding
+    held, backward = [], ShadowRuns.run_holding
 
     def run_holding(self, call):
         found = backward(self, call)
@@ -475,7 +475,7 @@ def test_the_second_step_is_compared_without_a_second_set_of_gradients(wrong, mo
             found[-1] = found[-1] * 1.01
         return found
 
-    monkeypatch.setattr(Rig, "run_holding", run_holding)
+    monkeypatch.setattr(ShadowRuns, "run_holding", run_holding)
     sides = []
     ordinary = Gate._side_by_side
     monkeypatch.setattr(Gate, "_side_by_side", lambda self, *a: (sides.append(self.backward), ordinary(self, *a))[1])

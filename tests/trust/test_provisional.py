@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from burnish.trust import gate
-from burnish.trust.background_trial import rehearse
+from burnish.trust.background_trial import try_in_background
 from burnish.trust.gate import GraphFacts
 from burnish.trust.record import GateStats
 from burnish.trust.variant import Policy, Variant
@@ -108,5 +108,5 @@ def test_rolled_back_meanwhile_it_does_not_come_back():
 
 def test_a_rehearsal_leaves_nothing_to_race_for():
     variant = variant_of(Doubling(400, 200), Doubling(0))
-    rehearse(variant, [X])
+    try_in_background(variant, [X])
     assert variant.state == "compiled" and not variant.is_provisional

@@ -190,7 +190,7 @@ def test_a_model_at_another_size_is_raced_again_open_or_sealed(monkeypatch, seal
 
 def of_static_size(monkeypatch: pytest.MonkeyPatch) -> tuple[Graph, Variant]:
     graph = Graph(monkeypatch, limit=1000)
-    engines = dict(graph.variant._engines)
+    engines = graph.variant._engines.compiled
     return graph, Variant(1, GraphFacts("inference"), graph.variant.eager, engines, Policy())
 
 

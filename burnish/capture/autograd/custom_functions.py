@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from torch import fx
 
+from burnish.capture.graphs.called import function_name
+
 _OPERATION, _SETTING = "autograd_function_apply", "_set_grad_enabled"
 
 
 def recording_custom_backwards(graph: fx.GraphModule) -> fx.GraphModule:
     """The graph, or one like it, whose custom functions have backwards that autograd records if it is asked to."""
-    applied = [node for node in graph.graph.nodes if _name(node) == _OPERATION]
+    applied = [node for node in graph.graph.nodes if function_name(node) == _OPERATION]
     if not applied:
         return graph
     like = fx.Graph()
@@ -37,7 +39,7 @@ def _recorded(backward: object) -> fx.GraphModule:
     copies: dict[fx.Node, fx.Node] = {}
     like.output(like.graph_copy(inner.graph, copies))
     computed = [node for node in like.nodes if node.op == "call_function"]
-    settings = [node for node in computed if _name(node) == _SETTING]
+    settings = [node for node in computed if function_name(node) == _SETTING]
     if (
         len(settings) >= 2
         and settings[0] is computed[0]
@@ -55,7 +57,3 @@ def _add(graph: fx.GraphModule, name: str, module: fx.GraphModule) -> str:
         name += "_"
     graph.add_submodule(name, module)
     return name
-
-
-def _name(node: fx.Node) -> str:
-    return str(getattr(node.target, "__name__", node.target)) if node.op == "call_function" else ""

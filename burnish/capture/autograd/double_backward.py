@@ -36,7 +36,7 @@ from burnish.runtime.host.thread_state import autocast_state
 from burnish.torch_private.aot import get_current_graph_task_keep_graph
 from burnish.torch_private.dispatch import is_batchedtensor, is_legacy_batchedtensor
 from burnish.torch_private.dynamo import FrameAction, FrameExecStrategy, set_code_exec_strategy
-from burnish.torch_private.patches import noticing_functions
+from burnish.torch_private.patches.tracing import noticing_functions
 from burnish.trust.inputs import RandomState, devices_of
 from burnish.trust.saved_tensor_hooks import hooks_are_active
 

@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from burnish.capture.background.pending import Lobby
+from burnish.capture.background.pending import PendingCalls
 from burnish.capture.background.process_warmup import warm_up
 from burnish.capture.background.queue import Job, Pace, after_fork_in_child, submit, worker_for
 from burnish.capture.background.snapshot import FrameSnapshot, can_wait, inputs_in_words, signature
@@ -35,7 +35,7 @@ from burnish.torch_private.aot import config as functorch_config
 from burnish.torch_private.dynamo import ConvertFrameReturn, FrameAction, FrameExecStrategy, compile_lock
 from burnish.torch_private.dynamo import check as is_skipped
 from burnish.torch_private.shield import beside_calls
-from burnish.trust.background_trial import collecting, rehearse
+from burnish.trust.background_trial import collecting, try_in_background
 from burnish.trust.jobs import JobStats
 
 Compile = Callable[[Any, Any, Any], ConvertFrameReturn]
@@ -80,7 +80,7 @@ class DeferredFrames:
         self._settlements: weakref.WeakKeyDictionary[Job, Settlement] = weakref.WeakKeyDictionary()
         self._closed = False
         self._telling = threading.RLock()
-        self.lobby = Lobby()
+        self.pending_calls = PendingCalls()
         worker_for(urgent=not self._background)
         if self._background:
             warm_up()
@@ -101,8 +101,8 @@ class DeferredFrames:
             return ONCE_IN_EAGER
         self._doubts.note(Doubt(frame.f_code, self._settlements[job].called))
         if self._background:
-            if frame.f_code is self.lobby.code:
-                self.lobby.asked[threading.get_ident()] = job
+            if frame.f_code is self.pending_calls.code:
+                self.pending_calls.asked[threading.get_ident()] = job
             return ONCE_IN_EAGER
         if not job.done.wait(job.deadline.remaining()):
             self._over_budget(frame.f_code, job)
@@ -186,7 +186,7 @@ class DeferredFrames:
 
     def is_busy(self) -> bool:
         """Whether calls are served by eager because something of theirs is being compiled."""
-        return bool(self.lobby.waiting and self._background) or self._pending() > 0
+        return bool(self.pending_calls.waiting and self._background) or self._pending() > 0
 
     def _pending(self) -> int:
         return sum(not job.done.is_set() for job in list(self._jobs.values()))
@@ -195,7 +195,7 @@ class DeferredFrames:
 
     def admit_first(self) -> None:
         """Make a job of what the first call of all left behind. Whoever asks for jobs does it, too."""
-        if (first := self.lobby.first_call()) is None:
+        if (first := self.pending_calls.first_call()) is None:
             return
         frame = first.frame()
         job = None
@@ -204,7 +204,7 @@ class DeferredFrames:
             work = lambda job: self._work(key, lambda: FrameSnapshot.of(frame), None, {}, job)  # noqa: E731
             job = self._submitted(key, work, frame.f_locals)
             self._settlements[job].called(RETURNED)  # or it had not come here
-        self.lobby.admitted(first, job)
+        self.pending_calls.admitted(first, job)
 
     def _work(
         self, key: Key, frame_of: Callable[[], FrameSnapshot], cache_entry: Any, frame_state: Any, job: Job
@@ -212,7 +212,7 @@ class DeferredFrames:
         try:
             self._compile(key, frame_of(), cache_entry, frame_state, job)
         finally:
-            self.lobby.is_over(job)
+            self.pending_calls.is_over(job)
 
     def _compile(self, key: Key, frame: FrameSnapshot, cache_entry: Any, frame_state: Any, job: Job) -> None:
         code = frame.f_code
@@ -226,7 +226,7 @@ class DeferredFrames:
                 job.deadline.check("gate")
                 if self._background:  # otherwise the call that waits is the trial
                     for variant, inputs in variants:
-                        rehearse(variant, inputs)
+                        try_in_background(variant, inputs)
                 job.deadline.check("done")
                 doubts = self._doubts.taken()
         except GRAPH_BREAKS as error:
@@ -319,7 +319,7 @@ class DeferredFrames:
         for job in self.jobs():
             job.deadline.cancel("no longer wanted")
             job.finish("cancelled", "no longer wanted")
-        self.lobby.clear()
+        self.pending_calls.clear()
 
 
 _CALLERS_MISTAKE = "eager raises on these inputs, too"

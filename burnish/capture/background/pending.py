@@ -50,7 +50,7 @@ class FirstCall:
 _UNCALLED, _FIRST = "no call yet", "the first call"
 
 
-class Lobby:
+class PendingCalls:
     """`waiting` says of kinds of calls, by which job they will be over; it is empty most of the time."""
 
     def __init__(self) -> None:

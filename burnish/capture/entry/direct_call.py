@@ -23,7 +23,7 @@ from burnish.observe.log import CompileLog
 from burnish.options import Options
 from burnish.torch_private.dispatch import is_fx_symbolic_tracing, is_tracing, len_torch_dispatch_stack
 from burnish.torch_private.dynamo import DynamoStance, eval_frame, set_eval_frame
-from burnish.trust.saved_tensor_hooks import finishing_checkpoints
+from burnish.trust.checkpoints import finishing_checkpoints
 
 # What torch.compiler.set_stance replaces, and puts back. (None, which no stance is, if it had been replaced already.)
 ORDINARY_STANCE = eval_frame._stance if eval_frame._stance == DynamoStance() else None

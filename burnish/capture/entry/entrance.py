@@ -34,8 +34,8 @@ from burnish.runtime.host.extension import host_if_built, prepare_host
 from burnish.stats import GraphBreak
 from burnish.torch_private import dynamo
 from burnish.torch_private.dynamo import reset_code
+from burnish.trust.checkpoints import finishing_checkpoints, regions_are_begun
 from burnish.trust.record import WholeCall
-from burnish.trust.saved_tensor_hooks import finishing_checkpoints, regions_are_begun
 from burnish.trust.whole_call import WholeCallRace
 
 
@@ -202,7 +202,7 @@ class Entrance:
             self.target, frame, callback, context(frame), hooks, self._call_afresh, self.options, self.log, self.place
         ).call
         if self.deferred is not None and self.options.background:
-            call = self._with_lobby(call, frame, self.deferred, hooks)
+            call = self._while_pending(call, frame, self.deferred, hooks)
         if self.options.gate:
             around = EntranceSurroundings(callback, self.log, lambda: is_ordinary(hooks))
             self._race = WholeCallRace(
@@ -219,7 +219,7 @@ class Entrance:
         rounded: dict[str, Any] = {name: round(x, 3) for name, x in measured.items() if x is not None}
         self.log.emit("gate", reason=f"the whole call {verdict}", engine=verdict.served, **rounded)
 
-    def _with_lobby(
+    def _while_pending(
         self, call: Callable[..., Any], frame: types.FunctionType, deferred: DeferredFrames, hooks: Hooks | None
     ) -> Callable[..., Any]:
         worker_for(urgent=False).expect()
@@ -229,7 +229,7 @@ class Entrance:
                 deferred.admit_first()  # which says that nobody is there to compile it
 
         ordinary = lambda: is_ordinary(hooks)  # noqa: E731
-        return deferred.lobby.entrance(self._eager(call), call, frame, ordinary, deferred.pace.calls, ring)
+        return deferred.pending_calls.entrance(self._eager(call), call, frame, ordinary, deferred.pace.calls, ring)
 
     def _through_torch(self, compiled: Callable[..., Any], hooks: Hooks | None) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:

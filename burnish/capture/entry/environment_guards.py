@@ -10,7 +10,7 @@ import contextlib
 import os
 from typing import Any
 
-from burnish.torch_private.patches import noticing_environment
+from burnish.torch_private.patches.tracing import noticing_environment
 
 
 class Asked:

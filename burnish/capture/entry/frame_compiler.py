@@ -17,7 +17,7 @@ from burnish.capture.background.snapshot import signature
 from burnish.capture.entry.diagnosis import GRAPH_BREAKS, Place, Watch, serve_eager, users_line
 from burnish.capture.entry.environment_guards import Asked
 from burnish.capture.entry.failure_cause import Doubt, Doubts, Ending
-from burnish.capture.entry.library_preload import awaken_products
+from burnish.capture.entry.library_preload import preload_for_products
 from burnish.capture.entry.method_guards import guard_methods, methods_mark
 from burnish.capture.entry.overhead import guards_us, module_call_us, way_in_us
 from burnish.capture.entry.prefetch import Ahead, begin
@@ -48,12 +48,13 @@ from burnish.torch_private.dynamo import (
 )
 from burnish.torch_private.dynamo import config as dynamo_config
 from burnish.torch_private.names import NO_REGIONS
-from burnish.torch_private.patches import MakesItsWeights, tracing_as_eager_runs
+from burnish.torch_private.patches.corrections import tracing_as_eager_runs
+from burnish.torch_private.patches.left_to_eager import MakesItsWeights
 from burnish.torch_private.probe import why
 from burnish.torch_private.quiet import without_headlines, without_meta_failures
 from burnish.torch_private.shield import without_guard_profiling
 from burnish.torch_private.versions import is_at_least
-from burnish.trust.saved_tensor_hooks import checkpoint_here, has_begun
+from burnish.trust.checkpoints import checkpoint_here, has_begun
 from burnish.trust.variant import Variant
 from burnish.version import PACKAGE
 
@@ -135,7 +136,7 @@ class FrameCompiler:
             if key is not None and (restored := self._warm.restored(key, frame)) is not None:
                 self._made(frame, restored.guarded_code, graphs, asked)
                 return restored
-            self._awaken()
+            self._preload_libraries()
             watch = Watch()
             try:
                 with self._building_beside() as wait, self._warm.storing(key, frame) as store:
@@ -185,10 +186,10 @@ class FrameCompiler:
             self._log.noticed(f"frame not stored: {failure_reason(error)[:80]}")
             return None
 
-    def _awaken(self) -> None:
+    def _preload_libraries(self) -> None:
         """What the trial will want, whatever the graph turns out to be."""
-        if self._options.awakens:
-            awaken_products(self._ahead.products, compared=self._options.verify != "off")
+        if self._options.preloads_libraries:
+            preload_for_products(self._ahead.products, compared=self._options.verify != "off")
 
     def _building_beside(self) -> contextlib.AbstractContextManager[Callable[[], None]]:
         """Compiled by another thread, a frame is done when all of it is."""

@@ -16,6 +16,7 @@ from typing import Any, Final
 import torch
 from torch import fx
 
+from burnish.capture.graphs.called import function_name
 from burnish.runtime.process import has_started
 from burnish.torch_private.fake_tensors import FakeTensor
 from burnish.trust.distance import distance
@@ -36,8 +37,8 @@ _MOST_WIDE: Final = 32 << 20  # in float64, in which no run has a table or a voc
 _SIDE: Final = 64  # of the first products' matrices
 
 Kind = tuple[torch.dtype, torch.device]
-_woken: set[Kind] = set()  # of which there has been a first product
-_first: list[Awakening] = []  # the last that began without a graph
+_preloaded: set[Kind] = set()  # of which there has been a first product
+_first: list[LibraryPreload] = []  # the last that began without a graph
 
 
 @dataclass(frozen=True)
@@ -85,18 +86,18 @@ class Exercise:
             torch.autograd.grad(result, leaves, torch.zeros_like(result), allow_unused=True)
 
 
-class Awakening:
+class LibraryPreload:
     """A thread that performs exercises until there are no more, or `end` is called: which returns when it has."""
 
     def __init__(
-        self, exercises: Sequence[Exercise], compared: Sequence[Zeros], after: Awakening | None = None
+        self, exercises: Sequence[Exercise], compared: Sequence[Zeros], after: LibraryPreload | None = None
     ) -> None:
         """`after` another, which then ends with this one."""
         self._exercises = exercises
         self._compared = compared
         self._after = after
         self._over = threading.Event()
-        thread = threading.Thread(target=self._run, name="burnish-awaken", daemon=True)
+        thread = threading.Thread(target=self._run, name="burnish-preload", daemon=True)
         self._thread = thread if has_started(thread) else None  # without it, the trial waits for what it wants
 
     def _run(self) -> None:
@@ -133,22 +134,22 @@ class Awakening:
             self._thread.join()
 
 
-def awaken_products(kinds: Iterable[Kind], *, compared: bool) -> None:
-    """Those of a model's weights, before there is a graph. The graph's `awaken` goes on from there."""
-    new = [kind for kind in dict.fromkeys(kinds) if kind not in _woken]
-    _woken.update(new)
+def preload_for_products(kinds: Iterable[Kind], *, compared: bool) -> None:
+    """Those of a model's weights, before there is a graph. The graph's `preload_libraries` goes on from there."""
+    new = [kind for kind in dict.fromkeys(kinds) if kind not in _preloaded]
+    _preloaded.update(new)
     if new:
         forms = [Zeros((_SIDE, _SIDE), (_SIDE, 1), dtype, device, False) for dtype, device in new]
         products = [Exercise("mm", torch.mm, (form, form), {}) for form in forms]
-        _first[:] = [Awakening(products, forms if compared else ())]
+        _first[:] = [LibraryPreload(products, forms if compared else ())]
 
 
-def awaken(graph: fx.GraphModule, *, compared: bool) -> Awakening | None:
+def preload_libraries(graph: fx.GraphModule, *, compared: bool) -> LibraryPreload | None:
     """For a graph that Dynamo captured, if it is a GPU's. `compared`: its results will be, and with float64's."""
     first = _first.pop() if _first else None
     if not any(_is_on_gpu(node.meta.get("example_value")) for node in graph.graph.nodes):
         return first
-    return Awakening(exercises_of(graph), _results(graph) if compared else (), first)
+    return LibraryPreload(exercises_of(graph), _results(graph) if compared else (), first)
 
 
 def _is_on_gpu(value: Any) -> bool:
@@ -218,10 +219,8 @@ def _results(graph: fx.GraphModule) -> list[Zeros]:
 def _name(node: fx.Node) -> str:
     if node.op == "call_method":
         return str(node.target)
-    if node.op != "call_function":
-        return ""
     is_torchs = str(getattr(node.target, "__module__", "")).partition(".")[0] in ("torch", "_operator")
-    return str(getattr(node.target, "__name__", "")) if is_torchs else ""
+    return function_name(node) if is_torchs else ""
 
 
 def _drops_out(node: fx.Node) -> bool:

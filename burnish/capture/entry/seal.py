@@ -30,7 +30,7 @@ from burnish.runtime.host.extension import Host, host_library
 from burnish.runtime.host.signature import Key, KeyMaker, key_maker
 from burnish.torch_private.dispatch import is_fx_symbolic_tracing, is_tracing, len_torch_dispatch_stack
 from burnish.torch_private.dynamo import GlobalStateGuard, eval_frame, set_eval_frame
-from burnish.trust.saved_tensor_hooks import finishing_checkpoints
+from burnish.trust.checkpoints import finishing_checkpoints
 
 _REMEMBERED = 1024  # signatures: sizes that never come back must not fill the memory
 Entries = Callable[[types.CodeType], list[Any]]

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from burnish.capture.graphs.assume import as_captured, assumptions_of
+from burnish.capture.graphs.called import operation_name
 from burnish.torch_private.dispatch import is_traceable_wrapper_subclass
 from burnish.trust.exactness import BITWISE, DEPENDS_ON_TYPE, EXACT, EXACT_IN_INTEGERS, ROUNDED
 from burnish.trust.gate import GraphFacts
@@ -79,8 +80,8 @@ def graph_facts(
         assumptions,
         exactness=result_exactness(graph),
         depends_on_type=depends_on_type(graph),
-        process_wide=any("_enter_dual_level" in _name(node) for node in graph.graph.nodes),
-        differentiates=any("_grad_increment_nesting" in _name(node) for node in graph.graph.nodes),
+        process_wide=any("_enter_dual_level" in operation_name(node) for node in graph.graph.nodes),
+        differentiates=any("_grad_increment_nesting" in operation_name(node) for node in graph.graph.nodes),
         sizes=_sizes(graph, inputs),
     )
 
@@ -90,7 +91,7 @@ def graph_facts(
 
 def depends_on_type(graph: fx.GraphModule) -> bool:
     """Whether the graph would compute something else in float64, beyond more digits."""
-    return any(_name(node) in DEPENDS_ON_TYPE or _views_bits(node) for node in graph.graph.nodes)
+    return any(operation_name(node) in DEPENDS_ON_TYPE or _views_bits(node) for node in graph.graph.nodes)
 
 
 def result_exactness(graph: fx.GraphModule) -> tuple[int, ...]:
@@ -117,7 +118,7 @@ def _own_exactness(node: fx.Node) -> int:
     tensors = [v for v in values if isinstance(v, torch.Tensor)]
     if any(v.is_complex() for v in tensors):
         return ROUNDED
-    name = _name(node)
+    name = operation_name(node)
     if name == "round" and len(node.args) + len(node.kwargs) > 1:
         return ROUNDED  # to decimals
     if name in EXACT:
@@ -130,18 +131,8 @@ def _example(node: fx.Node) -> Any:
     return node.meta.get("example_value", node.meta.get("val"))
 
 
-def _name(node: fx.Node) -> str:
-    if node.op == "call_method":
-        return str(node.target)
-    if node.op != "call_function":
-        return ""
-    if node.target is getattr:
-        return str(node.args[1])
-    return str(getattr(node.target, "__name__", node.target))
-
-
 def _writes(node: fx.Node) -> bool:
-    name = _name(node)
+    name = operation_name(node)
     by_name = (name.endswith("_") and name not in ("and_", "or_", "not_")) or name in _IN_PLACE
     return by_name or bool(node.kwargs.get("inplace")) or "out" in node.kwargs
 
@@ -152,7 +143,7 @@ _IN_PLACE = frozenset(
 
 
 def _views_bits(node: fx.Node) -> bool:
-    named = _name(node) in ("view", "view_dtype")
+    named = operation_name(node) in ("view", "view_dtype")
     return named and any(isinstance(x, torch.dtype) for x in (*node.args, *node.kwargs.values()))
 
 

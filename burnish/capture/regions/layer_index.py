@@ -19,7 +19,7 @@ from typing import Any
 from torch import nn
 
 from burnish.torch_private.guards import AttrSource, GetItemSource, GuardBuilder, Source, install_guard
-from burnish.torch_private.patches import building_constants_with
+from burnish.torch_private.patches.tracing import building_constants_with
 from burnish.torch_private.variables import (
     BuiltinVariable,
     ConstantVariable,

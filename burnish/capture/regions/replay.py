@@ -32,7 +32,7 @@ from burnish.options import Regions
 from burnish.torch_private.dispatch import is_any_autocast_enabled, len_torch_function_stack
 from burnish.torch_private.dynamo import TorchDynamoException
 from burnish.torch_private.guards import GetItemSource, Guard, Source, install_guard
-from burnish.torch_private.patches import calling_modules_with
+from burnish.torch_private.patches.tracing import calling_modules_with
 from burnish.torch_private.variables import (
     AttributeMutationExisting,
     AttributeMutationNew,

@@ -29,7 +29,7 @@ from burnish.observe.log import CompileLog
 from burnish.torch_private.aot import aot_export_joint_simple
 from burnish.torch_private.dispatch import disable_current_modes, enter_autocast, exit_autocast
 from burnish.torch_private.fake_tensors import FakeTensor
-from burnish.torch_private.patches import checking_classes, own_derivatives
+from burnish.torch_private.patches.derivatives import checking_classes, own_derivatives
 
 _library = torch.library.Library("burnish", "FRAGMENT")
 _library.define("block(Tensor[] operands, SymInt[] sizes, int call) -> Tensor[]")

@@ -59,8 +59,8 @@ def _constant(value: object) -> str:
     return f"{type(value).__name__} {value!r}"
 
 
-class Likeness:
-    """Marks of one moment: classes may be changed later, so a `Likeness` is made, used and forgotten."""
+class Fingerprints:
+    """Marks of one moment: classes may be changed later, so a `Fingerprints` is made, used and forgotten."""
 
     def __init__(self) -> None:
         self._classes: dict[type, str] = {}
@@ -144,7 +144,7 @@ def place_of(value: object) -> Place:
         return value.__name__, "", ""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if isinstance(module, str) and isinstance(name, str) and "<locals>" not in name:
-        place = (module, name, Likeness().of(value))
+        place = (module, name, Fingerprints().of(value))
         if found_at(place) is value:
             return place
     raise NotWarm(f"its code needs an object of {type(value).__module__}.{type(value).__qualname__}")
@@ -157,7 +157,7 @@ def found_at(place: Place) -> Any:
         found = functools.reduce(getattr, name.split("."), found) if name else found
     except (ImportError, AttributeError) as error:
         raise NotWarm(str(error)) from error
-    if mark and Likeness().of(found) != mark:
+    if mark and Fingerprints().of(found) != mark:
         raise NotWarm(f"{module}.{name} has changed")
     return found
 
@@ -167,13 +167,13 @@ def found_at(place: Place) -> Any:
 Traced = tuple[str, str, str]  # module, qualified name, mark
 
 
-def traced(codes: Iterable[types.CodeType], likeness: Likeness) -> tuple[Traced, ...]:
+def traced(codes: Iterable[types.CodeType], known: Fingerprints) -> tuple[Traced, ...]:
     """How to find each piece of code again. What was made at run time must be in a class that is known already."""
     modules = {file: name for name, module in list(sys.modules.items()) if (file := getattr(module, "__file__", None))}
     found: dict[Traced, None] = {}
     for code in dict.fromkeys(codes):
         mark, module = code_mark(code), modules.get(code.co_filename)
-        if mark in likeness.vouched:
+        if mark in known.vouched:
             continue
         if module is None:
             raise NotWarm(f"{code.co_qualname} of {code.co_filename} was made at run time")

@@ -52,7 +52,7 @@ from burnish.torch_private.guards import (
     wrap_guarded_code,
 )
 from burnish.torch_private.names import NO_WARM_START
-from burnish.torch_private.patches import making_guards_with
+from burnish.torch_private.patches.tracing import making_guards_with
 from burnish.torch_private.probe import why
 from burnish.trust.gate import GraphFacts
 
@@ -285,7 +285,7 @@ class WarmFrames:
             raise NotWarm(why)
         names = _with_globals(frame.f_globals, stored.guards, stored.used)
         manager, made = guards.made(stored.guards, frame.f_code, frame.f_locals, names)
-        live = guards.likenesses(manager, made, frame.f_locals, names, code_identity.Likeness())
+        live = guards.fingerprints(manager, made, frame.f_locals, names, code_identity.Fingerprints())
         expected = guards.Likenesses(zlib.decompress(stored.guard_text).decode(), stored.marks)
         if why := guards.difference(expected, live):
             raise NotWarm(why)
@@ -333,9 +333,9 @@ class WarmFrames:
         known = {graph, output.builtins, *dict(output.guards.imports)}
         others = {name: value for name, value in output.installed.items() if name not in known}
         used = tuple((name, code_identity.place_of(value)) for name, value in sorted(others.items()))
-        marks = code_identity.Likeness()
+        marks = code_identity.Fingerprints()
         listed, builtins = output.guards, output.builtins
-        live = _likenesses(output, listed, frame, used, marks)
+        live = _fingerprints(output, listed, frame, used, marks)
         codes = [each for each in output.traced if each is not frame.f_code]
         traced = code_identity.traced(codes, marks)
         root, own_code = _root_mark(frame.f_code), code.replace(co_filename="", co_name="")
@@ -365,23 +365,23 @@ class WarmFrames:
         self._log.noticed(f"frame not stored: {reason.splitlines()[0][:200] if reason else ''}")
 
 
-def _likenesses(
+def _fingerprints(
     output: _Output,
     listed: guards.GuardList,
     frame: Any,
     used: tuple[tuple[str, code_identity.Place], ...],
-    marks: code_identity.Likeness,
+    marks: code_identity.Fingerprints,
 ) -> guards.Likenesses:
     """Of the guards that another process will make of the list. They print as Dynamo's own do, but for those between
     sizes, which Dynamo writes in two ways: these are read back and made here as they will be there."""
     if not listed.shapes:
-        return guards.likenesses(
+        return guards.fingerprints(
             output.manager, output.live, frame.f_locals, frame.f_globals, marks, builtins=output.builtins
         )
     read_back = _codec().loads(_renamed(_codec().dumps(listed), output.builtins, guards.BUILTINS))
     names = _with_globals(frame.f_globals, read_back, used)
     manager, made = guards.made(read_back, frame.f_code, frame.f_locals, names)
-    return guards.likenesses(manager, made, frame.f_locals, names, marks)
+    return guards.fingerprints(manager, made, frame.f_locals, names, marks)
 
 
 def _root_mark(code: types.CodeType) -> str:

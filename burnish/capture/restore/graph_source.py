@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from burnish.capture.graphs.called import enters_contexts
 from burnish.capture.restore import NotWarm
 from burnish.torch_private.fake_tensors import FakeTensorMode
 from burnish.torch_private.operators import HigherOrderOperator, OpOverload, OpOverloadPacket
@@ -46,8 +47,7 @@ def graph_text(gm: fx.GraphModule) -> GraphText:
     names = tuple((name, _reference(name, value)) for name, value in sorted(printed.globals.items()) if name in used)
     targets = sorted({str(node.target) for node in gm.graph.nodes if node.op in ("get_attr", "call_module")})
     held = tuple((target, _held(gm, target)) for target in targets)
-    marks = [str(getattr(node.target, "__name__", node.target)) for node in gm.graph.nodes]
-    return GraphText(printed.src, names, held, any("_enter_" in mark or "_nesting" in mark for mark in marks))
+    return GraphText(printed.src, names, held, enters_contexts(gm.graph))
 
 
 def _names_in(code: types.CodeType) -> set[str]:

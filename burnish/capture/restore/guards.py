@@ -3,8 +3,8 @@
 A guard is a place to look (a `Source`) and a kind of check, whose expected value is read from the process it is made
 in. So the stored list, made into guards here, accepts the live values by construction; what shows that they are the
 values it was traced with is that they print like the guards that Dynamo made then. Addresses are printed as what they
-stand for: a class, a function or a module is compared by its likeness. Where in the user's code a guard comes from does
-not count, nor in which order they stand. torch's own way to ship guards leaves those checks out.
+stand for: a class, a function or a module is compared by its fingerprint. Where in the user's code a guard comes from
+does not count, nor in which order they stand. torch's own way to ship guards leaves those checks out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.multiprocessing.reductions import StorageWeakRef  # noqa: F401  (load
 from torch.utils.weak import TensorWeakRef
 
 from burnish.capture.restore import NotWarm
-from burnish.capture.restore.code_identity import Likeness
+from burnish.capture.restore.code_identity import Fingerprints
 from burnish.torch_private.dynamo import GlobalStateGuard
 from burnish.torch_private.guards import (
     CheckFunctionManager,
@@ -42,7 +42,7 @@ from burnish.torch_private.guards import (
 )
 from burnish.torch_private.guards import device as default_device
 from burnish.torch_private.guards import source as dynamo_sources
-from burnish.torch_private.patches import writing_guards_with
+from burnish.torch_private.patches.tracing import writing_guards_with
 
 BUILTINS = "__builtins_dict___burnish"  # what stored frames call the builtins, in the globals of the frame
 _TYPE = re.compile(r"(___check_type_id\([^\n]*?), \d+\)")
@@ -192,12 +192,12 @@ def _value(source: Source, scope: Mapping[str, Any], names: Mapping[str, Any]) -
     return eval(_name(source), places)  # Dynamo's own way to read it: the text is made of the source's parts
 
 
-def likenesses(
+def fingerprints(
     manager: Any,
     guards: Iterable[Guard],
     scope: Mapping[str, Any],
     names: Mapping[str, Any],
-    likeness: Likeness,
+    prints: Fingerprints,
     builtins: str = BUILTINS,
 ) -> Likenesses:
     """`builtins` is what the builtins are called in them. Raises NotWarm for guards that cannot be compared."""
@@ -218,9 +218,9 @@ def likenesses(
         if not name:
             continue
         if kinds & _BY_IDENTITY:
-            marks[renamed(name)] = likeness.of(source.get_value(places, {}, known))
+            marks[renamed(name)] = prints.of(source.get_value(places, {}, known))
         elif "TYPE_MATCH" in kinds or guard.create_fn_name() == "TENSOR_MATCH":
-            marks[renamed(f"type({name})")] = likeness.of_class(type(source.get_value(places, {}, known)))
+            marks[renamed(f"type({name})")] = prints.of_class(type(source.get_value(places, {}, known)))
     return Likenesses(text, tuple(sorted(marks.items())))
 
 

@@ -12,19 +12,11 @@ from torch import fx
 
 from burnish.capture.autograd.backwards import Backwards, NoSuchPart, Part, left_out_now
 from burnish.capture.autograd.double_backward import Replay, Returns
-from burnish.capture.dynamo import (
-    Program,
-    boxed,
-    counting_versions,
-    eager_graph,
-    leaving_contexts,
-    new_variant,
-    traced_graph,
-    unboxed,
-    without_autocast,
-)
+from burnish.capture.boxed_programs import Program, boxed, counting_versions, unboxed
+from burnish.capture.dynamo import new_variant
 from burnish.capture.entry.diagnosis import serve_eager
 from burnish.capture.entry.unguarded import SOURCES
+from burnish.capture.graphs.eager_forms import eager_graph, leaving_contexts, traced_graph, without_autocast
 from burnish.capture.graphs.facts import draws_random_numbers
 from burnish.capture.restore.frame import StoredGraph
 from burnish.capture.restore.graph_source import GraphText, graph_of, runnable

@@ -149,12 +149,12 @@ def choose(
 
 
 def _most_like(found: ProductClass, others: Sequence[ProductClass]) -> ProductClass:
-    def unlikeness(other: ProductClass) -> tuple[bool, bool, float]:
+    def dissimilarity(other: ProductClass) -> tuple[bool, bool, float]:
         sizes = ((found.m, other.m), (found.n, other.n), (found.k, other.k))
         layouts = (found.a_by_row, found.b_by_row) != (other.a_by_row, other.b_by_row)
         return found.dtype is not other.dtype, layouts, sum(abs(math.log2(a / b)) for a, b in sizes)
 
-    return min(others, key=unlikeness)
+    return min(others, key=dissimilarity)
 
 
 def is_faster(

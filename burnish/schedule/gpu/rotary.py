@@ -34,7 +34,7 @@ from burnish.schedule.kernels import Kernel, LoopKernel, ResultBuffer, Schedule,
 from burnish.schedule.order import can_repeat
 
 
-def join_halves(schedule: Schedule, fuel: Fuel | None = None) -> Schedule:
+def join_rotary(schedule: Schedule, fuel: Fuel | None = None) -> Schedule:
     """Vector products take over the loop that alone reads their result, where halves of the result meet in it."""
     fuel = fuel or Fuel()
     kernels: list[Kernel | None] = list(schedule.kernels)
@@ -50,7 +50,7 @@ def join_halves(schedule: Schedule, fuel: Fuel | None = None) -> Schedule:
         if not isinstance(reader, LoopKernel) or not can_repeat(kernel, kernels[n + 1 : readers[0]]):
             continue
         joined = _joined(kernel.loop, reader.loop)
-        if joined is not None and fuel.spend(f"halves: {made} + {made_by(reader)}"):
+        if joined is not None and fuel.spend(f"rotary: {made} + {made_by(reader)}"):
             kernels[n], kernels[readers[0]] = None, LoopKernel(joined)
     return schedule.with_kernels([k for k in kernels if k is not None])
 

@@ -9,9 +9,9 @@ from burnish.tools.bench.candidates import EAGER
 from burnish.tools.bench.measured import CandidateResult, Verdict, VerdictKind
 from burnish.tools.bench.words import count, percent, seconds_words, times
 from burnish.tools.measure import duration
+from burnish.trust.strictness import BENCH
 
-WRONG = 8.0  # times eager's own error; engines that only sum in another order stay below 3
-LEAST_ERROR = 1e-6  # eager may be exact by luck (integers, one product); nobody is wrong below this
+_LEAST_ERROR = 1e-6  # eager may be exact by luck (integers, one product); nobody is wrong below this
 DOMINATED = 0.5  # of a step spent outside the model: compiling is not the first thing to do
 CLOSE = 0.97  # as fast as the fastest, give or take noise: the cheaper compile wins
 
@@ -48,7 +48,12 @@ def is_wrong(result: CandidateResult, eager: CandidateResult) -> bool:
     """Its results are further from float64 than rounding explains."""
     if result.error is None or eager.error is None:
         return False
-    return not result.error <= WRONG * max(eager.error, LEAST_ERROR)
+    return not result.error <= most_error(eager.error)
+
+
+def most_error(eagers: float) -> float:
+    """Beyond it a result is wrong."""
+    return BENCH.times_eager * max(eagers, _LEAST_ERROR)
 
 
 def best_of(rivals: Sequence[CandidateResult]) -> CandidateResult | None:

@@ -6,7 +6,7 @@ import math
 
 from burnish.tools.bench import cells
 from burnish.tools.bench.measured import CandidateResult, Measured
-from burnish.tools.bench.verdict import LEAST_ERROR, WRONG, is_wrong
+from burnish.tools.bench.verdict import is_wrong, most_error
 from burnish.tools.bench.words import percent
 from burnish.tools.measure import duration
 from burnish.tools.report.markup import Markup, join, tag
@@ -104,7 +104,7 @@ def parity_card(result: Measured) -> Markup | None:
     if eager is None or eager.error is None:
         return None
     colour = colours(result)
-    limit = WRONG * max(eager.error, LEAST_ERROR)
+    limit = most_error(eager.error)
     finite = [row.error for row in shown if row.error and math.isfinite(row.error)]
     low = math.log10(min([*finite, limit]) / 4)
     high = math.log10(max([*finite, limit]) * 1.5)

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 import torch
 
-FACTOR = 3.0  # another order of summation may be this much worse than eager's
+from burnish.trust.strictness import VERIFY
+
 # (largest, root mean square) below which an error is rounding: in units of the type's spacing at 1
 _FLOORS = {
     torch.float64: (2.0**19, 2.0**18),  # the referee itself rounds like this
@@ -129,7 +130,7 @@ def _judge_close(
     if reference is not None and dtype in (torch.float32, torch.float64) and _NO_REFEREE < own.mean < _ALL_NOISE:
         return _judge_close(candidate.to(dtype), eager.to(dtype), None, None if again is None else again.to(dtype))
     spread = Errors() if again is None else scale.errors((again - eager)[both & torch.isfinite(again)])
-    limit = _limit(dtype, own, reference is not None).plus(spread, FACTOR)
+    limit = _limit(dtype, own, reference is not None).plus(spread, VERIFY.times_eager)
     if not error.exceeds(limit):
         return Verdict(True, error, own, limit)
     at = _first((candidate - truth).abs().where(both, 0.0) == (candidate - truth)[both].abs().max())
@@ -143,7 +144,7 @@ def _limit(dtype: torch.dtype, own: Errors, refereed: bool) -> Errors:
     if not refereed:
         times = _WITHOUT_REFEREE if dtype in (torch.float32, torch.float64) else 4.0
         return Errors(times * largest, times * mean)
-    factor = _NOISE_FACTOR if own.mean > _ALL_NOISE else FACTOR
+    factor = _NOISE_FACTOR if own.mean > _ALL_NOISE else VERIFY.times_eager
     return Errors(max(factor * own.largest, largest), max(factor * own.mean, mean))
 
 

@@ -14,8 +14,15 @@ from torch.nn import functional as F
 import burnish
 from burnish.capture import dynamo
 from burnish.capture.entry import frame_compiler
-from burnish.capture.entry import library_preload as awaken_module
-from burnish.capture.entry.library_preload import Awakening, Exercise, Zeros, awaken, awaken_products, exercises_of
+from burnish.capture.entry import library_preload as preload_module
+from burnish.capture.entry.library_preload import (
+    Exercise,
+    LibraryPreload,
+    Zeros,
+    exercises_of,
+    preload_for_products,
+    preload_libraries,
+)
 from burnish.trust.gate import GraphFacts
 from burnish.trust.variant import Policy, Variant
 
@@ -62,7 +69,7 @@ def test_they_run_in_both_precisions_with_their_gradients():
 
     class Watch(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if args and isinstance(args[0], torch.Tensor) and func.__name__ in awaken_module._BY_SHAPE:
+            if args and isinstance(args[0], torch.Tensor) and func.__name__ in preload_module._BY_SHAPE:
                 seen.append((func.__name__, args[0].dtype))
             return func(*args, **(kwargs or {}))
 
@@ -94,24 +101,24 @@ def test_no_random_numbers_are_drawn():
 
 def test_unknown_sizes_and_huge_tensors_are_left_out(monkeypatch: pytest.MonkeyPatch):
     assert names(captured(lambda x: (x @ x.mT).softmax(-1), X, dynamic=True)) == []
-    monkeypatch.setattr(awaken_module, "_MOST_BYTES", 1024)
+    monkeypatch.setattr(preload_module, "_MOST_BYTES", 1024)
     assert names(captured(lambda x, y: (x @ y).sum(1).tanh(), torch.ones(2, 2), torch.ones(2, 200))) == ["tanh"]
 
 
 def test_not_every_shape_of_a_product():
     weights = [torch.ones(8, n) for n in range(1, 20)]
-    assert names(captured(lambda x: [x @ w for w in weights], X)) == ["matmul"] * awaken_module._MOST_SHAPES
+    assert names(captured(lambda x: [x @ w for w in weights], X)) == ["matmul"] * preload_module._MOST_SHAPES
 
 
 def test_on_a_cpu_nothing_is_started():
-    assert awaken(captured(Block(), X), compared=True) is None
+    assert preload_libraries(captured(Block(), X), compared=True) is None
 
 
 # -- the thread ----------------------------------------------------------------------------------------------------
 
 
 def run_all(graph: fx.GraphModule) -> None:
-    waking = Awakening(exercises_of(graph), awaken_module._results(graph))
+    waking = LibraryPreload(exercises_of(graph), preload_module._results(graph))
     waking._thread.join()
     waking.end()
 
@@ -126,7 +133,7 @@ def test_what_fails_is_passed_over():
     def fails(x: torch.Tensor) -> None:
         raise RuntimeError("no such kernel")
 
-    waking = Awakening([exercise(fails), exercise(done.append)], ())
+    waking = LibraryPreload([exercise(fails), exercise(done.append)], ())
     waking._thread.join()
     assert len(done) == 1
 
@@ -142,7 +149,7 @@ class AtWork:
         assert self.may_end.wait(60)
         self.done = True
 
-    def meanwhile_end(self, waking: Awakening, its: Awakening) -> None:
+    def meanwhile_end(self, waking: LibraryPreload, its: LibraryPreload) -> None:
         """`waking` is told to end while this is at work, as one of `its` exercises."""
         assert self.begun.wait(60)
         ending = threading.Thread(target=waking.end)
@@ -155,29 +162,29 @@ class AtWork:
 
 def test_it_ends_when_told_and_not_in_the_midst():
     first, later = AtWork(), list[torch.Tensor]()
-    waking = Awakening([exercise(first), exercise(later.append)], ())
+    waking = LibraryPreload([exercise(first), exercise(later.append)], ())
     first.meanwhile_end(waking, its=waking)
     assert later == []
 
 
 def test_products_come_before_there_is_a_graph_and_end_with_it(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(awaken_module, "_woken", set())
+    monkeypatch.setattr(preload_module, "_preloaded", set())
     kind = (torch.bfloat16, torch.device("cpu"))
     graph = captured(Block(), X)
-    awaken_products([kind, kind], compared=True)
-    (first,) = awaken_module._first
+    preload_for_products([kind, kind], compared=True)
+    (first,) = preload_module._first
     assert [one.name for one in first._exercises] == ["mm"]
-    awaken_products([kind], compared=True)
-    assert awaken_module._first == [first], "once in a process"
-    assert awaken(graph, compared=True) is first, "there is nothing more to do on a CPU"
-    assert awaken_module._first == []
+    preload_for_products([kind], compared=True)
+    assert preload_module._first == [first], "once in a process"
+    assert preload_libraries(graph, compared=True) is first, "there is nothing more to do on a CPU"
+    assert preload_module._first == []
     first.end()
 
 
 def test_ending_the_second_ends_the_first():
     at_work, later = AtWork(), list[torch.Tensor]()
-    first = Awakening([exercise(at_work), exercise(later.append)], ())
-    second = Awakening([exercise(later.append)], (), first)
+    first = LibraryPreload([exercise(at_work), exercise(later.append)], ())
+    second = LibraryPreload([exercise(later.append)], (), first)
     at_work.meanwhile_end(second, its=first)
     assert later == [] and not second._thread.is_alive()
 
@@ -217,8 +224,8 @@ def test_without_a_trial_it_ends_at_once(engines: Any):
 def test_who_starts_it(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], starts: bool):
     asked: list[bool] = []
     early: list[bool] = []
-    monkeypatch.setattr(dynamo, "awaken", lambda graph, compared: asked.append(compared))
-    monkeypatch.setattr(frame_compiler, "awaken_products", lambda kinds, compared: early.append(compared))
+    monkeypatch.setattr(dynamo, "preload_libraries", lambda graph, compared: asked.append(compared))
+    monkeypatch.setattr(frame_compiler, "preload_for_products", lambda kinds, compared: early.append(compared))
     compiled = burnish.compile(lambda x: x.tanh() * 3, **options)
     with torch.no_grad():
         torch.testing.assert_close(compiled(X), X.tanh() * 3)

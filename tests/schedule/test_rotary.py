@@ -18,7 +18,7 @@ def rotated(x: torch.Tensor, w: torch.Tensor, cos: torch.Tensor, sin: torch.Tens
 
 
 def test_a_point_computes_both_halves() -> None:
-    found = one_pass("halves", rotated, X, W, COS, SIN)
+    found = one_pass("rotary", rotated, X, W, COS, SIN)
     assert (len(found.before.kernels), len(found.after.kernels)) == (2, 1)
     (joined,) = found.made
     assert isinstance(joined, LoopKernel) and is_vector_product(joined.loop)
@@ -27,13 +27,13 @@ def test_a_point_computes_both_halves() -> None:
 
 
 def test_it_takes_fuel() -> None:
-    found = one_pass("halves", rotated, X, W, COS, SIN)
-    assert len(found.steps) == 1 and found.steps[0].startswith("halves: ")
+    found = one_pass("rotary", rotated, X, W, COS, SIN)
+    assert len(found.steps) == 1 and found.steps[0].startswith("rotary: ")
     assert str(found.without_fuel) == str(found.before)
 
 
 def test_a_product_that_is_returned_stays_in_memory() -> None:
-    found = one_pass("halves", lambda x, w, cos, sin: (x @ w.t(), rotated(x, w, cos, sin)), X, W, COS, SIN)
+    found = one_pass("rotary", lambda x, w, cos, sin: (x @ w.t(), rotated(x, w, cos, sin)), X, W, COS, SIN)
     assert not found.steps
 
 
@@ -45,7 +45,7 @@ def test_what_the_product_reads_may_not_change_in_between() -> None:
         x.add_(1)
         return result
 
-    one_pass("halves", written, X, W, COS, SIN).require_same_results()
+    one_pass("rotary", written, X, W, COS, SIN).require_same_results()
 
 
 def test_quarters_are_no_halves() -> None:
@@ -53,6 +53,6 @@ def test_quarters_are_no_halves() -> None:
         q = x @ w.t()
         return q * cos + q.roll(16, -1) * sin
 
-    found = one_pass("halves", quartered, X, W, COS, SIN)
+    found = one_pass("rotary", quartered, X, W, COS, SIN)
     assert not found.steps
     found.require_same_results()

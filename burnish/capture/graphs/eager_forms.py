@@ -1,0 +1,116 @@
+"""A captured graph in eager: its own ops one by one, as a function."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import fx
+from torch.autograd import forward_ad
+
+from burnish.capture.autograd.checkpoints import drawing_alike_in_checkpoints
+from burnish.capture.autograd.custom_functions import recording_custom_backwards
+from burnish.capture.graphs.called import enters_contexts, function_name
+from burnish.capture.graphs.eager_semantics import (
+    call_powers_of_negatives,
+)
+from burnish.torch_private.dispatch import (
+    DisableAutocast,
+    ForceDispatchKeyGuard,
+    dispatch_tls_local_exclude_set,
+    dispatch_tls_local_include_set,
+    exit_dual_level,
+    get_dynamic_layer_stack_depth,
+    pop_dynamic_layer_stack_and_undo_to_depth,
+)
+from burnish.torch_private.graphs import LazyGraphModule
+from burnish.trust.eager_interpreter import PiecewiseGraph
+
+
+def eager_graph(graph: fx.GraphModule) -> Callable[..., Any]:
+    """The graph's own ops, one by one. Should one raise, the thread's dispatch state (autocast, functorch layers)
+    goes back to what it was: a captured graph enters such contexts with plain calls, not with `with`."""
+    graph = recording_custom_backwards(drawing_alike_in_checkpoints(graph))
+    forward = _forward_of(graph)
+    if any(function_name(node) == "_make_dual" for node in graph.graph.nodes):
+        forward = _recording_tangents(forward)
+    return leaving_contexts(forward) if enters_contexts(graph.graph) else forward
+
+
+def traced_graph(graph: fx.GraphModule) -> Callable[..., Any]:
+    """The ops of a graph that AOTAutograd made."""
+    call_powers_of_negatives(graph)
+    return without_autocast(eager_graph(graph))
+
+
+def piecewise(graph: fx.GraphModule) -> Callable[..., Any]:
+    """The same, for those who compare each result and need it no longer."""
+    return without_autocast(lambda *arguments: PiecewiseGraph(graph).run(*arguments))
+
+
+def without_autocast(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Of graphs that AOTAutograd made: the casts of autocast are written out in them already."""
+
+    def call(*args: Any) -> Any:
+        with DisableAutocast():
+            return run(*args)
+
+    return call
+
+
+def leaving_contexts(graph: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any) -> Any:
+        with left_if_it_raises():
+            return graph(*args)
+
+    return run
+
+
+@contextlib.contextmanager
+def left_if_it_raises() -> Iterator[None]:
+    depth = get_dynamic_layer_stack_depth()
+    is_forward_mode = forward_ad._current_level >= 0
+    included = dispatch_tls_local_include_set()
+    excluded = dispatch_tls_local_exclude_set()
+    with ForceDispatchKeyGuard(included, excluded):
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # torch 2.11 pops the last one, and misses it then
+                pop_dynamic_layer_stack_and_undo_to_depth(depth)
+            if not is_forward_mode:  # there is one level of it at most, in the whole process
+                with contextlib.suppress(RuntimeError):  # none is open
+                    exit_dual_level(level=0)
+            raise
+
+
+def _recording_tangents(graph: Callable[..., Any]) -> Callable[..., Any]:
+    """Of a graph with forward-mode differentiation. Before torch 2.13 inference mode records no tangents, which a
+    captured graph takes for granted."""
+
+    def run(*args: Any) -> Any:
+        if not torch.is_inference_mode_enabled():
+            return graph(*args)
+        with torch.inference_mode(False), torch.no_grad():
+            return graph(*args)
+
+    return run
+
+
+def _forward_of(graph: fx.GraphModule) -> Callable[..., Any]:
+    """The graph's `forward`. Dynamo's graphs write their Python when first called; a method taken before that would
+    ask on each call whether it has to."""
+    if not isinstance(graph, LazyGraphModule):
+        return graph.forward
+    forward: Callable[..., Any] | None = None
+
+    def run(*args: Any) -> Any:
+        nonlocal forward
+        if forward is None:
+            LazyGraphModule.force_recompile(graph)
+            forward = graph.forward
+        return forward(*args)
+
+    return run

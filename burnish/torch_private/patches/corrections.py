@@ -1,0 +1,34 @@
+"""All that is replaced so that what Dynamo makes of a function does what the function does."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from burnish.torch_private.patches.containers import bounding_deques, extending_lists, noticing_order
+from burnish.torch_private.patches.left_to_eager import (
+    leaving_contexts,
+    leaving_lazy_modules,
+    leaving_unrecorded_checkpoints,
+)
+from burnish.torch_private.patches.writes import keeping_writes_to_numbers, noticing_other_shapes
+
+_CORRECTIONS = (
+    keeping_writes_to_numbers,
+    noticing_other_shapes,
+    leaving_contexts,
+    leaving_lazy_modules,
+    leaving_unrecorded_checkpoints,
+    noticing_order,
+    bounding_deques,
+    extending_lists,
+)
+
+
+@contextlib.contextmanager
+def tracing_as_eager_runs() -> Iterator[None]:
+    """All that is replaced so that what Dynamo makes of a function does what the function does."""
+    with contextlib.ExitStack() as stack:
+        for correction in _CORRECTIONS:
+            stack.enter_context(correction())
+        yield

@@ -1,0 +1,112 @@
+"""What Dynamo traces as if it were something else: it breaks the graph there, or leaves the call to eager."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from burnish.torch_private.aot import tag_activation_checkpoint
+from burnish.torch_private.dynamo import Unsupported
+from burnish.torch_private.operators import pytree
+from burnish.torch_private.patches.replacing import replaced
+from burnish.torch_private.variables import (
+    AutogradFunctionContextVariable,
+    CheckpointHigherOrderVariable,
+    TensorVariable,
+    nn_module,
+)
+
+
+class MakesItsWeights(BaseException):
+    """Leaves the trace of a frame that calls a lazy module for the first time: this call is eager's. Not an Exception,
+    which Dynamo would take for a failure."""
+
+
+_LAZY = "initialize_lazy_module"
+
+
+@contextlib.contextmanager
+def leaving_lazy_modules() -> Iterator[None]:
+    """While open, tracing a lazy module that has no weights raises MakesItsWeights."""
+    ordinary = getattr(nn_module, _LAZY, None)
+    if ordinary is None:
+        yield
+        return
+
+    def refuse(tx: Any, module: torch.nn.Module, *call: Any) -> None:
+        if hasattr(module, "_initialize_hook"):
+            raise MakesItsWeights
+        ordinary(tx, module, *call)
+
+    with replaced(nn_module, _LAZY, refuse):
+        yield
+
+
+# Methods of a custom autograd function's context that decide what its backward is given: None, or zeros; and whether an
+# input has another history after the call. Dynamo traces some of them as if they did nothing.
+_OF_CONTEXTS = ("set_materialize_grads", "mark_dirty")
+_FIELD = "materialize_grads"
+
+
+@contextlib.contextmanager
+def leaving_contexts() -> Iterator[None]:
+    """While open, Dynamo breaks the graph at an autograd function that asks this of its context: eager calls it."""
+    context = AutogradFunctionContextVariable
+    ask, call = (getattr(context, name, None) for name in ("var_getattr", "call_method"))
+    if ask is None or call is None:
+        yield
+        return
+
+    def asked(variable: Any, tx: Any, name: str) -> Any:
+        # It raises at a method whose name it does not know, as it does everywhere.
+        return call(variable, tx, f"{name} of", [], {}) if name in _OF_CONTEXTS else ask(variable, tx, name)
+
+    def called(variable: Any, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        sets = name == "__setattr__" and bool(args) and args[0].as_python_constant() == _FIELD
+        return call(variable, tx, f"setting {_FIELD} of" if sets else name, args, kwargs)
+
+    with replaced(context, "var_getattr", asked), replaced(context, "call_method", called):
+        yield
+
+
+_CALLS_REGION = "_call_function"
+_UNRECORDED = "a reentrant checkpoint none of whose arguments requires a gradient: eager records nothing in it"
+
+
+@contextlib.contextmanager
+def leaving_unrecorded_checkpoints() -> Iterator[None]:
+    """While open, Dynamo breaks the graph at a checkpoint that is reentrant in eager and whose results would require
+    gradients here, and not there. Dynamo takes both kinds of checkpoint for the one that is not."""
+    call = getattr(CheckpointHigherOrderVariable, _CALLS_REGION, None)
+    if call is None:
+        yield
+        return
+
+    def called(variable: Any, tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        is_reentrant = "use_reentrant" not in kwargs or kwargs["use_reentrant"].as_python_constant() in (None, True)
+        is_recorded = any(map(_requires_grad, args[1:]))  # of what is in a list or a dictionary, eager knows nothing
+        result = call(variable, tx, args, kwargs)
+        if is_reentrant and not is_recorded and torch.is_grad_enabled() and _makes_gradients(tx.output.graph):
+            raise Unsupported(_UNRECORDED)
+        return result
+
+    with replaced(CheckpointHigherOrderVariable, _CALLS_REGION, called):
+        yield
+
+
+def _requires_grad(variable: Any) -> bool:
+    tensor = variable.realize()
+    if not isinstance(tensor, TensorVariable):
+        return False
+    value = tensor.as_proxy().node.meta.get("example_value")
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def _makes_gradients(graph: torch.fx.Graph) -> bool:
+    """Whether what the last of a graph's regions returns requires a gradient."""
+    regions = graph.find_nodes(op="call_function", target=tag_activation_checkpoint)
+    values = pytree.tree_leaves(regions[-1].meta.get("example_value")) if regions else [None]
+    return any(value is None or (isinstance(value, torch.Tensor) and value.requires_grad) for value in values)

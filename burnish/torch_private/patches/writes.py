@@ -1,0 +1,55 @@
+"""What Dynamo misses of tensors that a function writes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from burnish.torch_private.dynamo import OutputGraph
+from burnish.torch_private.patches.replacing import replaced
+from burnish.torch_private.variables import (
+    TensorVariable,
+)
+
+_NUMBERS_OUT = "remove_tensorify_specialized_graphargs"
+
+
+@contextlib.contextmanager
+def keeping_writes_to_numbers() -> Iterator[None]:
+    """Dynamo takes out of a graph the inputs that are numbers to it and that nobody reads, and by mistake also every
+    call that returns such an input: those that write to it."""
+    ordinary = getattr(OutputGraph, _NUMBERS_OUT, None)
+    if ordinary is None:
+        yield
+        return
+
+    def of_inputs_only(output: OutputGraph) -> None:
+        made = [node for node in output.graph.nodes if node.op != "placeholder" and "example_value" in node.meta]
+        values = [node.meta.pop("example_value") for node in made]
+        try:
+            ordinary(output)
+        finally:
+            for node, value in zip(made, values, strict=True):
+                node.meta["example_value"] = value
+
+    with replaced(OutputGraph, _NUMBERS_OUT, of_inputs_only):
+        yield
+
+
+_AFTER_A_WRITE = "_sync_if_inplace_mutation"
+
+
+@contextlib.contextmanager
+def noticing_other_shapes() -> Iterator[None]:
+    """Dynamo asks what a tensor has become only after operations in place that take another: `unsqueeze_` is none."""
+    ordinary = getattr(TensorVariable, _AFTER_A_WRITE, None)
+    if ordinary is None:
+        yield
+        return
+
+    def after_any(variable: TensorVariable, tx: Any, before: int | None, has_tensor_argument: bool) -> None:
+        ordinary(variable, tx, before, True)
+
+    with replaced(TensorVariable, _AFTER_A_WRITE, after_any):
+        yield

@@ -1,0 +1,70 @@
+"""The function that Dynamo calls for a graph: what it goes to is the content of one closure cell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from burnish.runtime.host.boxed import BOXED
+from burnish.runtime.host.checks import Boxed
+from burnish.trust.checkpoints import Checkpoint, checkpoint_here
+from burnish.trust.gate import Call
+from burnish.trust.record import State
+from burnish.trust.sampling import Watched, gaps, sampled
+
+
+class Served(Watched, Protocol):
+    """Of a Variant, what is needed here."""
+
+    number: int
+    state: State
+
+    def recover(self, error: Exception, args: Sequence[Any]) -> Any: ...
+
+    def run_in_checkpoint(self, checkpoint: Checkpoint, boxed: list[Any], serve: Boxed) -> Any: ...
+
+
+def graph_function(variant: Served, share: float) -> tuple[Call, Callable[[Boxed], None]]:
+    """It, and what changes where it goes. `share` of its calls are compared with eager."""
+    recover = variant.recover
+    training = variant.facts.kind == "training"
+    serve: Boxed = list
+
+    def in_training(other: Boxed) -> Boxed:
+        def run(boxed: list[Any]) -> Any:
+            checkpoint = checkpoint_here()
+            return other(boxed) if checkpoint is None else variant.run_in_checkpoint(checkpoint, boxed, other)
+
+        return run
+
+    def call(*args: Any) -> Any:
+        try:
+            return serve(list(args))
+        except Exception as error:
+            return recover(error, args)
+
+    def boxed(args: list[Any]) -> Any:
+        return serve(args)
+
+    def serve_with(other: Boxed) -> None:
+        nonlocal serve
+        serve = in_training(other) if training else other
+
+    if not share:
+        setattr(call, BOXED, (boxed, recover))
+        return call, serve_with
+    next_gap = gaps(share, variant.number)
+    left = next_gap()
+
+    def call_or_sample(*args: Any) -> Any:
+        nonlocal left
+        left -= 1
+        try:
+            if left > 0 or variant.state != "compiled":
+                return serve(list(args))
+            left = next_gap()
+            return sampled(variant, lambda args: serve(list(args)), args)
+        except Exception as error:
+            return recover(error, args)
+
+    return call_or_sample, serve_with
