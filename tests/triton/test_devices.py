@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from burnish.codegen.triton.module import generate, launch_forms
 from burnish.device import H200, KNOWN, REFERENCE, Gpu, gpu_of
+from burnish.ir.body import Loop
 from burnish.ir.dtypes import DType
 from burnish.schedule.gpu.products import choose_products
 from burnish.schedule.gpu.split_reductions import split_reductions
 from burnish.schedule.kernels import Buffer, LoopKernel, Schedule
-from tests.triton.compiler import Compiler
-from tests.triton.loops import reduced
+from burnish.schedule.lower import lower_graph
+from burnish.schedule.passes import Context, run_schedule_passes
+from tests.triton.compiler import Compiler, Resources
+from tests.triton.loops import biased, column_sums, reduced, row_and_column_sums, softmax, transposed
+from tests.triton.test_decode import captured
 from tests.triton.test_products import attend, product_of, schedule_of
 
 SHAPES = {
@@ -23,23 +30,82 @@ SHAPES = {
     "a tile": (128, 768, 768),
     "large": (4096, 4096, 1024),
 }
+_MOST_THREADS = 1024  # of a thread block, on every GPU of NVIDIA's
 by_name = pytest.mark.parametrize("gpu", KNOWN, ids=lambda gpu: gpu.name)
 
 
-@by_name
-@pytest.mark.parametrize("shape", SHAPES)
-def test_a_product_fits_into_shared_memory(gpu: Gpu, shape: str, compiler: Compiler) -> None:
-    schedule = replace(schedule_of(product_of(*SHAPES[shape])), gpu=gpu)
+def of_loop(loop: Loop) -> Schedule:
+    return Schedule({}, [LoopKernel(loop)], [])
+
+
+SCHEDULES = {
+    **{f"product: {name}": partial(schedule_of, product_of(*shape)) for name, shape in SHAPES.items()},
+    "attention": lambda: attend(1, 8, 8, 512, 512, 128, True, None),
+    **{
+        f"attention of {name}": partial(attend, *shape, False, mask)
+        for name, shape, mask in (
+            ("wide heads", (1, 8, 8, 512, 512, 128), DType.bool),
+            ("few queries", (1, 12, 12, 64, 512, 128), DType.f32),
+            ("a batch", (16, 16, 4, 1024, 1024, 128), None),
+            ("odd heads", (1, 12, 12, 128, 128, 80), DType.bf16),
+        )
+    },
+    "map": lambda: of_loop(biased(8192, 4096, DType.bf16)),
+    "transpose": lambda: of_loop(transposed(4, 1024, 1024)),
+    "rows": lambda: of_loop(softmax(4096, 4096)),
+    "long rows": lambda: of_loop(softmax(64, 1 << 17)),
+    "columns": lambda: of_loop(column_sums(4096, 1024)),
+    "rows and columns": lambda: of_loop(row_and_column_sums(528, 16, 1024)),
+}
+
+
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+
+
+def decoded(queries: int, keys: int, width: int) -> list[torch.Tensor]:
+    sizes = ((1, 32, queries, width), (1, 8, keys, width), (1, 8, keys, width))
+    return [*(torch.zeros(size, dtype=torch.bfloat16) for size in sizes), torch.ones(1, 1, queries, keys).bool()]
+
+
+def images(*sizes: tuple[int, ...]) -> list[torch.Tensor]:
+    like = {"dtype": torch.bfloat16, "memory_format": torch.channels_last}
+    return [torch.empty(size, **like).zero_() for size in sizes]  # type: ignore[call-overload]
+
+
+FUNCTIONS: dict[str, tuple[Callable[..., torch.Tensor], Callable[[], list[torch.Tensor]]]] = {
+    **{
+        f"{queries} over {keys} keys of {width}": (attention, partial(decoded, queries, keys, width))
+        for queries, keys, width in ((1, 512, 128), (1, 4096, 64), (1, 4096, 128), (1, 4096, 256), (8, 4096, 128))
+    },
+    "3 x 3": (partial(F.conv2d, padding=1), partial(images, (8, 64, 56, 56), (64, 64, 3, 3))),
+    "1 x 1": (F.conv2d, partial(images, (8, 256, 56, 56), (64, 256, 1, 1))),
+    "three channels": (partial(F.conv2d, stride=2, padding=3), partial(images, (1, 3, 224, 224), (64, 3, 7, 7))),
+}
+
+
+def require_room(schedule: Schedule, compiler: Compiler) -> None:
+    """Shared memory, threads and registers; and nothing is spilled."""
+    unit, gpu = generate(schedule), schedule.gpu
     major, minor = gpu.capability
-    assert compiler.shared_memory(generate(schedule), 0, 10 * major + minor) <= gpu.shared_memory
+    for number in unit.calls:
+        taken = compiler.resources(unit, number, 10 * major + minor)
+        room = Resources(gpu.shared_memory, _MOST_THREADS, gpu.registers // taken.threads, spilled=0)
+        assert [k for k, most in asdict(room).items() if asdict(taken)[k] > most] == [], taken
 
 
 @by_name
-def test_attention_fits_into_shared_memory(gpu: Gpu, compiler: Compiler) -> None:
-    schedule = replace(attend(1, 8, 8, 512, 512, 128, True, None), gpu=gpu)
-    major, minor = gpu.capability
-    for number in generate(schedule).calls:
-        assert compiler.shared_memory(generate(schedule), number, 10 * major + minor) <= gpu.shared_memory
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_thread_block_has_what_it_takes(gpu: Gpu, name: str, compiler: Compiler) -> None:
+    require_room(replace(SCHEDULES[name](), gpu=gpu), compiler)
+
+
+@by_name
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_what_schedule_passes_make_for_a_gpu_has_what_it_takes(gpu: Gpu, name: str, compiler: Compiler) -> None:
+    function, inputs = FUNCTIONS[name]
+    unfused = replace(lower_graph(captured(function, *inputs()).captured), gpu=gpu)
+    require_room(run_schedule_passes(unfused, "cuda", Context()), compiler)
 
 
 @by_name

@@ -38,7 +38,8 @@ def print_attend(kernel: AttendKernel, gpu: Gpu, form: Form | None = None) -> Tr
 
 def attend_forms(kernel: AttendKernel, gpu: Gpu) -> list[Form]:
     """The forms that a search tries, the rule's first: queries and keys at a time, loads in flight, threads."""
-    launch = _Printer(kernel).launch(gpu)
+    printer = _Printer(kernel)
+    launch = printer.launch(gpu)
     blocks = dict(launch.blocks)
     chosen = _form(blocks["YBLOCK"], blocks["XBLOCK"], blocks["STAGES"], launch.warps)
     queries, keys = kernel.inputs[0].shape[2], kernel.inputs[1].shape[2]
@@ -49,6 +50,7 @@ def attend_forms(kernel: AttendKernel, gpu: Gpu) -> list[Form]:
         for rows, columns in ((16, 64), (16, 128), (32, 64), (32, 128), (64, 32), (64, 64), (64, 128), (128, 64))
         for stages, warps in ((2, 4), (3, 4), (2, 8))
         if rows < 2 * queries and columns < 2 * keys and (warps == 4 or rows >= 64)
+        if printer.shared_memory(rows, columns, blocks["DBLOCK"], stages) <= gpu.shared_memory
     ]
     return list(dict.fromkeys([chosen, *others]))
 
@@ -115,8 +117,20 @@ class _Printer:
         few = isinstance(programs, int) and programs < gpu.multiprocessors
         keys = self.k.shape[2]
         columns = min(128 if few else 64, max(16, power_of_two(keys)) if isinstance(keys, int) else 64)
+        while columns > 16 and self.shared_memory(rows, columns, wide, 2) > gpu.shared_memory:
+            columns //= 2
         blocks = (("YBLOCK", rows), ("XBLOCK", columns), ("DBLOCK", wide), ("STAGES", 2))
         return Launch(programs, blocks, warps=4 if self.width <= 128 else 8, stages=2)
+
+    def shared_memory(self, rows: int, columns: int, wide: int, stages: int) -> int:
+        """What Triton puts there, in bytes: queries, weights, and the keys, values and mask of all loads in flight but
+        the one that is waited for."""
+        assert self.q.dtype is not None
+        in_flight = 2 * columns * wide * self.q.dtype.itemsize
+        if self.mask is not None:
+            assert self.mask.dtype is not None
+            in_flight += rows * columns * self.mask.dtype.itemsize
+        return (stages - 1) * in_flight + rows * (wide + columns) * self.q.dtype.itemsize
 
     def print(self, launch: Launch) -> TritonKernel:
         blocks = dict(launch.blocks)
@@ -184,8 +198,8 @@ class _Printer:
         if self.mask is not None:  # a row may see no key at all
             self.line('level = tl.where(higher == float("-inf"), 0.0, higher)', 2)
         level = "level" if self.mask is not None else "higher"
-        self.line(f"p = tl.exp2(libdevice.sub_rn(w, {level}[:, None]))", 2)  # not of a product that is rounded anew
-        self.line(f"kept = tl.exp2(most - {level})", 2)
+        self.line(f"p = bn.weight(libdevice.sub_rn(w, {level}[:, None]))", 2)  # not of a product that is rounded anew
+        self.line(f"kept = bn.weight(most - {level})", 2)
         self.line("total = total * kept + tl.sum(p, 1)", 2)
         self.line(f"v = tl.load({self.base(self.v, 'shared')} + {at_v}{v_mask})", 2)
         assert self.v.dtype is not None

@@ -178,7 +178,7 @@ def _printed(
         case LoopGroup():
             return print_loops(kernel, gpu, steady)
         case AttendPieces():
-            return print_pieces(kernel, overlapped=bool(steady))
+            return print_pieces(kernel, gpu, overlapped=bool(steady))
         case AttendKernel():
             return print_attend(kernel, gpu, form)
 
@@ -208,6 +208,7 @@ def _overlapping(text: str) -> str:
 # The interpreter knows no machine instructions.
 _WITHOUT_INSTRUCTIONS = {
     "bn.erf_to_bf16": "tl.erf",
+    "bn.weight": "tl.exp2",
     "bn.tanh_to_bf16": "libdevice.tanh",
     "bn.widened": "bn.plain_float",
     "bn.signed_byte": "bn.plain_float",

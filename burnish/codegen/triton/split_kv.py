@@ -15,6 +15,7 @@ from burnish.codegen.triton.body import NotPrintable
 from burnish.codegen.triton.launch import Launch, power_of_two
 from burnish.codegen.triton.loop import AHEAD, TritonKernel
 from burnish.codegen.triton.scalar import MEMORY_TYPE, STORED_TYPE
+from burnish.device import Gpu
 from burnish.ir.dtypes import DType
 from burnish.ir.reference import UNSEEN
 from burnish.schedule.kernels import KEY_BLOCK, AttendPieces, Operand
@@ -23,18 +24,18 @@ _INT32 = 2**31 - 1
 _LEAST = 16  # rows and columns of a product on tensor cores
 _MOST_ROWS = 128
 _SECTOR = 32  # elements apart that are asked for ahead
-_STAGES = 4  # blocks of keys and values of which one is worked on and the others are under way
+_MOST_STAGES = 4  # blocks of keys and values of which one is worked on and the others are under way
 _MOST_LOOKED_AT = 1 << 15  # elements of a mask that a program holds
 
 
-def print_pieces(kernel: AttendPieces, overlapped: bool = False) -> TritonKernel:
+def print_pieces(kernel: AttendPieces, gpu: Gpu, overlapped: bool = False) -> TritonKernel:
     """`overlapped`: the kernel is there before the one ahead of it ends."""
     operands = (*kernel.inputs, kernel.sums, kernel.most, kernel.totals)
     if not all(isinstance(n, int) for o in operands for n in (*o.shape, *o.strides, o.offset)):
         raise NotPrintable("attention in pieces of sizes known only at launch")
     if not kernel.inputs[0].shape[2] or _rows(kernel) > _MOST_ROWS:
         raise NotPrintable("attention in pieces of so many queries")
-    return _Printer(kernel, overlapped).print()
+    return _Printer(kernel, gpu, overlapped).print()
 
 
 def _rows(kernel: AttendPieces) -> int:
@@ -45,8 +46,9 @@ def _rows(kernel: AttendPieces) -> int:
 
 
 class _Printer:
-    def __init__(self, kernel: AttendPieces, overlapped: bool) -> None:
+    def __init__(self, kernel: AttendPieces, gpu: Gpu, overlapped: bool) -> None:
         self.kernel = kernel
+        self.gpu = gpu
         self.overlapped = overlapped
         self.one_block = kernel.length <= KEY_BLOCK
         self.q, self.k, self.v, *masks = kernel.inputs
@@ -56,7 +58,7 @@ class _Printer:
         self.lines: list[str] = []
         self.rows = _rows(kernel)
         self.width, self.keys = int(self.q.shape[3]), int(self.k.shape[2])  # type: ignore[arg-type]
-        self.across = max(_LEAST, power_of_two(self.width))
+        self.down, self.across = (max(_LEAST, power_of_two(n)) for n in (self.rows, self.width))
         steps = (0,) if self.mask is None else self.mask.strides[1 : 2 if self.q.shape[2] == 1 else 3]
         self.one_row = not any(steps)  # every query has the same mask
 
@@ -66,7 +68,7 @@ class _Printer:
     def print(self) -> TritonKernel:
         batch, shared = self.k.shape[:2]
         assert isinstance(batch, int) and isinstance(shared, int)
-        blocks = (("YBLOCK", max(_LEAST, power_of_two(self.rows))), ("DBLOCK", self.across))
+        blocks = (("YBLOCK", self.down), ("DBLOCK", self.across))
         launch = Launch(batch * shared * self.kernel.pieces, blocks, warps=8 if self.one_block else 4, stages=2)
         self._place(shared)
         self._sweep()
@@ -75,6 +77,17 @@ class _Printer:
         text = "\n".join(["@triton.jit", f"def @({', '.join(names)}):", *self.lines])
         types = tuple(f"*{MEMORY_TYPE[self.kinds[b]]}" for b in self.signature.buffers)
         return TritonKernel(text, self.signature, types, (launch,))
+
+    def _stages(self) -> int:
+        """As many as shared memory has room for, beside queries and weights."""
+        assert self.q.dtype is not None
+        item = self.q.dtype.itemsize
+        each = 2 * KEY_BLOCK * self.across * item
+        if self.mask is not None and not self.one_row:
+            assert self.mask.dtype is not None
+            each += self.down * KEY_BLOCK * max(item, self.mask.dtype.itemsize)
+        room = self.gpu.shared_memory - self.down * (self.across + KEY_BLOCK) * item
+        return max(2, min(_MOST_STAGES, 1 + room // each))
 
     # --- words --------------------------------------------------------------------------------------------------
 
@@ -104,7 +117,7 @@ class _Printer:
         self.line(f"head = shared * {group} + row // {queries}")
         self.line(f"y = row % {queries}")
         self.line("d = tl.arange(0, DBLOCK)")
-        self.ym = "" if self.rows == max(_LEAST, power_of_two(self.rows)) else f"(row < {self.rows})"
+        self.ym = "" if self.rows == self.down else f"(row < {self.rows})"
         self.dm = "" if self.width == self.across else f"(d < {self.width})"
         if self.overlapped and self.one_block:
             self._fetch()
@@ -135,7 +148,7 @@ class _Printer:
         if not self.one_block:
             if self.mask is not None:
                 self._look(self.mask)
-            self.line(f"for start in tl.range(first, end, {KEY_BLOCK}, num_stages={_STAGES}):")
+            self.line(f"for start in tl.range(first, end, {KEY_BLOCK}, num_stages={self._stages()}):")
             indent = 2
         else:  # one block is read sooner than its mask is looked at
             self.line("start = first")
@@ -187,8 +200,8 @@ class _Printer:
             self.line(f'w = tl.where({_across(self.xm)}, w, float("-inf"))', indent)
         self.line("higher = tl.maximum(most, tl.max(w, 1))", indent)
         self.line('level = tl.where(higher == float("-inf"), 0.0, higher)', indent)
-        self.line("weight = tl.exp2(libdevice.sub_rn(w, level[:, None]))", indent)
-        self.line("kept = tl.exp2(most - level)", indent)
+        self.line("weight = bn.weight(libdevice.sub_rn(w, level[:, None]))", indent)
+        self.line("kept = bn.weight(most - level)", indent)
         self.line("total = total * kept + tl.sum(weight, 1)", indent)
         assert self.v.dtype is not None
         self.line(f"acc = tl.dot(weight.to({STORED_TYPE[self.v.dtype]}), v, acc * kept[:, None])", indent)

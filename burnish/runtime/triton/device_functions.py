@@ -21,6 +21,13 @@ def fetch(pointers):
     )
 
 
+@triton.jit
+def weight(x):
+    """2**x of an attention's score, of which the largest is 0. What a float would hold as a subnormal number is zero:
+    it would take three more instructions, and is nothing beside the largest one's 1."""
+    return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
+
+
 # --- functions whose result is rounded to bfloat16 --------------------------------------------------------------
 
 
