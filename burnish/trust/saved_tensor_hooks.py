@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
 from burnish.torch_private.aot import top_saved_tensors_default_hooks
+
+# The innermost pair, or None, given True; asked in every call.
+innermost_hooks: Callable[[bool], Any] = top_saved_tensors_default_hooks or (lambda even_in_tracing: None)  # type: ignore
 
 
 def hooks_are_active() -> bool:

@@ -20,7 +20,7 @@ from burnish.runtime.caller_errors import is_callers_mistake
 from burnish.runtime.host.checks import Boxed
 from burnish.runtime.host.extension import Host
 from burnish.runtime.signals import handlers_raise_through, is_handlers_own
-from burnish.trust.checkpoints import Checkpoint, ServedRegions
+from burnish.trust.checkpoints import Checkpoint, RegionGraphs
 from burnish.trust.engines import EagersOwn, Engines
 from burnish.trust.faults import Fault
 from burnish.trust.gate import Call, Failure, Gate, GraphFacts, Verdict
@@ -128,7 +128,7 @@ class Variant:
             engines = {**engines, "burnish": policy.fault.program(number, engines["burnish"])}
             direct = None
         self._engines = Engines(facts, eager, engines, direct=direct, timed=timed, host=host, guarded=guarded)
-        self._regions = ServedRegions(owner, self._engines.alone)
+        self._regions = RegionGraphs(owner, self._engines.alone)
         self._backward_without = backward_without
         self._forward_seen = False
         self._listener = listener
@@ -463,10 +463,8 @@ class Variant:
                 self._serve_with(self._engines.alone(self.engine))
 
     def run_in_checkpoint(self, checkpoint: Checkpoint, boxed: list[Any], serve: Boxed) -> Any:
-        if checkpoint.is_again:
-            return self._regions.again(checkpoint, boxed, self._engines.first)
         settled = self._classes.engine_of(boxed) if self._classes is not None else self.engine
-        return self._regions.first(checkpoint, boxed, serve, lambda: settled or self.engine)
+        return self._regions.run(checkpoint, boxed, serve, lambda: settled or self.engine)
 
     def _run(self, args: Sequence[Any]) -> Any:
         """What it raises is recovered from where all calls are (graph_function.py), and only there: twice would be to

@@ -145,6 +145,30 @@ class Pair(NamedTuple):
     right: torch.Tensor
 
 
+@pytest.mark.parametrize("sealed", [False, True], ids=["open", "sealed"])
+@pytest.mark.parametrize("options", [{"gate": False, "verify": "off"}, {}], ids=["forced", "judged"])
+def test_a_function_that_is_made_another(x, options, sealed):
+    def fn(x, y=2.0, *, z=1.0):
+        return x * y + z
+
+    def other(x, y=2.0, *, z=1.0):
+        return x - y - z
+
+    compiled = burnish.compile(fn, options=options)
+    compiled(x), compiled(x)
+    if sealed:
+        burnish.seal(compiled)
+        compiled(x), compiled(x)
+    fn.__defaults__ = (3.0,)
+    torch.testing.assert_close(compiled(x), x * 3 + 1)
+    fn.__kwdefaults__ = {"z": 5.0}
+    torch.testing.assert_close(compiled(x), x * 3 + 5)
+    fn.__code__ = other.__code__
+    torch.testing.assert_close(compiled(x), x - 3 - 5)
+    fn.__kwdefaults__["z"] = 7.0
+    torch.testing.assert_close(compiled(x), x - 3 - 7)
+
+
 def test_nested_results(x):
     def nested(x, options):
         return Result(x + 1, {"a": [x * 2, x * options["by"]]}, note=options["note"]), Pair(x, x - 1), None, 3

@@ -102,6 +102,15 @@ def test_weights_that_change_are_seen(x):
     torch.testing.assert_close(compiled(x), model(x))
 
 
+@pytest.mark.parametrize("options", [{"gate": False, "verify": "off"}, {}], ids=["forced", "judged"])
+def test_weights_that_are_swapped(x, options):
+    model = Net().eval()
+    compiled = burnish.compile(model, options=options)
+    compiled(x), compiled(x)
+    torch.utils.swap_tensors(model.last.weight, nn.Parameter(torch.ones_like(model.last.weight)))
+    torch.testing.assert_close(compiled(x), model(x))
+
+
 def test_load_state_dict_with_assign(x):
     model = Net().eval()
     compiled = burnish.compile(model)

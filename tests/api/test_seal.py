@@ -277,6 +277,26 @@ def test_an_object_with_graph_breaks_keeps_its_guards() -> None:
     assert burnish.stats(c).compiles == compiles and eager_calls(c) == 1
 
 
+@pytest.mark.parametrize("in_module", [False, True], ids=["function", "module"])
+def test_a_break_in_what_is_called_last_keeps_its_guards(in_module: bool) -> None:
+    """Nothing is left to resume then; the code that Dynamo makes looks like that of a whole frame."""
+
+    def last(y: torch.Tensor) -> torch.Tensor:
+        y = y.relu()
+        torch._dynamo.graph_break()
+        return y.cos() + 1
+
+    class Module(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return last(torch.tanh(x) * 2)
+
+    f = Module() if in_module else lambda x: last(torch.tanh(x) * 2)
+    x = torch.randn(6)
+    c = sealed(f, ((x,), {}), dynamic=False)
+    assert_same(c(x), f(x))
+    assert any(notice.startswith("sealed with guards") for notice in burnish.stats(c).notices)
+
+
 def test_wrong_arguments_raise_as_in_eager() -> None:
     c = sealed(Tiny(), ((torch.randn(3, 8),), {}))
     with pytest.raises(TypeError, match="forward"):

@@ -15,15 +15,16 @@ from typing import Any, NoReturn
 
 from torch.autograd import forward_ad
 
+from burnish.capture.entry.definition import Definition
 from burnish.capture.entry.diagnosis import GRAPH_BREAKS, Place, graph_break_error, is_callers_mistake
 from burnish.capture.entry.failure_cause import RETURNED
 from burnish.capture.entry.frame_compiler import FrameCompiler, LookAgain
-from burnish.capture.entry.hooks import Hooks
 from burnish.observe.log import CompileLog
 from burnish.options import Options
 from burnish.torch_private.dispatch import is_fx_symbolic_tracing, is_tracing, len_torch_dispatch_stack
 from burnish.torch_private.dynamo import DynamoStance, eval_frame, set_eval_frame
-from burnish.trust.checkpoints import finishing_checkpoints
+from burnish.trust.checkpoints import RegionCalls, region_of_call
+from burnish.trust.saved_tensor_hooks import innermost_hooks
 
 # What torch.compiler.set_stance replaces, and puts back. (None, which no stance is, if it had been replaced already.)
 ORDINARY_STANCE = eval_frame._stance if eval_frame._stance == DynamoStance() else None
@@ -40,18 +41,18 @@ class DirectCall:
         frame: types.FunctionType,
         callback: FrameCompiler,
         general: Callable[..., Any],
-        hooks: Hooks | None,
-        afresh: Callable[[Hooks, tuple[Any, ...], dict[str, Any]], Any],
+        definition: Definition | None,
+        afresh: Callable[[Definition, tuple[Any, ...], dict[str, Any]], Any],
         options: Options,
         log: CompileLog,
         place: Place,
     ) -> None:
-        """`afresh` makes a call after `hooks` have changed, when nothing of what was compiled fits any more."""
+        """`afresh` makes a call after `definition` has changed, when nothing of what was compiled fits any more."""
         self._target = target
         self._frame = frame
         self._callback = callback
         self._general = general
-        self._hooks = hooks
+        self._definition = definition
         self._afresh = afresh
         self._fullgraph = options.fullgraph
         self._log = log
@@ -63,8 +64,8 @@ class DirectCall:
         set_callback, dispatch_modes = set_eval_frame, len_torch_dispatch_stack
         stances, ordinary, target = eval_frame, ORDINARY_STANCE, self._target
         fx_tracing, jit_tracing, duals = is_fx_symbolic_tracing, is_tracing, forward_ad
-        frame, callback, hooks, is_ending = self._frame, self._callback, self._hooks, sys.is_finalizing
-        afresh = self._afresh
+        frame, callback, is_ending = self._frame, self._callback, sys.is_finalizing
+        definition, afresh = self._definition, self._afresh
         as_error = GRAPH_BREAKS if self._fullgraph else ()
         doubts, settle = callback.doubts.open, callback.doubts.settle
 
@@ -91,19 +92,22 @@ class DirectCall:
 
             return run
 
+        generally, owner = settling(self._general), self._log
         # Circumstances change between the forward of a checkpointed region and what is run again: torch.fx traces in
         # some thread, a stance was set. Who began finishes.
-        in_eager = finishing_checkpoints(target, settling(entered), self._log)
-        generally = finishing_checkpoints(settling(self._general), settling(entered), self._log)
+        in_region = RegionCalls(owner, target, settling(entered)).run
+        saved_tensor_hooks = innermost_hooks
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            if hooks is not None and hooks.changed():
-                return afresh(hooks, args, kwargs)
+            if saved_tensor_hooks(True) is not None and (here := region_of_call(owner)) is not None:
+                return in_region(here, call, args, kwargs)
+            if definition is not None and definition.changed():
+                return afresh(definition, args, kwargs)
             if fx_tracing() or jit_tracing():  # somebody takes the model down: as it was written
-                return in_eager(*args, **kwargs)
+                return target(*args, **kwargs)
             if duals._current_level >= 0:  # compiled code would lose the tangents
                 self._log.noticed("call in eager: forward-mode differentiation is going on")
-                return in_eager(*args, **kwargs)
+                return target(*args, **kwargs)
             if stances._stance is not ordinary or dispatch_modes():
                 return generally(*args, **kwargs)
             prior, broken = set_callback(callback), None
@@ -161,7 +165,8 @@ class DirectCall:
         return self._target(*args, **kwargs)
 
 
-def is_ordinary(hooks: Hooks | None) -> bool:
+def is_ordinary(definition: Definition | None) -> bool:
     """The circumstances in which a call is Dynamo's."""
     tracing = is_fx_symbolic_tracing() or is_tracing() or forward_ad._current_level >= 0
-    return not tracing and eval_frame._stance is ORDINARY_STANCE and not (hooks is not None and hooks.changed())
+    changed = definition is not None and definition.changed()
+    return not tracing and eval_frame._stance is ORDINARY_STANCE and not changed

@@ -20,10 +20,10 @@ from burnish.capture.background.queue import worker_for
 from burnish.capture.dynamo import make_backend
 from burnish.capture.entry.bypass import bypass, in_words, kind_of
 from burnish.capture.entry.call_context import EntranceSurroundings
+from burnish.capture.entry.definition import Definition, definition_of
 from burnish.capture.entry.diagnosis import GRAPH_BREAKS, graph_break_error
 from burnish.capture.entry.direct_call import ORDINARY_STANCE, DirectCall, is_ordinary
 from burnish.capture.entry.frame_compiler import FrameCompiler
-from burnish.capture.entry.hooks import Hooks
 from burnish.capture.entry.own_frame import own_frame, place_of, runs_outside_its_call
 from burnish.capture.entry.prefetch import wanted_by
 from burnish.capture.entry.seal import Seal
@@ -34,7 +34,7 @@ from burnish.runtime.host.extension import host_if_built, prepare_host
 from burnish.stats import GraphBreak
 from burnish.torch_private import dynamo
 from burnish.torch_private.dynamo import reset_code
-from burnish.trust.checkpoints import finishing_checkpoints, regions_are_begun
+from burnish.trust.checkpoints import recorded_python, regions_are_recorded
 from burnish.trust.record import WholeCall
 from burnish.trust.whole_call import WholeCallRace
 
@@ -113,7 +113,7 @@ class Entrance:
         if self._around is None or self.call is not self._around:
             if (host := host_if_built()) is None and self.options.gate:
                 prepare_host(self.options)
-            target = self._eager(self._open_call) if regions_are_begun() else self.target
+            target = self._eager(self._open_call) if regions_are_recorded() else self.target
             self.call = self._around = bypass(target, through, host, _called_weakly(self._go_around_in_c))
 
     def _go_around_in_c(self) -> None:
@@ -175,11 +175,11 @@ class Entrance:
 
     def _open(self) -> Callable[..., Any]:
         frame = own_frame(self.target)
-        hooks = self._hooks = Hooks(self.target) if isinstance(self.target, torch.nn.Module) else None
+        definition = self._definition = definition_of(self.target)
         if self.foreign is not None:
             if self.foreign.get("disable"):
                 return self.target
-            return self._through_torch(torch.compile(frame, **self.foreign), hooks)
+            return self._through_torch(torch.compile(frame, **self.foreign), definition)
         if self._runs_outside and not self.options.fullgraph:
             return self.target
         backend = remember_sources(make_backend(self.options, self.log))
@@ -199,20 +199,28 @@ class Entrance:
         self._forget = forget = weakref.finalize(self, reset_code, frame.__code__)
         forget.atexit = False
         call = DirectCall(
-            self.target, frame, callback, context(frame), hooks, self._call_afresh, self.options, self.log, self.place
+            self.target,
+            frame,
+            callback,
+            context(frame),
+            definition,
+            self._call_afresh,
+            self.options,
+            self.log,
+            self.place,
         ).call
         if self.deferred is not None and self.options.background:
-            call = self._while_pending(call, frame, self.deferred, hooks)
+            call = self._while_pending(call, frame, self.deferred, definition)
         if self.options.gate:
-            around = EntranceSurroundings(callback, self.log, lambda: is_ordinary(hooks))
+            around = EntranceSurroundings(callback, self.log, lambda: is_ordinary(definition))
             self._race = WholeCallRace(
                 call, self._eager(call), kind_of, around, _called_weakly(self.reconsider), self._told, in_words
             )
         return call
 
     def _eager(self, through: Callable[..., Any]) -> Callable[..., Any]:
-        """The original; `through` finishes what compiled code has begun."""
-        return finishing_checkpoints(self.target, through, self.log)
+        """The original; what a checkpoint runs again goes `through` what knows who served it first."""
+        return recorded_python(self.target, through, self.log) if self.foreign is None else self.target
 
     def _told(self, verdict: WholeCall) -> None:
         measured = {"ratio": verdict.ratio, "low": verdict.low, "high": verdict.high, "rounds": verdict.rounds}
@@ -220,7 +228,11 @@ class Entrance:
         self.log.emit("gate", reason=f"the whole call {verdict}", engine=verdict.served, **rounded)
 
     def _while_pending(
-        self, call: Callable[..., Any], frame: types.FunctionType, deferred: DeferredFrames, hooks: Hooks | None
+        self,
+        call: Callable[..., Any],
+        frame: types.FunctionType,
+        deferred: DeferredFrames,
+        definition: Definition | None,
     ) -> Callable[..., Any]:
         worker_for(urgent=False).expect()
 
@@ -228,13 +240,13 @@ class Entrance:
             if not worker_for(urgent=False).ring(deferred.admit_first):
                 deferred.admit_first()  # which says that nobody is there to compile it
 
-        ordinary = lambda: is_ordinary(hooks)  # noqa: E731
+        ordinary = lambda: is_ordinary(definition)  # noqa: E731
         return deferred.pending_calls.entrance(self._eager(call), call, frame, ordinary, deferred.pace.calls, ring)
 
-    def _through_torch(self, compiled: Callable[..., Any], hooks: Hooks | None) -> Callable[..., Any]:
+    def _through_torch(self, compiled: Callable[..., Any], definition: Definition | None) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            if hooks is not None and hooks.changed():
-                return self._call_afresh(hooks, args, kwargs)
+            if definition is not None and definition.changed():
+                return self._call_afresh(definition, args, kwargs)
             try:
                 return compiled(*args, **kwargs)
             except GRAPH_BREAKS as error:  # under fullgraph=True
@@ -242,9 +254,9 @@ class Entrance:
 
         return call
 
-    def _call_afresh(self, stale: Hooks, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call_afresh(self, stale: Definition, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with self._lock:
-            if self._hooks is stale:  # the first thread to notice
+            if self._definition is stale:  # the first thread to notice
                 self.restart()
         return self.call(*args, **kwargs)
 

@@ -22,6 +22,7 @@ from burnish.capture.entry.method_guards import guard_methods, methods_mark
 from burnish.capture.entry.overhead import guards_us, module_call_us, way_in_us
 from burnish.capture.entry.prefetch import Ahead, begin
 from burnish.capture.entry.trace_times import guards_apart
+from burnish.capture.entry.unguarded import broken_codes
 from burnish.capture.gc_pause import patience
 from burnish.capture.restore.frame import WarmFrames
 from burnish.capture.restore.serve import server
@@ -50,11 +51,12 @@ from burnish.torch_private.dynamo import config as dynamo_config
 from burnish.torch_private.names import NO_REGIONS
 from burnish.torch_private.patches.corrections import tracing_as_eager_runs
 from burnish.torch_private.patches.left_to_eager import MakesItsWeights
+from burnish.torch_private.patches.tracing import noticing_breaks
 from burnish.torch_private.probe import why
 from burnish.torch_private.quiet import without_headlines, without_meta_failures
 from burnish.torch_private.shield import without_guard_profiling
 from burnish.torch_private.versions import is_at_least
-from burnish.trust.checkpoints import checkpoint_here, has_begun
+from burnish.trust.checkpoints import checkpoint_here, is_entered
 from burnish.trust.variant import Variant
 from burnish.version import PACKAGE
 
@@ -62,6 +64,7 @@ _CHANGED_MEANWHILE = "state changed while dynamo tracing"
 _EXCUSES = 64  # calls; as many threads may wait for one compile
 _EXCUSES_SECONDS = 600.0
 _BAD_INPUT_LIMIT = 8  # attempts at a frame that fails in the same way, before giving up on more
+_LETS_GO = "invalidate_compile_context_weakrefs"
 _MOST_MISTAKES = 64  # kinds of inputs that are known not to fit
 
 
@@ -114,8 +117,8 @@ class FrameCompiler:
             return self._missed(frame.f_code)
         if (known := self._known_to_fail(frame)) is not None:
             return known
-        if (here := checkpoint_here()) is not None and here.is_again and not has_begun(here, self._log):
-            return ONCE_IN_EAGER  # by whom its forward was served
+        if (here := checkpoint_here()) is not None and not is_entered(here, self._log):
+            return ONCE_IN_EAGER  # a checkpoint within the call: what is run again of it does not come through here
         if self.deferred is not None:
             return self.deferred(frame, cache_entry, frame_state)
         with handlers_raise_through():
@@ -138,6 +141,7 @@ class FrameCompiler:
                 return restored
             self._preload_libraries()
             watch = Watch()
+            breaks: list[bool] = []
             try:
                 with self._building_beside() as wait, self._warm.storing(key, frame) as store:
                     with (
@@ -147,9 +151,12 @@ class FrameCompiler:
                         without_meta_failures(),
                         tracing_as_eager_runs(),
                         asked.noticed(),
+                        noticing_breaks(breaks.append),
                         _copying_blocks(frame, self._options.regions, self._log),
                     ):
                         result = self._inner(frame, cache_entry, frame_state)
+                    if breaks and breaks[-1] and result.guarded_code is not None:
+                        broken_codes.add(result.guarded_code.code)
                     raises = watch.says_it_raises() and frame.f_code not in self._goes_on
                     if not raises and not asked:  # another process has another environment
                         with self._log.stage("store"):
@@ -340,6 +347,8 @@ def _as_eager_traces() -> contextlib.AbstractContextManager[None]:
     changes = {"rewrite_assert_with_torch_assert": False, "use_numpy_random_stream": True}
     if not is_at_least(2, 13) and torch.is_grad_enabled():
         changes["skip_tensor_guards_with_matching_dict_tags"] = False
+    if hasattr(dynamo_config, _LETS_GO):  # of parameters that it has traced, so that torch can swap them
+        changes[_LETS_GO] = True
     patched: contextlib.AbstractContextManager[None] = dynamo_config.patch(changes)
     return patched
 

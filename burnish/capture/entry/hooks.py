@@ -45,8 +45,15 @@ class Hooks:
         return False
 
     @property
-    def any_present(self) -> bool:
-        return bool(self._held)
+    def is_asked_each_call(self) -> bool:
+        return bool(self._held)  # any may be removed
+
+    def attributes(self) -> tuple[tuple[object, str, object], ...]:
+        """As long as each is the same object, no hook was registered, and the module is in the mode that it is in."""
+        return (
+            (self._module, "training", self._module.training),
+            (RemovableHandle, "next_id", self.looked_at),  # another object once a hook is registered
+        )
 
     def _present(self) -> list[int]:
         return [hook for hooks in self._dictionaries() for hook in hooks]

@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 from torch.autograd import forward_ad
-from torch.utils.hooks import RemovableHandle
 
 from burnish.assumptions import AssumptionUnmet
-from burnish.capture.entry.hooks import Hooks
+from burnish.capture.entry.definition import Definition
 from burnish.runtime.host.extension import Host
 from burnish.runtime.host.signature import BY_VALUE, TENSORS, Key
 from burnish.torch_private.dispatch import is_any_autocast_enabled, is_tracing, len_torch_dispatch_stack, symbolic_trace
@@ -38,14 +37,13 @@ class KnownCalls:
     def __init__(
         self,
         host: Host,
-        target: Callable[..., Any],
-        hooks: Hooks | None,
+        definition: Definition | None,
         ordinary_stance: object,
         otherwise: Callable[..., Any],
         refused: Callable[..., Any],
     ) -> None:
         self._host = host
-        self._hooks = hooks
+        self._definition = definition
         self.call = host.Sealed(otherwise, set_eval_frame, AssumptionUnmet, refused)
         self._known: OrderedDict[Key, Any] = OrderedDict()
         self._refused: frozenset[Key] = frozenset()
@@ -55,7 +53,6 @@ class KnownCalls:
             (symbolic_trace, "_is_fx_tracing_flag", False),
             (forward_ad, "_current_level", -1),  # compiled code would lose the tangents
         )
-        self._module = target if isinstance(target, torch.nn.Module) else None
 
     def add(
         self,
@@ -68,8 +65,8 @@ class KnownCalls:
         under this key was made in another state of the process, and is replaced."""
         if key in self._refused or is_any_autocast_enabled():  # with its types: more than one question
             return
-        if self._hooks is not None and self._hooks.any_present:
-            return  # each call counts them
+        if self._definition is not None and self._definition.is_asked_each_call:
+            return
         if self._known.pop(key, None) is not None:
             self._put_all()
         elif self.call.count >= self._host.MOST_ROUTES:
@@ -106,13 +103,8 @@ class KnownCalls:
             (route[0], True),
             (route[1], True),
         )
-        attributes = self._attributes
-        if self._module is not None and self._hooks is not None:
-            attributes = (
-                *attributes,
-                (self._module, "training", self._module.training),
-                (RemovableHandle, "next_id", self._hooks.looked_at),  # another object once a hook is registered
-            )
+        own = self._definition.attributes() if self._definition is not None else ()
+        attributes = (*self._attributes, *own)
         try:
             return self._host.Route(args, kwargs, _KINDS, TENSORS, state, attributes, route[2])
         except ValueError:

@@ -15,11 +15,10 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch.autograd import forward_ad
 
 from burnish.assumptions import AssumptionUnmet
-from burnish.capture.entry.hooks import Hooks
+from burnish.capture.entry.definition import Definition, definition_of
 from burnish.capture.entry.known_calls import KnownCalls
 from burnish.capture.entry.method_guards import all_as_compiled
 from burnish.capture.entry.unguarded import Unguarded
@@ -30,7 +29,7 @@ from burnish.runtime.host.extension import Host, host_library
 from burnish.runtime.host.signature import Key, KeyMaker, key_maker
 from burnish.torch_private.dispatch import is_fx_symbolic_tracing, is_tracing, len_torch_dispatch_stack
 from burnish.torch_private.dynamo import GlobalStateGuard, eval_frame, set_eval_frame
-from burnish.trust.checkpoints import finishing_checkpoints
+from burnish.trust.checkpoints import checkpoint_here, has_graphs
 
 _REMEMBERED = 1024  # signatures: sizes that never come back must not fill the memory
 Entries = Callable[[types.CodeType], list[Any]]
@@ -70,26 +69,26 @@ class Seal:
         self._codes: dict[types.CodeType, Unguarded] = {}
         self._routes: dict[Key, Route] = {}
         self._makers: dict[Any, KeyMaker] = {}
-        hooks = Hooks(target) if isinstance(target, torch.nn.Module) else None
-        self.call = self._make_call(hooks, ordinary_stance)
+        definition = definition_of(target)
+        self.call = self._make_call(definition, ordinary_stance)
         host: Host | None = host_library(options, log)
         for variant in log.variants():
             variant.without_guards(host)
         self._known: KnownCalls | None = None
         if host is not None:
-            self._known = KnownCalls(host, target, hooks, ordinary_stance, self.call, self._refused)
+            self._known = KnownCalls(host, definition, ordinary_stance, self.call, self._refused)
             self.call = self._known.call
 
-    def _make_call(self, hooks: Hooks | None, ordinary: object) -> Callable[..., Any]:
+    def _make_call(self, definition: Definition | None, ordinary: object) -> Callable[..., Any]:
         # Every name a call reads is a local of this function: it has a few us in all.
         makers, routes, target, first = self._makers, self._routes, self._target, self._first
         introduce, refused = self._introduce, self._refused
         set_callback, dispatch_modes, stances = set_eval_frame, len_torch_dispatch_stack, eval_frame
         fx_tracing, jit_tracing, duals = is_fx_symbolic_tracing, is_tracing, forward_ad
-        hooks_changed = hooks.changed if hooks is not None else lambda: False
+        changed = definition.changed if definition is not None else lambda: False
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            if dispatch_modes() or stances._stance is not ordinary or fx_tracing() or jit_tracing() or hooks_changed():
+            if dispatch_modes() or stances._stance is not ordinary or fx_tracing() or jit_tracing() or changed():
                 return in_eager(*args, **kwargs)
             if duals._current_level >= 0:  # compiled code would lose the tangents
                 return in_eager(*args, **kwargs)
@@ -113,7 +112,11 @@ class Seal:
             finally:
                 set_callback(prior)
 
-        in_eager = finishing_checkpoints(target, routed, self._log)
+        def in_eager(*args: Any, **kwargs: Any) -> Any:
+            here = checkpoint_here()
+            finishes = here is not None and here.is_again and has_graphs(here, self._log)
+            return routed(*args, **kwargs) if finishes else target(*args, **kwargs)
+
         return call
 
     def _first(self, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dis
 import re
 import types
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,8 @@ from burnish.runtime.host.extension import host_if_built
 from burnish.torch_private.dynamo import create_call_function, create_instruction, transform_code_object
 
 Sources = tuple[str, ...]
+# Dynamo's code for frames that it has compiled up to a graph break: what comes then looks for its own code.
+broken_codes: weakref.WeakSet[types.CodeType] = weakref.WeakSet()
 SOURCES = "_burnish_sources"
 _GRAPH = "__compiled_fn_"
 _RESUME = "__resume_at_"
@@ -71,7 +74,8 @@ class Unguarded:
     @property
     def is_whole(self) -> bool:
         """Whether the frame is compiled from beginning to end, and no part of it looks for compiled code."""
-        return not any(name.startswith(_RESUME) for name in self._code.co_names)
+        resumes = any(name.startswith(_RESUME) for name in self._code.co_names)
+        return not resumes and self._code not in broken_codes
 
     def _graphs(self) -> dict[str, Any]:
         """By their names, as they are called here: what they were not compiled for is for the seal to know, while

@@ -23,6 +23,7 @@ import torch
 from burnish.assumptions import Assumptions, NumberInput, OtherInput, TensorInput
 from burnish.capture.autograd.missing_gradients import Behind, Flow
 from burnish.capture.entry.hooks import Hooks
+from burnish.capture.entry.unguarded import broken_codes
 from burnish.capture.restore import NotWarm, code_identity, guards
 from burnish.capture.restore.graph_source import GraphText, Reference
 from burnish.capture.restore.training import StoredBackward, TrainingLayout
@@ -89,6 +90,7 @@ class StoredFrame:
     marks: tuple[tuple[str, str], ...]
     traced: tuple[code_identity.Traced, ...]
     graph: StoredGraph
+    breaks: bool = False  # at its end, to functions that are not in it
 
 
 def _codec() -> Codec:
@@ -293,6 +295,8 @@ class WarmFrames:
         run = dynamo.disable(self._serve(stored.graph), reason="compiled by burnish")
         CleanupManager.instance[code] = [CleanupHook.create(names, name, run)]
         output_codes.add(code)
+        if stored.breaks:
+            broken_codes.add(code)
         orig_code_map[code] = frame.f_code
         entry = GuardedCode(code, manager, CompileId(frame_id=0, frame_compile_id=0), "burnish: restored")
         return wrap_guarded_code(entry)
@@ -339,6 +343,7 @@ class WarmFrames:
         codes = [each for each in output.traced if each is not frame.f_code]
         traced = code_identity.traced(codes, marks)
         root, own_code = _root_mark(frame.f_code), code.replace(co_filename="", co_name="")
+        breaks = code in broken_codes
         parts, options, refuse = compiling.graphs[0], self._options, self._not_stored
 
         def store() -> None:
@@ -353,7 +358,7 @@ class WarmFrames:
         def write(built: StoredGraph) -> None:
             try:
                 text = zlib.compress(live.text.encode(), 1)
-                whole = StoredFrame(own_code, root, graph, listed, used, text, live.marks, traced, built)
+                whole = StoredFrame(own_code, root, graph, listed, used, text, live.marks, traced, built, breaks)
                 open_cache(options).put(KIND, key, _renamed(_codec().dumps(whole), builtins, guards.BUILTINS))
             except Exception as why:
                 refuse(why)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from burnish.torch_private.dynamo import convert_frame
+from burnish.torch_private.dynamo import OutputGraph, convert_frame
 from burnish.torch_private.dynamo import guards as dynamo_guards
 from burnish.torch_private.patches.replacing import replaced
 from burnish.torch_private.variables import (
@@ -40,6 +40,23 @@ def noticing_environment(notice: Callable[[str], None]) -> Iterator[None]:
         return ordinary(variable, tx, args, kwargs)
 
     with replaced(UserFunctionVariable, _CALLS, called):
+        yield
+
+
+@contextlib.contextmanager
+def noticing_breaks(notice: Callable[[bool], None]) -> Iterator[None]:
+    """While open, `notice` is told how each traced part of a frame ends: whether the graph breaks there, or the frame
+    returns. (A break whose function is called last leaves no trace in Dynamo's code.)"""
+    ordinary = getattr(OutputGraph, "compile_subgraph", None)
+    if ordinary is None:
+        yield
+        return
+
+    def compiled(output: Any, tx: Any, reason: Any, *others: Any, **named: Any) -> Any:
+        notice(getattr(reason, "graph_break", True))
+        return ordinary(output, tx, reason, *others, **named)
+
+    with replaced(OutputGraph, "compile_subgraph", compiled):
         yield
 
 
