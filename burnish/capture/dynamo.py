@@ -33,7 +33,7 @@ from burnish.capture.graphs.eager_semantics import (
     call_powers_of_negatives,
     drop_idle_dropouts,
     leaving_out_history,
-    views_without_history,
+    without_history,
 )
 from burnish.capture.graphs.origins import name_classes
 from burnish.capture.restore.frame import note_graph
@@ -68,12 +68,12 @@ def make_backend(options: Options, log: CompileLog) -> Backend:
         example_inputs = apart(graph, example_inputs)
         drop_idle_dropouts(graph)
         call_powers_of_negatives(graph)
-        views = views_without_history(graph)
+        historyless = without_history(graph)
         engines: dict[Engine, Callable[..., Any]] = {}
         waking = preload_libraries(graph, compared=options.verify != "off") if options.preloads_libraries else None
         try:
             with log.stage("aot"):
-                engines["burnish"] = leaving_out_history(capture.compile(graph, example_inputs), views)
+                engines["burnish"] = leaving_out_history(capture.compile(graph, example_inputs), historyless)
         except CONTROL_FLOW:
             if waking is not None:
                 waking.end()
@@ -101,8 +101,8 @@ def make_backend(options: Options, log: CompileLog) -> Backend:
         )
         capture.variant = weakref.ref(variant)
         parts = capture.parts(graph, variant.facts, sources)
-        if views:
-            parts.problem = "results that are views without a history"
+        if historyless:
+            parts.problem = "results without the history that AOTAutograd gives them"
         note_graph(parts)
         propose(variant, [_concrete(value) for value in example_inputs])
         return variant.call

@@ -583,6 +583,26 @@ def test_view_without_history_beside_a_result_with_one_is_judged(dynamic):
         assert [(y.requires_grad, y.is_leaf) for y in compiled(x)] == [(y.requires_grad, y.is_leaf) for y in fn(x)]
 
 
+@pytest.mark.parametrize("options", [FORCED, {}], ids=["forced", "judged"])
+@pytest.mark.parametrize("is_view", [False, True], ids=["tensor", "view"])
+def test_what_is_made_of_a_view_without_history(options, is_view):
+    """It requires gradients if what the view is of is a view of something that does."""
+
+    def fn(x):
+        with torch.no_grad():
+            view = x.reshape(-1)[..., :2]
+        return x.sin(), view.squeeze() + 1
+
+    compiled = burnish.compile(fn, options=options)
+    for _ in range(3):
+        x = torch.randn(2, 7)[:1] if is_view else torch.randn(1, 7)
+        x.requires_grad_()
+        assert [y.requires_grad for y in compiled(x)] == [y.requires_grad for y in fn(x)]
+        y, z = compiled(x)
+        (y.sum() + z.sum()).backward()
+        torch.testing.assert_close(x.grad, x.detach().cos())
+
+
 # --- gradients that lie in no memory, or lazily ------------------------------------------------------------------
 
 

@@ -79,14 +79,17 @@ def _is_negative(x: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class View:
-    """A result that is a view without a history. In eager it requires gradients if what it is a view of does, although
-    none flow through it."""
+class WithoutHistory:
+    """A result that has none in eager. A view requires gradients if what it is a view of does, although none flow
+    through it."""
 
     position: int
     requires_grad: bool
+    is_view: bool = True
 
     def as_in_eager(self, result: torch.Tensor) -> torch.Tensor:
+        if not self.is_view:
+            return result.detach() if result.requires_grad else result
         if result.grad_fn is None and result.requires_grad is self.requires_grad:
             return result
         base = result if result.requires_grad else result.requires_grad_(self.requires_grad)
@@ -94,28 +97,42 @@ class View:
             return base.view_as(base)
 
 
-def views_without_history(graph: fx.GraphModule) -> tuple[View, ...]:
-    """Of a graph's results, where gradients are recorded."""
+def without_history(graph: fx.GraphModule) -> tuple[WithoutHistory, ...]:
+    """Of a graph's results, where gradients are recorded: views, and what is made of such views."""
     if not torch.is_grad_enabled():
         return ()
     (output,) = graph.graph.find_nodes(op="output")
-    made = [(k, x.meta.get("example_value")) for k, x in enumerate(output.args[0]) if _is_made(x)]
-    views = [(k, x) for k, x in made if isinstance(x, torch.Tensor) and x._is_view() and x.grad_fn is None]
-    return tuple(View(k, x.requires_grad) for k, x in views)
+    made = {k: x.meta.get("example_value") for k, x in enumerate(output.args[0]) if _is_made(x)}
+    views = {k: x for k, x in made.items() if _is_historyless(x)}
+    found = [WithoutHistory(k, x.requires_grad) for k, x in views.items()]
+    if any(map(_has_lost_its_history, graph.graph.nodes)):
+        plain = {k: x for k, x in made.items() if isinstance(x, torch.Tensor) and k not in views}
+        found += [WithoutHistory(k, False, is_view=False) for k, x in plain.items() if not x.requires_grad]
+    return tuple(found)
 
 
 def _is_made(x: Any) -> bool:
     return isinstance(x, fx.Node) and x.op not in ("placeholder", "get_attr")
 
 
-def leaving_out_history(run: Callable[..., Any], views: Sequence[View]) -> Callable[..., Any]:
-    if not views:
+def _is_historyless(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value._is_view() and value.grad_fn is None
+
+
+def _has_lost_its_history(node: fx.Node) -> bool:
+    value: Any = node.meta.get("example_value")
+    of = [x.meta.get("example_value") for x in node.all_input_nodes]
+    return _is_historyless(value) and not value.requires_grad and any(getattr(x, "requires_grad", False) for x in of)
+
+
+def leaving_out_history(run: Callable[..., Any], results_without: Sequence[WithoutHistory]) -> Callable[..., Any]:
+    if not results_without:
         return run
 
     def call(*args: Any) -> Any:
         results = list(run(*args))
-        for view in views:
-            results[view.position] = view.as_in_eager(results[view.position])
+        for each in results_without:
+            results[each.position] = each.as_in_eager(results[each.position])
         return results
 
     return call
