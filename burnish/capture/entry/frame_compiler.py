@@ -22,7 +22,7 @@ from burnish.capture.entry.method_guards import guard_methods, methods_mark
 from burnish.capture.entry.overhead import guards_us, module_call_us, way_in_us
 from burnish.capture.entry.prefetch import Ahead, begin
 from burnish.capture.entry.trace_times import guards_apart
-from burnish.capture.entry.unguarded import broken_codes
+from burnish.capture.entry.unguarded import note_broken
 from burnish.capture.gc_pause import patience
 from burnish.capture.restore.frame import WarmFrames
 from burnish.capture.restore.serve import server
@@ -156,7 +156,7 @@ class FrameCompiler:
                     ):
                         result = self._inner(frame, cache_entry, frame_state)
                     if breaks and breaks[-1] and result.guarded_code is not None:
-                        broken_codes.add(result.guarded_code.code)
+                        note_broken(result.guarded_code.code)
                     raises = watch.says_it_raises() and frame.f_code not in self._goes_on
                     if not raises and not asked:  # another process has another environment
                         with self._log.stage("store"):

@@ -23,8 +23,6 @@ from burnish.runtime.host.extension import host_if_built
 from burnish.torch_private.dynamo import create_call_function, create_instruction, transform_code_object
 
 Sources = tuple[str, ...]
-# Dynamo's code for frames that it has compiled up to a graph break: what comes then looks for its own code.
-broken_codes: weakref.WeakSet[types.CodeType] = weakref.WeakSet()
 SOURCES = "_burnish_sources"
 _GRAPH = "__compiled_fn_"
 _RESUME = "__resume_at_"
@@ -32,6 +30,17 @@ _SET_ATTRIBUTE = "object_setattr_ignore_descriptor"  # of torch._dynamo.utils
 _IN_MODULE = re.compile(r"\._(parameters|buffers)\['[^']+'\]$")
 _LOAD = "burnish load"  # no name of anybody's
 _STEP = re.compile(r"\._(modules|parameters|buffers)\['([^']+)'\]")
+# Dynamo's code, by its id (its constants may have no hash), for frames that it has compiled up to a graph break.
+_broken: weakref.WeakValueDictionary[int, types.CodeType] = weakref.WeakValueDictionary()
+
+
+def note_broken(code: types.CodeType) -> None:
+    """What comes after such code looks for its own."""
+    _broken[id(code)] = code
+
+
+def is_broken(code: types.CodeType) -> bool:
+    return _broken.get(id(code)) is code
 
 
 def remember_sources(backend: Callable[..., Any]) -> Callable[..., Any]:
@@ -75,7 +84,7 @@ class Unguarded:
     def is_whole(self) -> bool:
         """Whether the frame is compiled from beginning to end, and no part of it looks for compiled code."""
         resumes = any(name.startswith(_RESUME) for name in self._code.co_names)
-        return not resumes and self._code not in broken_codes
+        return not resumes and not is_broken(self._code)
 
     def _graphs(self) -> dict[str, Any]:
         """By their names, as they are called here: what they were not compiled for is for the seal to know, while

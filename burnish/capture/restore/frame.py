@@ -23,7 +23,7 @@ import torch
 from burnish.assumptions import Assumptions, NumberInput, OtherInput, TensorInput
 from burnish.capture.autograd.missing_gradients import Behind, Flow
 from burnish.capture.entry.hooks import Hooks
-from burnish.capture.entry.unguarded import broken_codes
+from burnish.capture.entry.unguarded import is_broken, note_broken
 from burnish.capture.restore import NotWarm, code_identity, guards
 from burnish.capture.restore.graph_source import GraphText, Reference
 from burnish.capture.restore.training import StoredBackward, TrainingLayout
@@ -296,7 +296,7 @@ class WarmFrames:
         CleanupManager.instance[code] = [CleanupHook.create(names, name, run)]
         output_codes.add(code)
         if stored.breaks:
-            broken_codes.add(code)
+            note_broken(code)
         orig_code_map[code] = frame.f_code
         entry = GuardedCode(code, manager, CompileId(frame_id=0, frame_compile_id=0), "burnish: restored")
         return wrap_guarded_code(entry)
@@ -343,7 +343,7 @@ class WarmFrames:
         codes = [each for each in output.traced if each is not frame.f_code]
         traced = code_identity.traced(codes, marks)
         root, own_code = _root_mark(frame.f_code), code.replace(co_filename="", co_name="")
-        breaks = code in broken_codes
+        breaks = is_broken(code)
         parts, options, refuse = compiling.graphs[0], self._options, self._not_stored
 
         def store() -> None:
