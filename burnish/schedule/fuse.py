@@ -27,13 +27,13 @@ from burnish.ir.body import (
     make_axis,
     prune,
     rebuild,
-    remap,
 )
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, Expr, coefficient, floordiv, mod, product, substitute, symbols
 from burnish.schedule.fusion_report import FusionReport, Refusal
 from burnish.schedule.kernels import ExternKernel, Kernel, LoopKernel, Product, ResultBuffer, Schedule, with_loop
 from burnish.schedule.order import dependences, require_kept
+from burnish.schedule.splice import Written, splice
 
 _MOST_INSTRS = 400
 _MOST_BUFFERS = 32
@@ -164,21 +164,17 @@ def join(a: Loop, b: Loop, pseudo: str | None = None, why: list[str] | None = No
 def _join_under(a: Loop, b: Loop, u: Unified, why: list[str]) -> Loop | None:
     body = BodyBuilder()
     rebuild(a.body, u.first, body)
-    made: dict[str, list[Store]] = defaultdict(list)
-    for i in body.instrs:
-        if isinstance(i, Store):
-            made[i.buffer].append(i)
-    values: dict[int, int] = {}
-    for n, i in enumerate(b.body):
-        moved = remap(i, values, u.second)
-        if isinstance(moved, Load) and moved.buffer in made:
-            source = _stored_value(made[moved.buffer], moved)
-            if source is None:
-                why.append(f"the second reads {moved.buffer} elsewhere than where the first has just written it")
-                return None
-            values[n] = source if moved.guard is None else _if_seen(body, moved, source)
-            continue
-        values[n] = body.emit(moved)
+    written = Written(body.instrs)
+
+    def stored(load: Load) -> int | None:
+        value = written.value(load)
+        if value is None:
+            why.append(f"the second reads {load.buffer} elsewhere than where the first has just written it")
+            return None
+        return value if load.guard is None else _if_seen(body, load, value)
+
+    if splice(body, b.body, u.second, written, stored) is None:
+        return None
     if len(body.instrs) > _MOST_INSTRS:
         why.append(f"together they have more than {_MOST_INSTRS} instructions")
         return None
@@ -191,13 +187,6 @@ def _join_under(a: Loop, b: Loop, u: Unified, why: list[str]) -> Loop | None:
         why.append(hazard)
         return None
     return loop
-
-
-def _stored_value(stores: list[Store], load: Load) -> int | None:
-    """The value a load finds, when the one store to its buffer has just put it there."""
-    (store, *others) = stores
-    same = store.index == load.index and store.mode == "set"
-    return store.value if same and not others else None
 
 
 def _if_seen(body: BodyBuilder, load: Load, value: int) -> int:

@@ -25,7 +25,6 @@ from burnish.ir.body import (
     instr_args,
     make_axis,
     rebuild,
-    remap,
 )
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, Expr, product, substitute, symbols
@@ -35,6 +34,7 @@ from burnish.schedule.gpu.split_reductions import PartialBody
 from burnish.schedule.kernels import Buffer, Kernel, LoopKernel, Schedule, made_by
 from burnish.schedule.order import can_pass
 from burnish.schedule.phases import Phases
+from burnish.schedule.splice import Written, splice
 
 _PROGRAMS = 4  # on each multiprocessor, that share the rows: all of them at work at once
 _FEWEST_ROWS = 8  # of a program: fewer, and the programs' sums would be as much to read as the rows
@@ -167,17 +167,11 @@ def _mentioned(env: dict[str, Dim], axes: Iterable[Axis]) -> set[str]:
 def _body_of_both(rows: Loop, taken: list[_Sums], sums: Loop, u: Unified) -> tuple[Loop, list[_Sums]] | None:
     body = BodyBuilder()
     kept = rebuild(rows.body, u.first, body)
-    made = {i.buffer: i for i in body.instrs if isinstance(i, Store)}
-    values: dict[int, int] = {}
-    for n in _added_up(sums.body):
-        moved = remap(sums.body[n], values, u.second)
-        if isinstance(moved, Load) and moved.buffer in made:
-            store = made[moved.buffer]
-            if store.index != moved.index or moved.guard is not None:
-                return None
-            values[n] = store.value
-        else:
-            values[n] = body.emit(moved)
+    written = Written(body.instrs)
+    stored = lambda load: written.value(load) if load.guard is None else None  # noqa: E731
+    values = splice(body, sums.body, u.second, written, stored, _added_up(sums.body))
+    if values is None:
+        return None
     columns: Dim = 0
     for a in sums.parallel:
         columns = columns * a.size + u.second[a.name]

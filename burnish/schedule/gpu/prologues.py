@@ -9,7 +9,7 @@ token), does the products itself, as long as none is done twice.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from burnish.fuel import Fuel
 from burnish.ir.body import (
@@ -26,91 +26,14 @@ from burnish.ir.body import (
     remap,
 )
 from burnish.ir.dtypes import DType
-from burnish.ir.expr import Dim, Expr, coefficient, floordiv, mentions, mod, product, substitute, symbols
+from burnish.ir.expr import Dim, Expr, coefficient, mentions, product, substitute, symbols
 from burnish.schedule.gpu.products import has_few_rows
 from burnish.schedule.gpu.vector_loops import is_vector_product, matrices
-from burnish.schedule.kernels import ContractKernel, Kernel, LoopKernel, ResultBuffer, Schedule, made_by
-from burnish.schedule.order import can_repeat
+from burnish.schedule.kernels import ContractKernel, Kernel, LoopKernel, Schedule, made_by
+from burnish.schedule.splice import Producer, Readers, sets_each_once, splice
 
 _MOST_READ = 16  # matrices of one loop, and terms of a sum that is written out
 _COMBINED = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
-
-
-@dataclass(frozen=True)
-class Part:
-    """A map that fills a temporary, or a part of it, at points that can be found from the place."""
-
-    at: int  # among the kernels
-    loop: Loop
-    store: Store
-
-    def point(self, index: Dim) -> dict[str, Dim] | None:
-        """The point of the loop that stores at this place."""
-        rest = index - substitute(self.store.index, {a.name: 0 for a in self.loop.axes})
-        steps: list[tuple[int, Axis]] = []
-        for axis in self.loop.parallel:
-            step = coefficient(self.store.index, axis.name)
-            if not isinstance(step, int) or step <= 0:
-                return None
-            steps.append((step, axis))
-        steps.sort(key=lambda s: -s[0])
-        found: dict[str, Dim] = {}
-        for n, (step, axis) in enumerate(steps):
-            reach: Dim = sum((s * (a.size - 1) for s, a in steps[n + 1 :]), start=0)
-            if not isinstance(reach, int) or step <= reach:
-                return None
-            found[axis.name], rest = floordiv(rest, step), mod(rest, step)
-        return found if rest == 0 else None
-
-
-def element(body: BodyBuilder, part: Part, index: Dim, reduced: dict[str, Dim] | None = None) -> int | None:
-    """The value a map, or a row of it, would have stored at this place."""
-    point = part.point(index)
-    if point is None:
-        return None
-    env = point | (reduced or {})
-    values: dict[int, int] = {}
-    for n, i in enumerate(part.loop.body):
-        if not isinstance(i, Store):
-            values[n] = body.emit(remap(i, values, env))
-    return values[part.store.value]
-
-
-@dataclass
-class _Makers:
-    """Who fills the temporaries of a schedule, where nobody but one kernel reads them."""
-
-    schedule: Schedule
-    kernels: list[Kernel]
-
-    def __post_init__(self) -> None:
-        self.kept = {r.operand.buffer for r in self.schedule.results if isinstance(r, ResultBuffer)}
-
-    def parts(self, name: str, reader: int) -> list[Part]:
-        """The loops that fill a temporary which this kernel alone reads, in order; none, if it must be in memory."""
-        if self.schedule.buffers[name].role != "temp" or name in self.kept:
-            return []
-        if any(name in k.reads for n, k in enumerate(self.kernels) if n != reader):
-            return []
-        found = []
-        for n, kernel in enumerate(self.kernels):
-            if name not in kernel.writes:
-                continue
-            if n > reader or not isinstance(kernel, LoopKernel) or not _is_plain(kernel.loop):
-                return []
-            if not can_repeat(kernel, self.kernels[n + 1 : reader]):
-                return []
-            found.append(Part(n, kernel.loop, kernel.loop.stores[0]))
-        return found
-
-
-def _is_plain(loop: Loop) -> bool:
-    """Whether a loop sets one element for each of its kept points."""
-    (store, *others) = loop.stores
-    scans = any(isinstance(i, Scanned) for i in loop.body)
-    across = mentions(store.index, {a.name for a in loop.reduction})
-    looked_up = any(s.name.startswith("%") for s in symbols(store.index))
-    return not (others or loop.sequential or scans or across or looked_up or store.mode != "set")
 
 
 # --- matrices ---------------------------------------------------------------------------------------------------
@@ -121,11 +44,11 @@ def inline_matrices(schedule: Schedule, products: Sequence[LoopKernel], fuel: Fu
     kernels = list(schedule.kernels)
     for loop_kernel in products:
         at = next(n for n, k in enumerate(kernels) if k is loop_kernel)
-        makers = _Makers(schedule, kernels)
+        readers = Readers(schedule, kernels)
         gone: set[int] = set()
         loop = loop_kernel.loop
         for name in dict.fromkeys(i.buffer for i in loop.loads if mentions(i.index, {a.name for a in loop.reduction})):
-            parts = makers.parts(name, at)
+            parts = readers.producers(name, at)
             inlined = _with_parts(loop, name, parts) if parts and not any(p.loop.reduction for p in parts) else None
             if inlined is not None and fuel.spend(f"matrices: {name}"):
                 loop, gone = inlined, gone | {p.at for p in parts}
@@ -143,7 +66,7 @@ def read_narrow(schedule: Schedule, fuel: Fuel) -> Schedule:
         if not isinstance(kernel, ContractKernel) or not has_few_rows(kernel):
             continue
         at = next(n for n, k in enumerate(kernels) if k is kernel)
-        parts = _Makers(schedule, kernels).parts(kernel.b.buffer, at)
+        parts = Readers(schedule, kernels).producers(kernel.b.buffer, at)
         narrow = _widened_from(parts[0]) if len(parts) == 1 else None
         if narrow is not None and fuel.spend(f"narrow: {narrow.buffer}"):
             kernels[at] = replace(kernel, b=replace(kernel.b, buffer=narrow.buffer, dtype=narrow.dtype))
@@ -151,7 +74,7 @@ def read_narrow(schedule: Schedule, fuel: Fuel) -> Schedule:
     return schedule.with_kernels(kernels)
 
 
-def _widened_from(part: Part) -> Load | None:
+def _widened_from(part: Producer) -> Load | None:
     """The load of a map that only gives small integers, each at the place it has, another type."""
     match part.loop.body:
         case (Load() as load, Apply(fn="cast"), Store(index=index)):
@@ -160,14 +83,14 @@ def _widened_from(part: Part) -> Load | None:
     return None
 
 
-def _with_parts(loop: Loop, name: str, parts: list[Part]) -> Loop | None:
+def _with_parts(loop: Loop, name: str, parts: list[Producer]) -> Loop | None:
     """The product's loop with the elements of one of its operands computed; a matrix whose rows are put together from
     equal parts is read part by part, all at once."""
     reads = [i for i in loop.loads if i.buffer == name]
     kept = {a.name for a in loop.parallel}
     if not all(_is_free(p.loop) for p in parts) and not all(kept <= {s.name for s in symbols(i.index)} for i in reads):
         return None  # an element that several columns read would be computed for each of them
-    return _folded(loop, name, parts) if len(parts) > 1 else _replaced(loop, {name: parts[0]})
+    return _folded(loop, name, parts) if len(parts) > 1 else _replaced(loop, parts[0])
 
 
 def _is_free(loop: Loop) -> bool:
@@ -175,25 +98,18 @@ def _is_free(loop: Loop) -> bool:
     return all(isinstance(i, Load | Store) and getattr(i, "guard", None) is None for i in loop.body)
 
 
-def _replaced(loop: Loop, parts: dict[str, Part]) -> Loop | None:
+def _replaced(loop: Loop, part: Producer) -> Loop | None:
     body = BodyBuilder()
-    values: dict[int, int] = {}
-    for n, i in enumerate(loop.body):
-        moved = remap(i, values, {})
-        made: int | None
-        if isinstance(moved, Load) and moved.buffer in parts:
-            if moved.guard is not None:
-                return None
-            made = element(body, parts[moved.buffer], moved.index)
-            if made is None:
-                return None
-        else:
-            made = body.emit(moved)
-        values[n] = made
+
+    def stored(load: Load) -> int | None:
+        return part.value(body, load.index) if load.guard is None else None
+
+    if splice(body, loop.body, {}, (part.store.buffer,), stored) is None:
+        return None
     return replace(loop, body=prune(body.instrs))
 
 
-def _folded(loop: Loop, name: str, parts: list[Part]) -> Loop | None:
+def _folded(loop: Loop, name: str, parts: list[Producer]) -> Loop | None:
     """The sum over a row as that over equal parts of it, which are taken side by side."""
     (along,) = loop.reduction
     level = loop.element_level()
@@ -207,7 +123,7 @@ def _folded(loop: Loop, name: str, parts: list[Part]) -> Loop | None:
     body = BodyBuilder()
 
     def made(side: int, load: Load) -> int | None:
-        return element(body, parts[side], load.index) if load.buffer == name else None
+        return parts[side].value(body, load.index) if load.buffer == name else None
 
     if side_by_side(body, loop, short, len(parts), made) is None or any(i.buffer == name for i in _loads(body)):
         return None
@@ -249,7 +165,7 @@ def side_by_side(
     return sides
 
 
-def _covers(part: Part, number: int, length: int) -> bool:
+def _covers(part: Producer, number: int, length: int) -> bool:
     """Whether a part is this one of the equal parts of each row, in order."""
     start = substitute(part.store.index, {a.name: 0 for a in part.loop.axes})
     along = [a for a in part.loop.parallel if coefficient(part.store.index, a.name) == 1]
@@ -267,11 +183,14 @@ def inline_products(schedule: Schedule, fuel: Fuel | None = None) -> Schedule:
         at = next((n for n, k in enumerate(kernels) if k is kernel), None)
         if at is None or not isinstance(kernel, LoopKernel) or not is_vector_product(kernel.loop):
             continue
-        readers = [n for n, k in enumerate(kernels) if kernel.writes & k.reads]
-        if len(readers) != 1 or len(kernel.loop.stores) != 1:
+        if len(kernel.loop.stores) != 1:
+            continue
+        (store,), readers_of = kernel.loop.stores, Readers(schedule, kernels)
+        readers = readers_of(store.buffer)
+        if len(readers) != 1:
             continue
         reader = kernels[readers[0]]
-        parts = _Makers(schedule, kernels).parts(kernel.loop.stores[0].buffer, readers[0])
+        parts = readers_of.producers(store.buffer, readers[0])
         joined = _joined(reader.loop, parts[0]) if len(parts) == 1 and isinstance(reader, LoopKernel) else None
         if joined is not None and fuel.spend(f"inline products: {made_by(kernel)}"):
             kernels[readers[0]] = LoopKernel(joined)
@@ -281,18 +200,18 @@ def inline_products(schedule: Schedule, fuel: Fuel | None = None) -> Schedule:
 
 def _without_small_sums(schedule: Schedule, kernels: list[Kernel], fuel: Fuel) -> list[Kernel]:
     """A few terms that vector products alone want the sum of are added up by each of their programs."""
-    kept = {r.operand.buffer for r in schedule.results if isinstance(r, ResultBuffer)}
+    readers_of = Readers(schedule, kernels)
     for kernel in list(kernels):
-        if not isinstance(kernel, LoopKernel) or not kernel.loop.reduction or not _is_plain(kernel.loop):
+        if not isinstance(kernel, LoopKernel) or not kernel.loop.reduction or not sets_each_once(kernel.loop):
             continue
         flat, (store,) = written_out(kernel.loop), kernel.loop.stores
-        if flat is None or store.buffer in kept or schedule.buffers[store.buffer].role != "temp":
-            continue
         at = next(n for n, k in enumerate(kernels) if k is kernel)
-        readers = [n for n, k in enumerate(kernels) if store.buffer in k.reads]
-        if not readers or not can_repeat(kernel, kernels[at + 1 : max(readers)]):
+        readers = readers_of(store.buffer)
+        if flat is None or not readers_of.are_all(store.buffer):
             continue
-        found = [_with_sums(kernels[n], Part(at, flat, flat.stores[0])) for n in readers]
+        if not readers or not readers_of.can_compute(at, max(readers)):
+            continue
+        found = [_with_sums(kernels[n], Producer(at, flat, flat.stores[0])) for n in readers]
         joined = [k for k in found if k is not None]
         if len(joined) == len(readers) and fuel.spend(f"inline sums: {store.buffer}"):
             for n, reader in zip(readers, joined, strict=True):
@@ -301,18 +220,18 @@ def _without_small_sums(schedule: Schedule, kernels: list[Kernel], fuel: Fuel) -
     return kernels
 
 
-def _with_sums(kernel: Kernel, part: Part) -> LoopKernel | None:
+def _with_sums(kernel: Kernel, part: Producer) -> LoopKernel | None:
     if not isinstance(kernel, LoopKernel) or not is_vector_product(kernel.loop):
         return None
     level = kernel.loop.element_level()
     reads = [n for n, i in enumerate(kernel.loop.body) if isinstance(i, Load) and i.buffer == part.store.buffer]
     if any(level[n] for n in reads):
         return None
-    loop = _replaced(kernel.loop, {part.store.buffer: part})
+    loop = _replaced(kernel.loop, part)
     return None if loop is None else LoopKernel(loop)
 
 
-def _joined(reader: Loop, part: Part) -> Loop | None:
+def _joined(reader: Loop, part: Producer) -> Loop | None:
     if reader.sequential or any(isinstance(i, Scanned) for i in reader.body) or len(part.loop.reduction) != 1:
         return None
     flat = written_out(reader) if reader.reduction else reader
@@ -325,17 +244,8 @@ def _joined(reader: Loop, part: Part) -> Loop | None:
     along = make_axis(_unused(flat.axes), part.loop.reduction[0].size, reduce=True)
     reduced: dict[str, Dim] = {part.loop.reduction[0].name: Expr({(along.sym,): 1})}
     body = BodyBuilder()
-    values: dict[int, int] = {}
-    for n, i in enumerate(flat.body):
-        moved = remap(i, values, {})
-        made: int | None
-        if isinstance(moved, Load) and moved.buffer == part.store.buffer:
-            made = element(body, part, moved.index, reduced)
-            if made is None:
-                return None
-        else:
-            made = body.emit(moved)
-        values[n] = made
+    if splice(body, flat.body, {}, (part.store.buffer,), lambda i: part.value(body, i.index, reduced)) is None:
+        return None
     loop = replace(flat, axes=(*flat.axes, along), body=prune(body.instrs))
     return loop if loop.hazard() is None else None
 

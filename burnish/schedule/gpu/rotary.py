@@ -30,24 +30,24 @@ from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, Expr, coefficient, is_nonneg, substitute
 from burnish.schedule.fuse import Unified, unify
 from burnish.schedule.gpu.vector_loops import is_vector_product
-from burnish.schedule.kernels import Kernel, LoopKernel, ResultBuffer, Schedule, made_by
-from burnish.schedule.order import can_repeat
+from burnish.schedule.kernels import Kernel, LoopKernel, Schedule, made_by
+from burnish.schedule.splice import Readers, splice
 
 
 def join_rotary(schedule: Schedule, fuel: Fuel | None = None) -> Schedule:
     """Vector products take over the loop that alone reads their result, where halves of the result meet in it."""
     fuel = fuel or Fuel()
     kernels: list[Kernel | None] = list(schedule.kernels)
-    results = {r.operand.buffer for r in schedule.results if isinstance(r, ResultBuffer)}
+    readers_of = Readers(schedule, kernels)
     for n, kernel in enumerate(schedule.kernels):
         if not isinstance(kernel, LoopKernel) or not is_vector_product(kernel.loop) or len(kernel.loop.stores) != 1:
             continue
         (made,) = kernel.writes
-        readers = [k for k, other in enumerate(kernels) if other is not None and made in other.reads]
-        if len(readers) != 1 or made in results or schedule.buffers[made].role != "temp":
+        readers = readers_of(made)
+        if len(readers) != 1 or not readers_of.are_all(made) or not readers_of.can_compute(n, readers[0]):
             continue
         reader = kernels[readers[0]]
-        if not isinstance(reader, LoopKernel) or not can_repeat(kernel, kernels[n + 1 : readers[0]]):
+        if not isinstance(reader, LoopKernel):
             continue
         joined = _joined(kernel.loop, reader.loop)
         if joined is not None and fuel.spend(f"rotary: {made} + {made_by(reader)}"):
@@ -77,9 +77,9 @@ def _joined_under(product: Loop, reader: Loop, unified: Unified) -> Loop | None:
     for half in (0, 1):
         body.made_by(product, _at(unified.first, axis, short, half))
     for half in (0, 1):
-        if not body.read_by(reader, _at(unified.second, axis, short, half), store.buffer):
+        if splice(body, reader.body, _at(unified.second, axis, short, half), (store.buffer,), body.stored) is None:
             return None
-    loop = Loop(tuple(short if a.name == axis.name else a for a in unified.axes), prune(body.builder.instrs))
+    loop = Loop(tuple(short if a.name == axis.name else a for a in unified.axes), prune(body.instrs))
     return loop if loop.hazard() is None else None
 
 
@@ -102,11 +102,11 @@ def _at(place: Mapping[str, Dim], axis: Axis, short: Axis, half: int) -> dict[st
     return {name: substitute(e, {axis.name: moved}) for name, e in place.items()}
 
 
-class _Folding:
+class _Folding(BodyBuilder):
     """A body in which conditions on positions are decided where they can be."""
 
     def __init__(self) -> None:
-        self.builder = BodyBuilder()
+        super().__init__()
         self.made: dict[Dim, int] = {}  # what the product would have stored, by its place
 
     def made_by(self, loop: Loop, axes: Mapping[str, Dim]) -> None:
@@ -116,19 +116,18 @@ class _Folding:
             if isinstance(moved, Store):
                 self.made[moved.index] = moved.value
             else:
-                values[n] = self.builder.emit(moved)
+                values[n] = super().emit(moved)
 
-    def read_by(self, loop: Loop, axes: Mapping[str, Dim], buffer: str) -> bool:
-        """Whether all that the loop reads of the buffer is there."""
-        values: dict[int, int] = {}
-        for n, i in enumerate(loop.body):
-            known = self._folded(remap(i, values, axes))
-            if isinstance(known, Load) and known.buffer == buffer:
-                if known.guard is not None or known.index not in self.made:
-                    return False
-                known = self.made[known.index]
-            values[n] = known if isinstance(known, int) else self.builder.emit(known)
-        return True
+    def emit(self, instr: Instr) -> int:
+        known = self._folded(instr)
+        return known if isinstance(known, int) else super().emit(known)
+
+    def stored(self, load: Load) -> int | None:
+        """What the product would have stored where this load looks, if it is there for certain."""
+        known = self._folded(load)
+        if not isinstance(known, Load):
+            return known if isinstance(known, int) else super().emit(known)
+        return self.made.get(known.index) if known.guard is None else None
 
     def _folded(self, i: Instr) -> Instr | int:
         """The instruction, a simpler one, or the value it is."""
@@ -136,7 +135,7 @@ class _Folding:
             case Load(_, _, dtype, guard, fill) if guard is not None and (sure := self._decided(guard)) is not None:
                 return Load(i.buffer, i.index, dtype) if sure else const(fill, dtype.compute)
             case Apply("ge" | "lt" as fn, (first, second), _):
-                at, limit = self.builder.instrs[first], self.builder.instrs[second]
+                at, limit = self.instrs[first], self.instrs[second]
                 if isinstance(at, Position) and isinstance(limit, Const) and isinstance(limit.value, int):
                     beyond = self._beyond(at.expr, limit.value)
                     if beyond is not None:
@@ -151,7 +150,7 @@ class _Folding:
         return i
 
     def _decided(self, value: int) -> bool | None:
-        i = self.builder.instrs[value]
+        i = self.instrs[value]
         return i.value if isinstance(i, Const) and isinstance(i.value, bool) else None
 
     @staticmethod

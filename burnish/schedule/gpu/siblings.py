@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from burnish.fuel import Fuel
-from burnish.ir.body import BodyBuilder, Load, Store, remap
-from burnish.schedule.epilogue import with_values
+from burnish.ir.body import BodyBuilder, Store, prune, remap
 from burnish.schedule.gpu.products import alike, has_few_rows
-from burnish.schedule.kernels import ContractKernel, Kernel, ResultBuffer, Schedule, made_by
+from burnish.schedule.kernels import ContractKernel, Kernel, Schedule, made_by
 from burnish.schedule.order import can_pass
+from burnish.schedule.splice import Readers, splice
 
 
 def join_siblings(schedule: Schedule, fuel: Fuel | None = None) -> Schedule:
@@ -25,7 +25,7 @@ def join_siblings(schedule: Schedule, fuel: Fuel | None = None) -> Schedule:
             continue
         for n, first in enumerate(kernels[:at]):
             if isinstance(first, ContractKernel) and _meet(first, second) and can_pass(first, kernels[n + 1 : at]):
-                joined = _joined(first, second, _read_later(schedule, kernels, first, second))
+                joined = _joined(first, second, _read_later(Readers(schedule, kernels), first, at))
                 if joined.loop.hazard() is None and fuel.spend(f"siblings: {made_by(first)} + {made_by(second)}"):
                     kernels[n], kernels[at] = None, joined
                     break
@@ -42,13 +42,9 @@ def _meet(first: ContractKernel, second: ContractKernel) -> bool:
     return bool(loads) and own and first.loop.axes == second.loop.axes and not first.writes & second.writes
 
 
-def _read_later(
-    schedule: Schedule, kernels: list[Kernel | None], first: ContractKernel, second: ContractKernel
-) -> frozenset[str]:
+def _read_later(readers: Readers, first: ContractKernel, second: int) -> frozenset[str]:
     """What the first makes that is wanted by others than the second."""
-    wanted = {r.operand.buffer for r in schedule.results if isinstance(r, ResultBuffer)}
-    wanted |= {name for k in kernels if k is not None and k is not second for name in k.reads}
-    return frozenset(n for n in first.writes if n in wanted or schedule.buffers[n].role != "temp")
+    return frozenset(n for n in first.writes if not readers.are_all(n) or any(k != second for k in readers(n)))
 
 
 def _joined(first: ContractKernel, second: ContractKernel, kept: frozenset[str]) -> ContractKernel:
@@ -58,6 +54,6 @@ def _joined(first: ContractKernel, second: ContractKernel, kept: frozenset[str])
         if not isinstance(i, Store) or i.buffer in kept:
             values[n] = body.emit(remap(i, values, {}))
     made = {s.buffer: values[s.value] for s in first.loop.stores}
-    read = {n: made[i.buffer] for n, i in enumerate(second.loop.body) if isinstance(i, Load) and i.buffer in made}
+    splice(body, second.loop.body, {}, made, lambda load: made[load.buffer])
     others = (*second.others, (first.acc, first.b))
-    return replace(second, others=others, loop=with_values(second.loop, read, body))
+    return replace(second, others=others, loop=replace(second.loop, body=prune(body.instrs)))

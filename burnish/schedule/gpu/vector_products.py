@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from burnish.fuel import Fuel
-from burnish.ir.body import Apply, BodyBuilder, Load, Loop, Reduced, Scanned, make_axis, prune, remap
+from burnish.ir.body import Apply, BodyBuilder, Load, Loop, Reduced, Scanned, make_axis, prune
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, Expr
 from burnish.schedule.epilogue import reading
 from burnish.schedule.gpu.prologues import inline_matrices, read_narrow, side_by_side
 from burnish.schedule.gpu.vector_loops import is_vector_product, matrices
-from burnish.schedule.kernels import ContractKernel, Kernel, LoopKernel, Operand, ResultBuffer, Schedule, made_by
-from burnish.schedule.order import can_repeat
+from burnish.schedule.kernels import ContractKernel, Kernel, LoopKernel, Operand, Schedule, made_by
+from burnish.schedule.splice import Readers, splice
 
 _LONGEST = 1 << 14  # elements of the vector: a program holds its share of several rows in registers
 
@@ -69,17 +69,17 @@ def inline_rows(schedule: Schedule, fuel: Fuel | None = None) -> Schedule:
     """Every kernel that makes a vector which only vector products read becomes a part of each of them."""
     fuel = fuel or Fuel()
     kernels = list(schedule.kernels)
-    kept_for_others = {r.operand.buffer for r in schedule.results if isinstance(r, ResultBuffer)}
+    readers_of = Readers(schedule, kernels)
     for producer in schedule.kernels:
         if not isinstance(producer, LoopKernel) or not _makes_one_row(producer.loop):
             continue
         (made,) = producer.writes
-        readers = [n for n, k in enumerate(kernels) if made in k.reads]
-        if schedule.buffers[made].role != "temp" or made in kept_for_others or not readers:
+        readers = readers_of(made)
+        if not readers_of.are_all(made) or not readers:
             continue
         joined = [_with_row(kernels[n], producer.loop) for n in readers]
         at = kernels.index(producer)
-        if any(loop is None for loop in joined) or not can_repeat(producer, kernels[at + 1 : max(readers)]):
+        if any(loop is None for loop in joined) or not readers_of.can_compute(at, max(readers)):
             continue
         if not fuel.spend(f"rows: {made}"):
             continue
@@ -116,12 +116,7 @@ def _with_row(kernel: Kernel, row: Loop) -> Loop | None:
     sides = side_by_side(body, row, along, pieces)
     if sides is None:
         return None
-    kept: dict[int, int] = {}
-    for n, i in enumerate(loop.body):
-        if isinstance(i, Load) and i.buffer == store.buffer:
-            kept[n] = sides[here.index(i.index)][store.value]
-        else:
-            kept[n] = body.emit(remap(i, kept, {}))
+    splice(body, loop.body, {}, (store.buffer,), lambda load: sides[here.index(load.index)][store.value])
     return replace(loop, body=prune(body.instrs))
 
 
