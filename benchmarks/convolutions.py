@@ -29,7 +29,7 @@ from burnish.runtime.cuda.program import generate_cuda, load_cuda_program, overl
 from burnish.runtime.program import build_program
 from burnish.schedule.fuse import fuse
 from burnish.schedule.gpu import convolutions
-from burnish.schedule.gpu.products import choose_products
+from burnish.schedule.gpu.backends import choose_backends
 from burnish.schedule.gpu.split_reductions import split_reductions
 from burnish.schedule.kernels import ConvolveKernel
 from burnish.schedule.lower import lower_graph
@@ -108,7 +108,7 @@ def build(layer: Layer, batch: int, ours: bool, variant: Variant) -> Run:
         patch.object(convolutions, "pieces_of", chosen[1]),
         patch.object(triton_convolve, "sweeps", chosen[2]),
     ):
-        schedule = split_reductions(fuse(choose_products(schedule)))
+        schedule = split_reductions(fuse(choose_backends(schedule)))
         if ours and not any(isinstance(k, ConvolveKernel) for k in schedule.kernels):
             raise ValueError("not in a layout our kernel reads")
         unit = generate_cuda(schedule, overlaps(entry.captured.device))

@@ -37,7 +37,8 @@ from burnish.runtime.triton.build import KernelBuilder
 from burnish.runtime.triton.compile import KernelSource, compile_kernel
 from burnish.runtime.triton.workers import WorkerPool, worker_count
 from burnish.schedule.fuse import fuse
-from burnish.schedule.gpu.products import choose_products, group_siblings
+from burnish.schedule.gpu.backends import choose_backends
+from burnish.schedule.gpu.products import group_siblings
 from burnish.schedule.gpu.split_reductions import split_reductions
 from burnish.schedule.lower import lower_graph
 
@@ -52,7 +53,7 @@ def sources_of(model: Callable[..., Any], capability: int, *args: Any, **kwargs:
         with _disable_current_modes():
             captured = import_graph(gm, "cuda")
             captured.graph = run_passes(captured.graph, Fuel(None), lambda name, graph: None)
-            schedule = choose_products(fuse(lower_graph(captured), only_products=True))
+            schedule = choose_backends(fuse(lower_graph(captured), only_products=True))
             schedule = group_siblings(split_reductions(fuse(schedule)))
             unit = generate_cuda(schedule, capability >= 90).triton
         for call in unit.calls.values():

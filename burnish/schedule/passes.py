@@ -14,10 +14,11 @@ from burnish.fuel import Fuel
 from burnish.schedule.form import Form
 from burnish.schedule.fuse import fuse
 from burnish.schedule.fusion_report import FusionReport
+from burnish.schedule.gpu.backends import choose_backends
 from burnish.schedule.gpu.column_sums import join_columns
 from burnish.schedule.gpu.factor_sums import factor_sums
 from burnish.schedule.gpu.loop_groups import group_loops
-from burnish.schedule.gpu.products import choose_products, group_siblings
+from burnish.schedule.gpu.products import group_siblings
 from burnish.schedule.gpu.prologues import inline_products
 from burnish.schedule.gpu.rotary import join_rotary
 from burnish.schedule.gpu.siblings import join_siblings
@@ -53,7 +54,7 @@ BEFORE_CHOICE = (
     SchedulePass("vector products", lambda s, c: as_loops(s, c.fuel)),  # a product of one row is a loop
 )
 CHOICE = (
-    SchedulePass("products", lambda s, c: choose_products(s, c.choose(s))),  # who computes a product, and how
+    SchedulePass("products", lambda s, c: choose_backends(s, c.choose(s))),  # who computes a product, and how
 )
 AFTER_CHOICE = (
     SchedulePass("fuse", lambda s, c: fuse(s, c.fuel, c.report), ("cpu", "cuda")),  # loops that share data join

@@ -14,7 +14,8 @@ from typing import Protocol
 from burnish.codegen.triton.module import launch_forms, steady_buffers
 from burnish.observe.log import CompileLog, failure_reason
 from burnish.schedule.form import Form
-from burnish.schedule.gpu.products import choose_products, group_siblings, product_forms
+from burnish.schedule.gpu.backends import backend_forms, choose_backends
+from burnish.schedule.gpu.products import group_siblings
 from burnish.schedule.kernels import ContractGroup, ExternKernel, LoopKernel, Schedule
 from burnish.tuning.excerpt import Trial, excerpt, is_static, with_readers
 from burnish.tuning.keys import key_of
@@ -223,7 +224,7 @@ class _Region:
     def trial(self, form: Form) -> Trial:
         alone = excerpt(self.schedule, self.region)
         forms = {k: form for k, n in enumerate(self.region) if n in self.numbers}
-        return Trial(self.finish(choose_products(alone, forms)), self.steady)
+        return Trial(self.finish(choose_backends(alone, forms)), self.steady)
 
 
 def _alone(schedule: Schedule, n: int, steady: frozenset[str]) -> Callable[[Form], Trial]:
@@ -242,12 +243,12 @@ def _sets(schedule: Schedule) -> list[list[int]]:
     number = {id(k): n for n, k in enumerate(schedule.kernels)}
     grouped = group_siblings(schedule.copy()).kernels
     sets = [[number[id(p)] for p in k.parts] if isinstance(k, ContractGroup) else [number[id(k)]] for k in grouped]
-    return [numbers for numbers in sets if product_forms(schedule, schedule.kernels[numbers[0]])]
+    return [numbers for numbers in sets if backend_forms(schedule, schedule.kernels[numbers[0]])]
 
 
 def _common_forms(schedule: Schedule, numbers: Sequence[int]) -> list[Form]:
     """Forms that all of a set could take, the rule's first; none where the rule tells them apart."""
-    lists = [product_forms(schedule, schedule.kernels[n]) for n in numbers]
+    lists = [backend_forms(schedule, schedule.kernels[n]) for n in numbers]
     if len({forms[0] for forms in lists}) > 1:
         return []
     return [form for form in lists[0] if all(form in forms for forms in lists)]

@@ -9,7 +9,7 @@ import torch
 
 from burnish.schedule.evaluate import evaluate_schedule
 from burnish.schedule.fuse import fuse
-from burnish.schedule.gpu.products import choose_products
+from burnish.schedule.gpu.backends import choose_backends
 from burnish.schedule.kernels import ContractKernel, ExternKernel, Schedule
 from burnish.schedule.lower import lower_graph
 from burnish.schedule.passes import finished
@@ -41,7 +41,7 @@ def operands() -> list[torch.Tensor]:
 
 def lowered() -> tuple[Schedule, list[torch.Tensor]]:
     (step,) = capture(gradients, *operands(), device="cuda")
-    return finished(choose_products(fuse(lower_graph(step.captured), only_products=True))), list(step.inputs)
+    return finished(choose_backends(fuse(lower_graph(step.captured), only_products=True))), list(step.inputs)
 
 
 def test_both_are_the_librarys_and_right() -> None:

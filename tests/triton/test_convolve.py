@@ -21,9 +21,9 @@ from burnish.ir.reference import evaluate_graph
 from burnish.schedule.evaluate import ScheduleEvaluation, evaluate_schedule
 from burnish.schedule.form import Form
 from burnish.schedule.fuse import fuse
+from burnish.schedule.gpu.backends import backend_forms, choose_backends
 from burnish.schedule.gpu.convolution_epilogues import FUSED
 from burnish.schedule.gpu.convolutions import is_ours, pieces_of
-from burnish.schedule.gpu.products import choose_products, product_forms
 from burnish.schedule.kernels import (
     Buffer,
     ContractKernel,
@@ -223,8 +223,8 @@ def cudnn_on_cpu() -> Iterator[None]:
 def chosen(fn: Any, form: Form, *inputs: torch.Tensor) -> tuple[Schedule, list[Any]]:
     entry, *_ = capture(fn, *inputs, device="cuda")
     schedule = fuse(lower_graph(entry.captured), only_products=True)
-    assert form in product_forms(schedule, schedule.kernels[0])
-    schedule = fuse(choose_products(schedule, {0: form}))
+    assert form in backend_forms(schedule, schedule.kernels[0])
+    schedule = fuse(choose_backends(schedule, {0: form}))
     schedule.verify()
     return schedule, copies(entry.inputs)
 
@@ -272,7 +272,7 @@ def test_norm_sum_and_activation_are_the_librarys(
 def test_what_the_library_cannot_do_in_its_call(fn: Any) -> None:
     entry, *_ = capture(fn, *block_inputs(2, 32, 48, 9, 1), device="cuda")
     schedule = fuse(lower_graph(entry.captured), only_products=True)
-    assert FUSED not in product_forms(schedule, schedule.kernels[0])
+    assert FUSED not in backend_forms(schedule, schedule.kernels[0])
 
 
 # --- who convolves ----------------------------------------------------------------------------------------------

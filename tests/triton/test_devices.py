@@ -14,7 +14,7 @@ from burnish.codegen.triton.module import generate, launch_forms
 from burnish.device import H200, KNOWN, REFERENCE, Gpu, gpu_of
 from burnish.ir.body import Loop
 from burnish.ir.dtypes import DType
-from burnish.schedule.gpu.products import choose_products
+from burnish.schedule.gpu.backends import choose_backends
 from burnish.schedule.gpu.split_reductions import split_reductions
 from burnish.schedule.kernels import Buffer, LoopKernel, Schedule
 from burnish.schedule.lower import lower_graph
@@ -121,7 +121,7 @@ def test_no_form_that_a_search_tries_asks_for_more_than_there_is(gpu: Gpu) -> No
 def test_a_wider_chip_gets_more_pieces() -> None:
     def pieces(gpu: Gpu) -> int:
         schedule = replace(schedule_of(product_of(64, 256, 8192)), gpu=gpu)
-        return len(choose_products(schedule).kernels)
+        return len(choose_backends(schedule).kernels)
 
     assert pieces(H200) == 2 and pieces(replace(H200, multiprocessors=4)) == 1
 

@@ -15,7 +15,8 @@ from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, Expr, contiguous_strides
 from burnish.ir.graph import Attend
 from burnish.schedule.evaluate import ScheduleEvaluation
-from burnish.schedule.gpu.products import choose_products, group_siblings
+from burnish.schedule.gpu.backends import choose_backends
+from burnish.schedule.gpu.products import group_siblings
 from burnish.schedule.gpu.siblings import join_siblings
 from burnish.schedule.kernels import (
     AttendKernel,
@@ -147,7 +148,7 @@ def on_cuda(fn: Callable[..., Any], *inputs: Any) -> tuple[Schedule, list[Any], 
     from burnish.schedule.lower import lower_graph
 
     entry, *_ = capture(fn, *inputs, device="cuda", runs=False)
-    schedule = choose_products(fuse(lower_graph(entry.captured), only_products=True))
+    schedule = choose_backends(fuse(lower_graph(entry.captured), only_products=True))
     schedule = group_siblings(fuse(schedule))
     schedule.verify()
     return schedule, copies(entry.inputs), sizes_of(entry.captured, entry.inputs)

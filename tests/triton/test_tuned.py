@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from burnish.codegen.triton.module import generate, launch_forms
 from burnish.schedule.form import Form
 from burnish.schedule.fuse import fuse
-from burnish.schedule.gpu.products import choose_products, product_forms
+from burnish.schedule.gpu.backends import backend_forms, choose_backends
 from burnish.schedule.kernels import AttendKernel, ContractGroup, ExternKernel, ResultBuffer, Schedule
 from burnish.schedule.lower import lower_graph
 from tests.programs import capture, copies, sizes_of
@@ -78,8 +78,8 @@ def test_convolutions(interpreter: Interpreter, who: str) -> None:
     x, k = (bf16(*s).to(memory_format=last) for s in ((1, 96, 6, 6), (32, 96, 3, 3)))
     (entry,) = capture(conv, x, k, device="cuda")
     schedule = fuse(lower_graph(entry.captured), only_products=True)
-    assert Form.parse(who) in product_forms(schedule, schedule.kernels[0])
-    schedule = fuse(choose_products(schedule, {0: Form.parse(who)}))
+    assert Form.parse(who) in backend_forms(schedule, schedule.kernels[0])
+    schedule = fuse(choose_backends(schedule, {0: Form.parse(who)}))
     assert isinstance(schedule.kernels[0], ExternKernel) == (who == "library")
     if who != "library":
         schedule.forms = {0: launch_forms(schedule.kernels[0])[-1]}
@@ -92,16 +92,16 @@ def test_attention_by_the_library() -> None:
     (kernel,) = schedule.kernels
     assert isinstance(kernel, AttendKernel)
     schedule.results = [ResultBuffer(kernel.out)]
-    forms = product_forms(schedule, kernel)
+    forms = backend_forms(schedule, kernel)
     assert [form.name for form in forms] == ["ours", "flash", "cudnn", "efficient"]
     for form in forms[1:]:
-        chosen = choose_products(schedule.copy(), {0: form})
+        chosen = choose_backends(schedule.copy(), {0: form})
         (call,) = chosen.kernels
         assert isinstance(call, ExternKernel) and form.name in call.op.name
         assert chosen.buffers[call.outputs[0]].role == "extern"
         assert len(call.op.args) + len(call.op.kwargs) <= len(call.op.target._schema.arguments)
     shared = attend(1, 4, 2, 32, 32, 64, True, None)  # a key head for two query heads
-    assert len(product_forms(shared, shared.kernels[0])) == 1
+    assert len(backend_forms(shared, shared.kernels[0])) == 1
 
 
 @pytest.mark.parametrize("number", [0, 1])

@@ -20,7 +20,7 @@ from burnish.runtime.program import build_program
 from burnish.schedule.evaluate import ScheduleEvaluation
 from burnish.schedule.form import LIBRARY, Form, ours
 from burnish.schedule.fuse import fuse
-from burnish.schedule.gpu.products import choose_products, product_forms
+from burnish.schedule.gpu.backends import backend_forms, choose_backends
 from burnish.schedule.kernels import ContractKernel, ExternKernel, Schedule
 from burnish.schedule.lower import lower_graph
 from burnish.schedule.passes import finished
@@ -69,7 +69,7 @@ class Memory(dict[str, str]):
 
 def tuned(tuner: Tuner, schedule: Schedule | None = None) -> Schedule:
     schedule = schedule or unchosen()
-    made = finished(choose_products(schedule, tuner.who(schedule, finished)))
+    made = finished(choose_backends(schedule, tuner.who(schedule, finished)))
     made.forms = tuner.how(made)
     return made
 
@@ -122,7 +122,7 @@ def test_a_search_that_fails_does_not_cost_the_program() -> None:
 
     log = CompileLog()
     schedule = tuned(Tuner(Tuning(), Memory(), broken, log))
-    assert str(schedule) == str(finished(choose_products(unchosen())))
+    assert str(schedule) == str(finished(choose_backends(unchosen())))
     assert log.notices["tuning failed, the rule decides: OutOfMemoryError: not even a stream"] == 2
 
 
@@ -181,7 +181,7 @@ def test_an_outdated_form_is_ignored_with_a_reason() -> None:
 def test_without_a_search_and_a_record_the_rule_decides() -> None:
     log = CompileLog()
     schedule = tuned(Tuner(Tuning(), Memory(), None, log))
-    assert str(schedule) == str(finished(choose_products(unchosen())))
+    assert str(schedule) == str(finished(choose_backends(unchosen())))
     assert not schedule.forms and not log.tuning
 
 
@@ -246,8 +246,8 @@ def _argument(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 def test_forms_of_a_product() -> None:
     schedule = unchosen()
     first, second = (k for k in schedule.kernels if isinstance(k, ContractKernel))
-    assert product_forms(schedule, first) == [ours(1), LIBRARY]
-    assert product_forms(schedule, second) == [ours(1), LIBRARY, ours(2), ours(4)]
+    assert backend_forms(schedule, first) == [ours(1), LIBRARY]
+    assert backend_forms(schedule, second) == [ours(1), LIBRARY, ours(2), ours(4)]
     assert Form.parse(str(ours(4))) == ours(4) and Form.parse("library") == LIBRARY
     for text in ("", "Library", "ours pieces", "ours pieces=x", "tile A=1 B=-1"):
         with pytest.raises(ValueError):

@@ -28,9 +28,6 @@ from burnish.schedule.epilogue import (
     accumulator_loads,
     is_cast,
     looks_up,
-    parts_of,
-    reading,
-    sum_of_parts,
     uses,
     with_values,
 )
@@ -38,6 +35,7 @@ from burnish.schedule.form import LIBRARY, Form, ours
 from burnish.schedule.gpu.convolution_epilogues import FUSED, Epilogue, fused_call, library_epilogue
 from burnish.schedule.gpu.few_channels import ROOMY, room_for, with_room
 from burnish.schedule.gpu.limits import describable, most_tiles
+from burnish.schedule.gpu.split_k import Sums, in_pieces, tiles_of
 from burnish.schedule.kernels import (
     Buffer,
     ConvolveKernel,
@@ -49,64 +47,54 @@ from burnish.schedule.kernels import (
     channels_last_strides,
 )
 
-_TILE = 64
 _SHORT = 256  # elements of a sum up to which memory decides
 _MOST_WORK = 2048  # tiles times elements of their sums, a multiprocessor: a few microseconds, latency included
 _LARGE = 1 << 29  # multiplications of a product for which tensor cores decide
-_PIECE = 1024  # elements of a sum that a piece of it has at least
-_MOST_PIECES = 8
-_SHORTEST_PIECE = 256  # elements of a sum that a piece has at least where it is measured
 _DEEPEST = 128
 _WIDEST_ROW = 64  # elements of a row of taps that is taken as a whole
 _MOST_TAPS = 256  # elements of rows of taps taken at a time: all loads of a 7 x 7 convolution at once
 
 
-def choose_convolution(schedule: Schedule, kernel: ConvolveKernel, form: Form | None = None) -> list[Kernel]:
-    """What will run it, by the rule or in a form of `convolution_forms`; buffers for partial sums and the library's
-    results are added to the schedule."""
-    form = form or rule(schedule, kernel)
-    if form == LIBRARY:
-        return _Library(schedule, kernel).kernels()
-    if form == FUSED:
-        return _Library(schedule, kernel).fused()
-    if form == ROOMY:
-        room = room_for(kernel)
-        assert room is not None, "a form that is none of its forms"
-        return with_room(schedule, kernel, room)
-    pieces = form["pieces"]
-    if pieces == 1:
-        return [kernel]
-    parts, loop = parts_of(kernel, pieces)
-    schedule.buffers[parts.name] = parts
-    part = replace(kernel, acc=f"{kernel.acc}_part", loop=loop, pieces=pieces)
-    return [part, LoopKernel(reading(kernel, lambda body, load: sum_of_parts(body, load, parts)))]
+@dataclass
+class ConvolutionBackend:
+    schedule: Schedule
+    kernel: ConvolveKernel
 
+    def kernels(self, form: Form) -> list[Kernel]:
+        schedule, kernel = self.schedule, self.kernel
+        if form == LIBRARY:
+            return _Library(schedule, kernel).kernels()
+        if form == FUSED:
+            return _Library(schedule, kernel).fused()
+        if form == ROOMY:
+            room = room_for(kernel)
+            assert room is not None, "a form that is none of its forms"
+            return with_room(schedule, kernel, room)
+        pieces = form["pieces"]
+        if pieces == 1:
+            return [kernel]
+        return in_pieces(schedule, kernel, pieces, lambda acc, loop: replace(kernel, acc=acc, loop=loop, pieces=pieces))
 
-def convolution_forms(schedule: Schedule, kernel: ConvolveKernel) -> list[Form]:
-    """Who could compute it, and in how many pieces: the rule's choice first."""
-    tiles, whole = _tiles(kernel), length(kernel)
-    if tiles is None:
-        return [rule(schedule, kernel)]
-    pieces = [1] if is_readable(kernel) and not looks_up(kernel.loop) else []
-    pieces += [
-        s for s in (2, 3, 4, 6, 8)
-        if pieces and not takes_rows(kernel) and whole % (s * depth(kernel)) == 0
-        and whole // s >= _SHORTEST_PIECE and s * tiles <= most_tiles(schedule.gpu)
-    ]  # fmt: skip
-    fused = [FUSED] if _Library(schedule, kernel).can_fuse() else []
-    roomy = [ROOMY] if _can_have_room(kernel) else []
-    return list(dict.fromkeys([rule(schedule, kernel), LIBRARY, *fused, *roomy, *map(ours, pieces)]))
+    def forms(self) -> list[Form]:
+        kernel, sums = self.kernel, _sums(self.kernel)
+        if sums is None:
+            return [self.rule()]
+        pieces = [1] if is_readable(kernel) and not looks_up(kernel.loop) else []
+        pieces += sums.to_measure(self.schedule.gpu) if pieces and not takes_rows(kernel) else []
+        fused = [FUSED] if _Library(self.schedule, kernel).can_fuse() else []
+        roomy = [ROOMY] if _can_have_room(kernel) else []
+        return list(dict.fromkeys([self.rule(), LIBRARY, *fused, *roomy, *map(ours, pieces)]))
+
+    def rule(self) -> Form:
+        kernel, gpu = self.kernel, self.schedule.gpu
+        if is_ours(kernel, gpu):
+            return ours(pieces_of(kernel, gpu))
+        if _can_have_room(kernel) and _is_many(kernel, gpu):
+            return ROOMY
+        return FUSED if _Library(self.schedule, kernel).can_fuse() else LIBRARY
 
 
 # --- the rule ---------------------------------------------------------------------------------------------------
-
-
-def rule(schedule: Schedule, kernel: ConvolveKernel) -> Form:
-    if is_ours(kernel, schedule.gpu):
-        return ours(pieces_of(kernel, schedule.gpu))
-    if _can_have_room(kernel) and _is_many(kernel, schedule.gpu):
-        return ROOMY
-    return FUSED if _Library(schedule, kernel).can_fuse() else LIBRARY
 
 
 def _can_have_room(kernel: ConvolveKernel) -> bool:
@@ -203,8 +191,12 @@ def depth(kernel: ConvolveKernel) -> int:
 
 def _tiles(kernel: ConvolveKernel) -> int | None:
     b, o, h, w = kernel.result_shape
-    rows = product((b, h, w))
-    return -(-rows // _TILE) * -(-o // _TILE) if isinstance(rows, int) and isinstance(o, int) else None
+    return tiles_of(product((b, h, w)), o)
+
+
+def _sums(kernel: ConvolveKernel) -> Sums | None:
+    tiles = _tiles(kernel)
+    return None if tiles is None else Sums(tiles, length(kernel), depth(kernel))
 
 
 def _is_many(kernel: ConvolveKernel, gpu: Gpu) -> bool:
@@ -213,11 +205,8 @@ def _is_many(kernel: ConvolveKernel, gpu: Gpu) -> bool:
 
 
 def pieces_of(kernel: ConvolveKernel, gpu: Gpu) -> int:
-    tiles, whole = _tiles(kernel), length(kernel)
-    if tiles is None or 2 * tiles > gpu.multiprocessors or takes_rows(kernel):
-        return 1
-    wanted, step = min(-(-gpu.multiprocessors // tiles), _MOST_PIECES), depth(kernel)
-    return max((s for s in range(1, wanted + 1) if whole % (s * step) == 0 and whole // s >= _PIECE), default=1)
+    sums = None if takes_rows(kernel) else _sums(kernel)
+    return 1 if sums is None else sums.pieces(gpu)
 
 
 # --- the library ------------------------------------------------------------------------------------------------

@@ -13,14 +13,10 @@ The rule, from measurements on an H200 (bf16, in a chain of dependent kernels):
 - So is one of a few rows, but tensor cores have to multiply: our kernel, a program for a strip of columns over all of k
   (`has_few_rows`). It is never split: its programs read all of the matrix at once anyway.
 - Full-precision products are the library's unless tiny: our kernel has no tensor cores for them.
-
-The decision falls between two rounds of fusion, for what the library's product is followed by is free to fuse with
-whatever comes next. In `max-autotune` the rule is only the first of the forms that are measured (`product_forms`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -35,23 +31,18 @@ from burnish.schedule.epilogue import (
     accumulator_loads,
     is_cast,
     looks_up,
-    parts_of,
     reading,
-    sum_of_parts,
     uses,
     with_values,
 )
 from burnish.schedule.form import LIBRARY, Form, ours
-from burnish.schedule.gpu.attention_backends import attend_choices, choose_attention
-from burnish.schedule.gpu.convolutions import choose_convolution, convolution_forms
 from burnish.schedule.gpu.limits import describable, most_tiles
 from burnish.schedule.gpu.row_padding import even_part, is_ragged, rest_of_sum, with_more_rows
+from burnish.schedule.gpu.split_k import TILE, Sums, in_pieces, tiles_of
 from burnish.schedule.kernels import (
-    AttendKernel,
     Buffer,
     ContractGroup,
     ContractKernel,
-    ConvolveKernel,
     ExternKernel,
     Kernel,
     LoopKernel,
@@ -60,12 +51,8 @@ from burnish.schedule.kernels import (
 )
 from burnish.schedule.order import launched_together, side_by_side
 
-_TILE = 64
-_PIECE = 1024  # k-elements a piece of a split product has at least
-_MOST_PIECES = 8
 _QUICK = 1 << 30  # multiplications that take the tensor cores about as long as a kernel takes to start
 _TINY = 1 << 22  # multiplications of a full-precision product that is over before a library call would be
-_SHORTEST_PIECE = 256  # k-elements a piece has at least where it is measured
 FEW_ROWS = 32  # rows of a product that is over when its matrix has arrived
 _LONG = 512  # k-elements, and columns, from which that takes longer than a kernel takes to start
 
@@ -96,10 +83,12 @@ def has_few_rows(kernel: ContractKernel) -> bool:
 def _tiles(kernel: ContractKernel) -> int | None:
     """How many 64 x 64 tiles the product has, if its sizes are known."""
     *batch, m, n = kernel.product_shape
-    times = product(batch)
-    if not (isinstance(times, int) and isinstance(m, int) and isinstance(n, int)):
-        return None
-    return times * -(-m // _TILE) * -(-n // _TILE)
+    return tiles_of(m, n, product(batch))
+
+
+def _sums(kernel: ContractKernel) -> Sums | None:
+    tiles, k = _tiles(kernel), kernel.a.shape[-1]
+    return None if tiles is None or not isinstance(k, int) else Sums(tiles, k, TILE)
 
 
 def _work(kernel: ContractKernel) -> int | None:
@@ -108,40 +97,8 @@ def _work(kernel: ContractKernel) -> int | None:
     return work if isinstance(work, int) else None
 
 
-def choose_products(schedule: Schedule, forms: Mapping[int, Form] | None = None) -> Schedule:
-    """Every contraction and convolution becomes what will run it, by the rule or, by its number, in one of `forms`;
-    buffers for partial sums and library results are added."""
-    chosen: list[Kernel] = []
-    schedule = schedule.copy()
-    for n, kernel in enumerate(schedule.kernels):
-        form = (forms or {}).get(n)
-        match kernel:
-            case ContractKernel():
-                chooser = _Chooser(schedule, kernel)
-                chosen += chooser.kernels(form or chooser.rule())
-            case ConvolveKernel():
-                chosen += choose_convolution(schedule, kernel, form)
-            case AttendKernel() if form is not None:
-                chosen += choose_attention(schedule, kernel, form)
-            case _:
-                chosen.append(kernel)
-    return schedule.with_kernels(chosen)
-
-
-def product_forms(schedule: Schedule, kernel: Kernel) -> list[Form]:
-    """Who could compute a product, a convolution or attention, and in how many pieces: the rule's choice first."""
-    match kernel:
-        case ContractKernel():
-            return _Chooser(schedule, kernel).forms()
-        case ConvolveKernel():
-            return convolution_forms(schedule, kernel)
-        case AttendKernel():
-            return attend_choices(schedule, kernel)
-    return []
-
-
 @dataclass
-class _Chooser:
+class ProductBackend:
     schedule: Schedule
     kernel: ContractKernel
 
@@ -154,16 +111,12 @@ class _Chooser:
         return self._split(form["pieces"]) if form["pieces"] > 1 else [self.kernel]
 
     def forms(self) -> list[Form]:
-        tiles, work, k = _tiles(self.kernel), _work(self.kernel), self.kernel.a.shape[-1]
-        if tiles is None or work is None or not isinstance(k, int):
+        sums, work = _sums(self.kernel), _work(self.kernel)
+        if sums is None or work is None:
             return [self.rule()]
         own = not looks_up(self.kernel.loop) and self.kernel.a.dtype is not DType.f64
         slow = self.kernel.a.dtype is DType.f32 and work > 16 * _TINY
-        pieces, most = [1] if own and not slow else [], most_tiles(self.schedule.gpu)
-        pieces += [
-            s for s in (2, 3, 4, 6, 8)
-            if pieces and k % (s * _TILE) == 0 and k // s >= _SHORTEST_PIECE and s * tiles <= most
-        ]  # fmt: skip
+        pieces = [1, *sums.to_measure(self.schedule.gpu)] if own and not slow else []
         library = [LIBRARY] if self.kernel.b.dtype is self.kernel.a.dtype else []
         return list(dict.fromkeys([self.rule(), *library, *map(ours, pieces)]))
 
@@ -197,23 +150,15 @@ class _Chooser:
         return sum(isinstance(i, Apply) and i.fn != "cast" for i in self.kernel.loop.body) > 1
 
     def _pieces(self) -> int:
-        tiles, k, available = _tiles(self.kernel), self.kernel.a.shape[-1], self.schedule.gpu.multiprocessors
-        assert tiles is not None
-        if not isinstance(k, int) or 2 * tiles > available or has_few_rows(self.kernel):
-            return 1
-        wanted = min(-(-available // tiles), _MOST_PIECES)
-        return max((s for s in range(1, wanted + 1) if k % (s * _TILE) == 0 and k // s >= _PIECE), default=1)
+        sums = _sums(self.kernel)
+        return 1 if sums is None or has_few_rows(self.kernel) else sums.pieces(self.schedule.gpu)
 
     # --- split along k ------------------------------------------------------------------------------------------
 
     def _split(self, pieces: int) -> list[Kernel]:
         kernel = self.kernel
-        parts, loop = parts_of(kernel, pieces)
-        self.schedule.buffers[parts.name] = parts
-        product_of_piece = ContractKernel(
-            _piece(kernel.a, -1, pieces), _piece(kernel.b, -2, pieces), f"{kernel.acc}_part", kernel.dtype, loop
-        )
-        return [product_of_piece, LoopKernel(reading(kernel, lambda body, load: sum_of_parts(body, load, parts)))]
+        a, b = _piece(kernel.a, -1, pieces), _piece(kernel.b, -2, pieces)
+        return in_pieces(self.schedule, kernel, pieces, lambda acc, loop: ContractKernel(a, b, acc, kernel.dtype, loop))
 
     # --- the library --------------------------------------------------------------------------------------------
 

@@ -1,0 +1,59 @@
+"""Split-K on a GPU: the sums of a product or a convolution in equal pieces, whose parts the next kernel adds.
+
+With few tiles and long sums, one program a tile would leave multiprocessors idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from burnish.device import Gpu
+from burnish.ir.body import Loop
+from burnish.ir.expr import Dim
+from burnish.schedule.epilogue import parts_of, reading, sum_of_parts
+from burnish.schedule.gpu.limits import most_tiles
+from burnish.schedule.kernels import Kernel, LoopKernel, Product, Schedule
+
+TILE = 64
+_PIECE = 1024  # elements of a sum that a piece has at least
+_SHORTEST = 256  # that it has at least where it is measured
+_MOST_PIECES = 8
+_MEASURED = (2, 3, 4, 6, 8)
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Sums of `length` elements, of which `step` are taken at a time, in so many 64 x 64 tiles."""
+
+    tiles: int
+    length: int
+    step: int
+
+    def pieces(self, gpu: Gpu) -> int:
+        """In how many to cut them, by the rule."""
+        if 2 * self.tiles > gpu.multiprocessors:
+            return 1
+        wanted = min(-(-gpu.multiprocessors // self.tiles), _MOST_PIECES)
+        return max((s for s in range(1, wanted + 1) if self._fits(s, _PIECE)), default=1)
+
+    def to_measure(self, gpu: Gpu) -> list[int]:
+        return [s for s in _MEASURED if self._fits(s, _SHORTEST) and s * self.tiles <= most_tiles(gpu)]
+
+    def _fits(self, pieces: int, shortest: int) -> bool:
+        return self.length % (pieces * self.step) == 0 and self.length // pieces >= shortest
+
+
+def tiles_of(rows: Dim, columns: Dim, times: Dim = 1) -> int | None:
+    """How many 64 x 64 tiles a result has, if its sizes are known."""
+    if not (isinstance(rows, int) and isinstance(columns, int) and isinstance(times, int)):
+        return None
+    return times * -(-rows // TILE) * -(-columns // TILE)
+
+
+def in_pieces(schedule: Schedule, kernel: Product, pieces: int, part: Callable[[str, Loop], Kernel]) -> list[Kernel]:
+    """`part(acc, loop)` computes the pieces' parts; then the epilogue, which adds them."""
+    parts, loop = parts_of(kernel, pieces)
+    schedule.buffers[parts.name] = parts
+    epilogue = reading(kernel, lambda body, load: sum_of_parts(body, load, parts))
+    return [part(f"{kernel.acc}_part", loop), LoopKernel(epilogue)]
