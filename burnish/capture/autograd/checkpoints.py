@@ -13,22 +13,20 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import checkpoint
 
+from burnish.capture.graphs.subgraphs import rewritten
 from burnish.torch_private.aot import tag_activation_checkpoint
 
 
 def drawing_alike_in_checkpoints(graph: fx.GraphModule) -> fx.GraphModule:
-    """The graph, or one like it, whose checkpointed regions draw the same random numbers both times."""
-    regions = graph.graph.find_nodes(op="call_function", target=tag_activation_checkpoint)
-    if not regions:
-        return graph
-    like = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
-    like.output(like.graph_copy(graph.graph, copies))
-    for node in regions:
-        copies[node].target = _checkpointed
-        others = {name: value for name, value in node.kwargs.items() if name not in _SETTINGS}
-        copies[node].kwargs = {"is_reentrant": bool(node.kwargs.get("use_reentrant")), **others}
-    return fx.GraphModule(graph, like)
+    """The graph, or one like it, whose checkpointed regions, also those in others and in what autograd functions
+    compute, draw the same random numbers both times."""
+    return rewritten(graph, lambda node: node.target is tag_activation_checkpoint, _call_checkpoint)
+
+
+def _call_checkpoint(node: fx.Node, graph: fx.GraphModule) -> None:
+    others = {name: value for name, value in node.kwargs.items() if name not in _SETTINGS}
+    node.target = _checkpointed
+    node.kwargs = {"is_reentrant": bool(node.kwargs.get("use_reentrant")), **others}
 
 
 _SETTINGS = ("use_reentrant", "preserve_rng_state", "determinism_check", "debug", "early_stop", "context_fn")
