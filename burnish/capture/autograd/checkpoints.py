@@ -7,6 +7,7 @@ than for the results. The eager form of a graph calls torch.utils.checkpoint its
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,19 +25,43 @@ def drawing_alike_in_checkpoints(graph: fx.GraphModule) -> fx.GraphModule:
 
 
 def _call_checkpoint(node: fx.Node, graph: fx.GraphModule) -> None:
-    others = {name: value for name, value in node.kwargs.items() if name not in _SETTINGS}
+    is_reentrant = bool(node.kwargs.get("use_reentrant"))
+    kept = _KEPT[:1] if is_reentrant else _KEPT
+    settings = {name: value for name, value in node.kwargs.items() if name in kept}
+    others = {name: value for name, value in node.kwargs.items() if name not in (*_KEPT, "use_reentrant", "context_fn")}
     node.target = _checkpointed
-    node.kwargs = {"is_reentrant": bool(node.kwargs.get("use_reentrant")), **others}
+    node.kwargs = {"is_reentrant": is_reentrant, "settings": settings, **others}
 
 
-_SETTINGS = ("use_reentrant", "preserve_rng_state", "determinism_check", "debug", "early_stop", "context_fn")
+_KEPT = ("preserve_rng_state", "determinism_check", "debug", "early_stop")  # the first is of both kinds
+_ARGUMENTS = "burnish_arguments"
 
 
-def _checkpointed(region: fx.GraphModule, *args: Any, is_reentrant: bool, **kwargs: Any) -> Any:
+def note_arguments(node: fx.Node, region: fx.GraphModule, given: Sequence[torch.Tensor]) -> None:
+    """Which operands of a region's node are arguments that the program gives the checkpoint one by one: `given` are the
+    values that stand for those. All else the program's region finds in what it closes over."""
+    values = [x.meta.get("example_value") if isinstance(x, fx.Node) else None for x in node.args[1:]]
+    region.meta[_ARGUMENTS] = tuple(k for k, value in enumerate(values) if any(value is x for x in given))
+
+
+def _checkpointed(
+    region: fx.GraphModule, *args: Any, is_reentrant: bool, settings: dict[str, Any], **kwargs: Any
+) -> Any:
     tensors = [x for x in args if isinstance(x, torch.Tensor)]
     if is_reentrant and any(x.is_inference() for x in tensors) and not any(x.requires_grad for x in tensors):
         with torch.no_grad():  # as that kind of checkpoint does; the other would save them, which nobody may
             return region(*args, **kwargs)
     context = region.meta.get("_checkpoint_context_fn")
-    settings = {} if context is None else {"context_fn": context}
-    return checkpoint(region, *args, use_reentrant=False, **settings, **kwargs)
+    settings = settings if context is None else {"context_fn": context, **settings}
+    given = region.meta.get(_ARGUMENTS, range(len(args)))
+    closed_over = [None if k in given else x for k, x in enumerate(args)]
+
+    def run(*arguments: Any) -> Any:
+        """A checkpoint saves its arguments, which may not change until the backward. What a region closes over it
+        finds there as it is by then."""
+        operands = list(closed_over)
+        for k, x in zip(given, arguments, strict=True):
+            operands[k] = x
+        return region(*operands, **kwargs)
+
+    return checkpoint(run, *(args[k] for k in given), use_reentrant=False, **settings)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from burnish.capture.autograd.called_from_python import breaking_graphs
 from burnish.capture.background.frames import ONCE_IN_EAGER, DeferredFrames
 from burnish.capture.background.snapshot import signature
 from burnish.capture.entry.diagnosis import GRAPH_BREAKS, Place, Watch, serve_eager, users_line
@@ -150,6 +151,7 @@ class FrameCompiler:
                         without_headlines(),
                         without_meta_failures(),
                         tracing_as_eager_runs(),
+                        breaking_graphs(),
                         asked.noticed(),
                         noticing_breaks(breaks.append),
                         _copying_blocks(frame, self._options.regions, self._log),

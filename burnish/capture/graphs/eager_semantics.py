@@ -13,6 +13,8 @@
 - Dynamo remembers the shape that a tensor had before it was given another in place.
 - Dynamo traces a custom autograd function as if its backward were given each gradient, and as if no input were dirty.
 - Dynamo takes a reentrant checkpoint for the other kind, which records also what no argument asks it to.
+- Dynamo takes a checkpointed region for one that runs once: what it writes to tensors from outside is written once, and
+  what is written after it is not seen when it is run again.
 - Dynamo writes back neither a change of the order of a dictionary's keys nor, where a deque has one, its `maxlen`.
 - Dynamo guards on an environment variable that it has read, and not on one that was not set.
 - Dynamo makes the weights of a lazy module while it traces: before what comes first in the call, and puts the random
@@ -32,7 +34,10 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
+from burnish.capture.graphs.subgraphs import graphs_within
+from burnish.capture.graphs.written_memory import memory_of_values, memory_written_by, requires_gradients
 from burnish.torch_private.aot import config as functorch_config
+from burnish.torch_private.aot import tag_activation_checkpoint
 from burnish.torch_private.tensors import debug_has_internal_overlap
 
 _DROPOUTS: dict[Any, tuple[str, ...]] = {
@@ -64,7 +69,7 @@ def drop_idle_dropouts(graph: fx.GraphModule) -> int:
 def call_powers_of_negatives(graph: fx.GraphModule) -> int:
     """`(-1) ** x` as `pow(-1, x)`: torch prints the operator without parentheses. Returns how many there were."""
     count = 0
-    for module in [m for m in graph.modules() if isinstance(m, fx.GraphModule)]:
+    for module in graphs_within(graph):
         found = [n for n in module.graph.find_nodes(op="call_function", target=operator.pow) if _is_negative(n.args[0])]
         for node in found:
             node.target = pow
@@ -168,10 +173,24 @@ def left_to_eager(graph: fx.GraphModule, inputs: Sequence[Any]) -> str:
         return "autograd takes an inference tensor only where eager would not save it"
     if any(x._is_zerotensor() for x in tensors):
         return "an input stands for zeros that lie in no memory"
-    nodes = [n for m in graph.modules() if isinstance(m, fx.GraphModule) for n in m.graph.nodes]
+    nodes = [n for each in graphs_within(graph) for n in each.graph.nodes]
     if torch.is_grad_enabled() and any(map(_is_differentiated_product, nodes)):
         return "the gradient of a product of elements (prod) depends on whether one of them is zero"
+    if torch.is_grad_enabled() and any(map(_writes_what_a_region_reads, graphs_within(graph))):
+        return "a checkpointed region reads what is written after it: run again, it finds what is there by then"
     return ""
+
+
+def _writes_what_a_region_reads(graph: fx.GraphModule) -> bool:
+    """After the region has run. In the trace of a backward it would find the one or the other."""
+    written: frozenset[int] = frozenset()
+    regions = graph.graph.find_nodes(op="call_function", target=tag_activation_checkpoint)
+    for node in reversed(graph.graph.nodes) if regions else ():
+        is_run_again = node.target is tag_activation_checkpoint and requires_gradients(node)
+        if is_run_again and written & memory_of_values(*node.args[1:]):
+            return True
+        written |= memory_written_by(node, graph)
+    return False
 
 
 def _is_differentiated_product(node: fx.Node) -> bool:

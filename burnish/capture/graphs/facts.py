@@ -10,6 +10,7 @@ from torch import fx
 
 from burnish.capture.graphs.assume import as_captured, assumptions_of
 from burnish.capture.graphs.called import operation_name
+from burnish.capture.graphs.written_memory import writes
 from burnish.torch_private.dispatch import is_traceable_wrapper_subclass
 from burnish.trust.exactness import BITWISE, DEPENDS_ON_TYPE, EXACT, EXACT_IN_INTEGERS, ROUNDED
 from burnish.trust.gate import GraphFacts
@@ -99,7 +100,7 @@ def result_exactness(graph: fx.GraphModule) -> tuple[int, ...]:
     into tensors, whose values are not what their nodes say."""
     found: dict[fx.Node, int] = {}
     for node in graph.graph.nodes:
-        if _writes(node):
+        if writes(node):
             return ()
         if node.op == "output":
             flat = node.args[0] if isinstance(node.args[0], (tuple, list)) else node.args
@@ -129,17 +130,6 @@ def _own_exactness(node: fx.Node) -> int:
 
 def _example(node: fx.Node) -> Any:
     return node.meta.get("example_value", node.meta.get("val"))
-
-
-def _writes(node: fx.Node) -> bool:
-    name = operation_name(node)
-    by_name = (name.endswith("_") and name not in ("and_", "or_", "not_")) or name in _IN_PLACE
-    return by_name or bool(node.kwargs.get("inplace")) or "out" in node.kwargs
-
-
-_IN_PLACE = frozenset(
-    "setitem iadd isub imul itruediv ifloordiv imod ipow iand ior ixor ilshift irshift imatmul copy_".split()
-)
 
 
 def _views_bits(node: fx.Node) -> bool:

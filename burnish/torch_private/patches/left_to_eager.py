@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch import fx
 
 from burnish.torch_private.aot import tag_activation_checkpoint
 from burnish.torch_private.dynamo import Unsupported
@@ -97,16 +98,49 @@ def leaving_unrecorded_checkpoints() -> Iterator[None]:
         yield
 
 
-def _requires_grad(variable: Any) -> bool:
+@contextlib.contextmanager
+def asking_of_checkpoints(why_not: Callable[[fx.Node, fx.GraphModule, list[torch.Tensor]], str]) -> Iterator[None]:
+    """While open, `why_not` is asked of each checkpointed region that Dynamo has traced: its node, its graph, and the
+    values that stand for the tensors which the checkpoint is given one by one. It answers why the graph is broken
+    there; nothing if it is not."""
+    call = getattr(CheckpointHigherOrderVariable, _CALLS_REGION, None)
+    if call is None:
+        yield
+        return
+
+    def called(variable: Any, tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        given = [value for value in map(_value, args[1:]) if isinstance(value, torch.Tensor)]
+        result = call(variable, tx, args, kwargs)
+        region = _last(tx.output.graph, tag_activation_checkpoint)
+        if region is not None and (reason := why_not(region, _graph_given(tx, region.args[0]), given)):
+            raise Unsupported(reason)
+        return result
+
+    with replaced(CheckpointHigherOrderVariable, _CALLS_REGION, called):
+        yield
+
+
+def _graph_given(tx: Any, named: Any) -> Any:
+    return tx.output.nn_modules[named.target]
+
+
+def _last(graph: fx.Graph, target: Any) -> fx.Node | None:
+    nodes = graph.find_nodes(op="call_function", target=target)
+    return nodes[-1] if nodes else None
+
+
+def _value(variable: Any) -> Any:
     tensor = variable.realize()
-    if not isinstance(tensor, TensorVariable):
-        return False
-    value = tensor.as_proxy().node.meta.get("example_value")
+    return tensor.as_proxy().node.meta.get("example_value") if isinstance(tensor, TensorVariable) else None
+
+
+def _requires_grad(variable: Any) -> bool:
+    value = _value(variable)
     return isinstance(value, torch.Tensor) and value.requires_grad
 
 
-def _makes_gradients(graph: torch.fx.Graph) -> bool:
+def _makes_gradients(graph: fx.Graph) -> bool:
     """Whether what the last of a graph's regions returns requires a gradient."""
-    regions = graph.find_nodes(op="call_function", target=tag_activation_checkpoint)
-    values = pytree.tree_leaves(regions[-1].meta.get("example_value")) if regions else [None]
+    region = _last(graph, tag_activation_checkpoint)
+    values = pytree.tree_leaves(region.meta.get("example_value")) if region is not None else [None]
     return any(value is None or (isinstance(value, torch.Tensor) and value.requires_grad) for value in values)

@@ -1,0 +1,31 @@
+"""Checkpoints and custom autograd functions that are no part of a graph, because what Dynamo traces of them is not what
+they do: the graph is broken there, and Python calls them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import fx
+
+from burnish.capture.autograd.checkpoints import note_arguments
+from burnish.capture.graphs.written_memory import memory_of_values, memory_written_in, requires_gradients
+from burnish.torch_private.patches.left_to_eager import asking_of_checkpoints
+
+_WRITES = "a checkpoint whose region writes to a tensor from outside: eager writes again when it runs the region again"
+
+
+@contextlib.contextmanager
+def breaking_graphs() -> Iterator[None]:
+    """While open, Dynamo breaks the graph at those."""
+    with asking_of_checkpoints(_why_not_region):
+        yield
+
+
+def _why_not_region(node: fx.Node, region: fx.GraphModule, given: list[torch.Tensor]) -> str:
+    note_arguments(node, region, given)
+    if not torch.is_grad_enabled() or not requires_gradients(node):
+        return ""  # it runs once
+    outside = memory_of_values(*region.graph.find_nodes(op="placeholder"))
+    return _WRITES if outside & memory_written_in(region) else ""

@@ -1,0 +1,110 @@
+"""What the nodes of a graph of Dynamo's write to, as memory: that of the values with which they were traced."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+from burnish.capture.graphs.called import operation_name
+from burnish.capture.graphs.subgraphs import graphs_within
+from burnish.lower.aten_calls import memory_of
+from burnish.torch_private.operators import OpOverload, OpOverloadPacket, pytree
+
+_IN_PLACE = frozenset(
+    "setitem iadd isub imul itruediv ifloordiv imod ipow iand ior ixor ilshift irshift imatmul copy_".split()
+)
+_NO_WRITES = frozenset("and_ or_ not_ requires_grad_".split())
+_KERNEL = "triton_kernel_wrapper_mutation"
+_TRAINS = ("training", "train", "use_input_stats")  # what a normalisation calls it
+_STATISTICS = ("running_mean", "running_var")
+
+
+def writes(node: fx.Node) -> bool:
+    """Whether the name of an operation, or how it is called, says that it writes to an operand."""
+    name = operation_name(node)
+    by_name = (name.endswith("_") and name not in _NO_WRITES) or name in _IN_PLACE
+    return by_name or bool(node.kwargs.get("inplace")) or "out" in node.kwargs
+
+
+def memory_of_values(*values: Any) -> frozenset[int]:
+    """That of the tensors which the nodes among the values, or within them, stand for."""
+    nodes = [x for x in pytree.tree_leaves(values) if isinstance(x, fx.Node)]
+    tensors = pytree.tree_leaves([node.meta.get("example_value") for node in nodes])
+    return frozenset(memory_of(x) for x in tensors if isinstance(x, torch.Tensor) and x.layout is torch.strided)
+
+
+def requires_gradients(node: fx.Node) -> bool:
+    """Whether what a node computes may."""
+    values = pytree.tree_leaves(node.meta.get("example_value"))
+    return any(x is None or (isinstance(x, torch.Tensor) and x.requires_grad) for x in values)
+
+
+def memory_written_in(graph: fx.GraphModule) -> frozenset[int]:
+    """By the graph, and all within it."""
+    return frozenset().union(*(_written(node) for each in graphs_within(graph) for node in each.graph.nodes))
+
+
+def memory_written_by(node: fx.Node, graph: fx.GraphModule) -> frozenset[int]:
+    """By a node of the graph, and the graphs that it is given."""
+    inner = [x.target for x in node.all_input_nodes if x.op == "get_attr"] if node.op == "call_function" else []
+    modules = [each for name, each in graph.named_modules() if name in inner and isinstance(each, fx.GraphModule)]
+    return _written(node).union(*map(memory_written_in, modules))
+
+
+def _written(node: fx.Node) -> frozenset[int]:
+    if node.op not in ("call_function", "call_method"):
+        return frozenset()
+    return memory_of_values(*_operands_written(node))
+
+
+def _operands_written(node: fx.Node) -> Iterator[Any]:
+    if operation_name(node) == _KERNEL:
+        yield from node.all_input_nodes  # which of them a kernel writes, only it knows
+    if writes(node) and node.args:
+        yield node.args[0]
+    yield node.kwargs.get("out")
+    schemas = _schemas(node)
+    for schema in schemas:
+        given = dict(zip((x.name for x in schema.arguments), node.args, strict=False)) | node.kwargs
+        yield from (given.get(x.name) for x in schema.arguments if x.alias_info is not None and x.alias_info.is_write)
+        yield from _written_by_settings(given)
+    if not schemas and inspect.isfunction(node.target):
+        yield from _written_by_settings(_arguments(node))
+
+
+def _written_by_settings(given: Mapping[str, Any]) -> Iterator[Any]:
+    """What is written where an argument says so, and no schema."""
+    if given.get("inplace", False) is not False:
+        yield next(iter(given.values()))
+    if given.get("max_norm") is not None:  # an embedding that shortens its rows
+        yield given.get("weight")
+    if any(given.get(name, False) is not False for name in _TRAINS):
+        yield from (given.get(name) for name in _STATISTICS)
+
+
+def _arguments(node: fx.Node) -> Mapping[str, Any]:
+    try:
+        bound = inspect.signature(node.target).bind(*node.args, **node.kwargs)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return node.kwargs
+    bound.apply_defaults()
+    return bound.arguments
+
+
+def _schemas(node: fx.Node) -> list[Any]:
+    """Of the operator that is called, or of all its overloads; of ATen's where it is a function or a method of
+    torch's."""
+    target: Any = node.target
+    if isinstance(target, OpOverload):
+        return [target._schema]
+    if not isinstance(target, OpOverloadPacket):
+        if inspect.isfunction(target):
+            return []
+        target = getattr(torch.ops.aten, operation_name(node), None)
+    if not isinstance(target, OpOverloadPacket):
+        return []
+    return [getattr(target, name)._schema for name in target.overloads()]
