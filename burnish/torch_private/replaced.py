@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from burnish.torch_private.names import (
     AS_TORCH_DOES,
+    BACKWARDS_ALIKE,
     BOUNDS_MISSED,
     CHECKPOINTS_ALIKE,
     CONTEXTS_TRACED,
@@ -90,6 +91,42 @@ NAMES = (
         "torch._dynamo.variables.higher_order_ops.CheckpointHigherOrderVariable._call_function",
         "takes every checkpoint for one that is not reentrant",
         fallback=CHECKPOINTS_ALIKE,
+        seen_in=NEWEST,
+    ),
+    PrivateName(
+        "torch._dynamo.variables.higher_order_ops.AutogradFunctionApplyVariable.call_function",
+        "traces a custom function whose backward is not linear",
+        fallback=BACKWARDS_ALIKE,
+        seen_in=NEWEST,
+    ),
+    PrivateName(
+        "torch._dynamo.variables.higher_order_ops.AutogradFunctionApplyVariable.trace_backward_graph",
+        "traces a custom backward under no_grad",
+        fallback=BACKWARDS_ALIKE,
+        seen_in=NEWEST,
+    ),
+    PrivateName(
+        "torch._dynamo.variables.misc.AutogradFunctionVariable.call_apply",
+        "traces of a function that a backward calls the forward alone",
+        fallback=BACKWARDS_ALIKE,
+        seen_in=NEWEST,
+    ),
+    PrivateName(
+        "torch._dynamo.variables.ctx_manager.GradModeVariable.enter",
+        "leaves out grad mode that is set already",
+        fallback=BACKWARDS_ALIKE,
+        seen_in=NEWEST,
+    ),
+    PrivateName(
+        "torch._dynamo.variables.torch.TorchCtxManagerClassVariable.call_function",
+        "leaves out grad mode that is set already",
+        fallback=BACKWARDS_ALIKE,
+        seen_in=NEWEST,
+    ),
+    PrivateName(
+        "torch._dynamo.variables.torch.TorchInGraphFunctionVariable.call_function",
+        "knows grad mode, which a backward may have otherwise",
+        fallback=BACKWARDS_ALIKE,
         seen_in=NEWEST,
     ),
     PrivateName(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from burnish.torch_private.names import (
+    BACKWARDS_ALIKE,
     BOUNDS_MISSED,
     CHECKPOINTS_ALIKE,
     CONTEXTS_TRACED,
@@ -31,12 +32,17 @@ if TYPE_CHECKING:
     from torch._dynamo.variables.builder import VariableBuilder as VariableBuilder
     from torch._dynamo.variables.builder import wrap_fx_proxy as wrap_fx_proxy
     from torch._dynamo.variables.builtin import BuiltinVariable as BuiltinVariable
+    from torch._dynamo.variables.ctx_manager import GradModeVariable as GradModeVariable
     from torch._dynamo.variables.functions import UserFunctionVariable as UserFunctionVariable
+    from torch._dynamo.variables.higher_order_ops import AutogradFunctionApplyVariable as AutogradFunctionApplyVariable
     from torch._dynamo.variables.higher_order_ops import CheckpointHigherOrderVariable as CheckpointHigherOrderVariable
     from torch._dynamo.variables.lazy import LazyConstantVariable as LazyConstantVariable
     from torch._dynamo.variables.lists import DequeVariable as DequeVariable
     from torch._dynamo.variables.misc import AutogradFunctionContextVariable as AutogradFunctionContextVariable
+    from torch._dynamo.variables.misc import AutogradFunctionVariable as AutogradFunctionVariable
     from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable as UnspecializedNNModuleVariable
+    from torch._dynamo.variables.torch import TorchCtxManagerClassVariable as TorchCtxManagerClassVariable
+    from torch._dynamo.variables.torch import TorchInGraphFunctionVariable as TorchInGraphFunctionVariable
     from torch._dynamo.variables.user_defined import UserDefinedObjectVariable as UserDefinedObjectVariable
 
 NAMES = (
@@ -80,9 +86,21 @@ NAMES = (
         "torch._dynamo.variables.builtin.BuiltinVariable", "how operators treat a layer's number", fallback=NO_REGIONS
     ),
     PrivateName(
+        "torch._dynamo.variables.ctx_manager.GradModeVariable",
+        "grad mode as it is set while tracing: in a custom backward it is left to eager",
+        fallback=BACKWARDS_ALIKE,
+        instead=None,
+    ),
+    PrivateName(
         "torch._dynamo.variables.functions.UserFunctionVariable",
         "a function that is traced: it may ask for an environment variable",
         fallback=ENVIRONMENT_MISSED,
+        instead=None,
+    ),
+    PrivateName(
+        "torch._dynamo.variables.higher_order_ops.AutogradFunctionApplyVariable",
+        "a call of a custom autograd function, some of which are left to eager",
+        fallback=BACKWARDS_ALIKE,
         instead=None,
     ),
     PrivateName(
@@ -103,6 +121,12 @@ NAMES = (
         instead=None,
     ),
     PrivateName(
+        "torch._dynamo.variables.misc.AutogradFunctionVariable",
+        "a custom autograd function: one that another's backward calls is left to eager",
+        fallback=BACKWARDS_ALIKE,
+        instead=None,
+    ),
+    PrivateName(
         "torch._dynamo.variables.nn_module",
         "holds the function that makes a lazy module's weights while tracing",
         fallback=LAZY_WEIGHTS,
@@ -112,6 +136,18 @@ NAMES = (
         "torch._dynamo.variables.nn_module.UnspecializedNNModuleVariable",
         "replaced: the call of a block",
         fallback=NO_REGIONS,
+    ),
+    PrivateName(
+        "torch._dynamo.variables.torch.TorchCtxManagerClassVariable",
+        "contexts such as no_grad: in a custom backward they are left to eager",
+        fallback=BACKWARDS_ALIKE,
+        instead=None,
+    ),
+    PrivateName(
+        "torch._dynamo.variables.torch.TorchInGraphFunctionVariable",
+        "a function of torch's: a custom backward that asks for grad mode is left to eager",
+        fallback=BACKWARDS_ALIKE,
+        instead=None,
     ),
     PrivateName(
         "torch._dynamo.variables.user_defined.UserDefinedObjectVariable",

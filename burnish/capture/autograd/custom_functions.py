@@ -8,12 +8,17 @@ sets it. (Backwards that change it themselves are not traced.)
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from torch import fx
+from torch.autograd.function import once_differentiable
 
 from burnish.capture.graphs.called import function_name
 from burnish.capture.graphs.subgraphs import rewritten
 
 _OPERATION, _SETTING = "autograd_function_apply", "_set_grad_enabled"
+_ONCE = "burnish_once_differentiable"
 
 
 def recording_custom_backwards(graph: fx.GraphModule) -> fx.GraphModule:
@@ -38,3 +43,27 @@ def _record(node: fx.Node, graph: fx.GraphModule) -> None:
         backward.graph.erase_node(settings[0])
         backward.graph.erase_node(settings[-1])
         backward.recompile()
+    gradients = backward.meta.pop(_ONCE, None)
+    if gradients is not None:
+        graph.set_submodule(named.target, _differentiated_once(backward, gradients))
+
+
+def note_once_differentiable(backward: fx.GraphModule, gradients: int) -> None:
+    """That the program says so of a function. The first of its backward's inputs are `gradients`."""
+    backward.meta[_ONCE] = gradients
+
+
+def _differentiated_once(backward: fx.GraphModule, gradients: int) -> fx.GraphModule:
+    """A graph that calls the backward as the program's decorator does."""
+    graph = fx.Graph()
+    inner = graph.get_attr("backward")
+    inputs = [graph.placeholder(node.name) for node in backward.graph.find_nodes(op="placeholder")]
+    graph.output(graph.call_function(_call_once, (inner, gradients, *inputs)))
+    return fx.GraphModule({"backward": backward}, graph)
+
+
+def _call_once(backward: Callable[..., Any], gradients: int, *inputs: Any) -> Any:
+    def run(ctx: None, *given: Any) -> Any:
+        return backward(*given, *inputs[gradients:])
+
+    return once_differentiable(run)(None, *inputs[:gradients])

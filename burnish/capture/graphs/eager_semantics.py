@@ -12,6 +12,8 @@
 - Dynamo takes a double of no dimensions for a number that may be left out, and leaves out what writes to it.
 - Dynamo remembers the shape that a tensor had before it was given another in place.
 - Dynamo traces a custom autograd function as if its backward were given each gradient, and as if no input were dirty.
+- Dynamo traces a custom backward under no_grad, so that what the backward does to grad mode is lost. Differentiated in
+  turn, a compiled backward is given its gradients in parts, which comes to the same only if it is linear in them.
 - Dynamo takes a reentrant checkpoint for the other kind, which records also what no argument asks it to.
 - Dynamo takes a checkpointed region for one that runs once: what it writes to tensors from outside is written once, and
   what is written after it is not seen when it is run again.

@@ -58,10 +58,10 @@ def memory_written_by(node: fx.Node, graph: fx.GraphModule) -> frozenset[int]:
 def _written(node: fx.Node) -> frozenset[int]:
     if node.op not in ("call_function", "call_method"):
         return frozenset()
-    return memory_of_values(*_operands_written(node))
+    return memory_of_values(*operands_written(node))
 
 
-def _operands_written(node: fx.Node) -> Iterator[Any]:
+def operands_written(node: fx.Node) -> Iterator[Any]:
     if operation_name(node) == _KERNEL:
         yield from node.all_input_nodes  # which of them a kernel writes, only it knows
     if writes(node) and node.args:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from burnish.torch_private.patches.containers import bounding_deques, extending_lists, noticing_order
 from burnish.torch_private.patches.left_to_eager import (
     leaving_contexts,
+    leaving_grad_modes,
     leaving_lazy_modules,
     leaving_unrecorded_checkpoints,
 )
@@ -17,6 +18,7 @@ _CORRECTIONS = (
     keeping_writes_to_numbers,
     noticing_other_shapes,
     leaving_contexts,
+    leaving_grad_modes,
     leaving_lazy_modules,
     leaving_unrecorded_checkpoints,
     noticing_order,

@@ -8,15 +8,21 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.autograd.function import once_differentiable
 
 from burnish.torch_private.aot import tag_activation_checkpoint
 from burnish.torch_private.dynamo import Unsupported
 from burnish.torch_private.operators import pytree
 from burnish.torch_private.patches.replacing import replaced
 from burnish.torch_private.variables import (
+    AutogradFunctionApplyVariable,
     AutogradFunctionContextVariable,
+    AutogradFunctionVariable,
     CheckpointHigherOrderVariable,
+    GradModeVariable,
     TensorVariable,
+    TorchCtxManagerClassVariable,
+    TorchInGraphFunctionVariable,
     nn_module,
 )
 
@@ -118,6 +124,98 @@ def asking_of_checkpoints(why_not: Callable[[fx.Node, fx.GraphModule, list[torch
 
     with replaced(CheckpointHigherOrderVariable, _CALLS_REGION, called):
         yield
+
+
+_APPLIED = "autograd_function_apply"
+
+
+@contextlib.contextmanager
+def asking_of_functions(why_not: Callable[[Any, fx.GraphModule, fx.GraphModule], str]) -> Iterator[None]:
+    """While open, `why_not` is asked of each custom autograd function that Dynamo has traced: its backward as the
+    program has it, and the graphs of its forward and its backward. It answers why the graph is broken there; nothing
+    if it is not."""
+    call = getattr(AutogradFunctionApplyVariable, "call_function", None)
+    if call is None:
+        yield
+        return
+
+    def called(variable: Any, tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        result = call(variable, tx, args, kwargs)
+        applied = [node for node in tx.output.graph.nodes if getattr(node.target, "__name__", "") == _APPLIED]
+        graphs = [_graph_given(tx, named) for named in applied[-1].args[:2]] if applied else []
+        if graphs and (reason := why_not(variable.bwd_fn, *graphs)):
+            raise Unsupported(reason)
+        return result
+
+    with replaced(AutogradFunctionApplyVariable, "call_function", called):
+        yield
+
+
+_TRACES_BACKWARD = "trace_backward_graph"
+_GRAD_MODE = "a custom autograd function whose backward sets or asks for grad mode, and is traced under no_grad"
+_ANOTHER = "a custom autograd function whose backward calls another, of which only the forward would be traced"
+_MODES = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled, torch.inference_mode)
+_ONCE = once_differentiable(print).__code__
+
+
+@contextlib.contextmanager
+def leaving_grad_modes() -> Iterator[None]:
+    """While open, Dynamo breaks the graph at a custom autograd function whose backward has to do with grad mode, but
+    for one that is once_differentiable. It traces a backward under no_grad: what that does to grad mode is lost, and of
+    a function that it calls nothing is recorded."""
+    owners = (
+        (AutogradFunctionApplyVariable, _TRACES_BACKWARD),
+        (AutogradFunctionVariable, "call_apply"),
+        (GradModeVariable, "enter"),
+        (TorchCtxManagerClassVariable, "call_function"),
+        (TorchInGraphFunctionVariable, "call_function"),
+    )
+    trace, apply, enter, make, call = (getattr(owner, name, None) for owner, name in owners)
+    if trace is None or apply is None or enter is None or make is None or call is None:
+        yield
+        return
+    backwards: list[Any] = []  # that are being traced
+
+    def traced(variable: Any, *arguments: Any) -> Any:
+        backwards.append(variable.bwd_fn)
+        try:
+            return trace(variable, *arguments)
+        finally:
+            backwards.pop()
+
+    def refuse(tx: Any) -> None:
+        """Not what torch's decorator does around the program's own."""
+        if backwards and not (tx.f_code is _ONCE and is_once_differentiable(backwards[-1])):
+            raise Unsupported(_GRAD_MODE)
+
+    def applied(variable: Any, tx: Any, *arguments: Any) -> Any:
+        if backwards:
+            raise Unsupported(_ANOTHER)
+        return apply(variable, tx, *arguments)
+
+    def entered(variable: Any, tx: Any) -> Any:
+        refuse(tx)
+        return enter(variable, tx)
+
+    def made(variable: Any, tx: Any, *arguments: Any) -> Any:
+        if backwards and variable.value in _MODES:
+            refuse(tx)
+        return make(variable, tx, *arguments)
+
+    def called(variable: Any, tx: Any, *arguments: Any) -> Any:
+        if backwards and variable.value is torch.is_grad_enabled:
+            refuse(tx)
+        return call(variable, tx, *arguments)
+
+    with contextlib.ExitStack() as stack:
+        for (owner, name), replacement in zip(owners, (traced, applied, entered, made, called), strict=True):
+            stack.enter_context(replaced(owner, name, replacement))
+        yield
+
+
+def is_once_differentiable(backward: Any) -> bool:
+    """Whether the program decorates it so, outside of all else."""
+    return getattr(backward, "__code__", None) is _ONCE
 
 
 def _graph_given(tx: Any, named: Any) -> Any:
