@@ -366,3 +366,45 @@ def test_what_a_backward_is_given_when_it_is_differentiated(name, inside):
     compiled = burnish.compile(fn, **FORCED)
     _compare(compiled, fn)
     assert not burnish.stats(compiled).graph_breaks and not burnish.stats(compiled).fallbacks
+
+
+# -- in transforms -----------------------------------------------------------------------------------------------------
+
+
+class Transformable(torch.autograd.Function):
+    """Its backward is not the derivative of its forward."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return x**3
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[torch.Tensor], output: torch.Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return gradient * 5 * x**2
+
+
+@pytest.mark.parametrize("options", [FORCED, {}], ids=["forced", "judged"])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: torch.vmap(lambda y: Transformable.apply(y.sin()) * 2)(x),
+        lambda x: torch.func.grad(lambda y: Transformable.apply(y.sin()).sum())(x),
+        lambda x: torch.func.vjp(lambda y: Transformable.apply(y.sin()), x)[1](x)[0],
+        lambda x: torch.func.jacrev(lambda y: Transformable.apply(y.sin()))(x).sum(0),
+        lambda x: torch.vmap(torch.func.grad(lambda y: Transformable.apply(y.sin()).sum()))(x[:, None]),
+    ],
+    ids=["vmap", "grad", "vjp", "jacrev", "vmap of grad"],
+)
+def test_a_function_in_a_transform(fn, options):
+    compiled = burnish.compile(fn, **options)
+    for _ in range(2):
+        torch.testing.assert_close(_first(compiled), _first(fn))
+    torch.testing.assert_close(compiled(torch.ones(3)), fn(torch.ones(3)))
+    assert any("transform of torch.func" in each.reason for each in burnish.stats(compiled).graph_breaks)

@@ -14,6 +14,8 @@
 - Dynamo traces a custom autograd function as if its backward were given each gradient, and as if no input were dirty.
 - Dynamo traces a custom backward under no_grad, so that what the backward does to grad mode is lost. Differentiated in
   turn, a compiled backward is given its gradients in parts, which comes to the same only if it is linear in them.
+- Dynamo traces of a custom autograd function in a transform of torch.func its forward alone, or a backward of which
+  nothing is recorded.
 - Dynamo takes a reentrant checkpoint for the other kind, which records also what no argument asks it to.
 - Dynamo takes a checkpointed region for one that runs once: what it writes to tensors from outside is written once, and
   what is written after it is not seen when it is run again.

@@ -34,7 +34,16 @@ def memory_of_values(*values: Any) -> frozenset[int]:
     """That of the tensors which the nodes among the values, or within them, stand for."""
     nodes = [x for x in pytree.tree_leaves(values) if isinstance(x, fx.Node)]
     tensors = pytree.tree_leaves([node.meta.get("example_value") for node in nodes])
-    return frozenset(memory_of(x) for x in tensors if isinstance(x, torch.Tensor) and x.layout is torch.strided)
+    found = (_memory_of(x) for x in tensors if isinstance(x, torch.Tensor) and x.layout is torch.strided)
+    return frozenset(x for x in found if x is not None)
+
+
+def _memory_of(tensor: torch.Tensor) -> int | None:
+    """None within a transform of torch.func's, whose tensors do not say."""
+    try:
+        return memory_of(tensor)
+    except NotImplementedError:
+        return None
 
 
 def requires_gradients(node: fx.Node) -> bool:

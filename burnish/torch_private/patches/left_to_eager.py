@@ -11,6 +11,7 @@ from torch import fx
 from torch.autograd.function import once_differentiable
 
 from burnish.torch_private.aot import tag_activation_checkpoint
+from burnish.torch_private.dispatch import get_dynamic_layer_stack_depth
 from burnish.torch_private.dynamo import Unsupported
 from burnish.torch_private.operators import pytree
 from burnish.torch_private.patches.replacing import replaced
@@ -154,6 +155,7 @@ def asking_of_functions(why_not: Callable[[Any, fx.GraphModule, fx.GraphModule],
 _TRACES_BACKWARD = "trace_backward_graph"
 _GRAD_MODE = "a custom autograd function whose backward sets or asks for grad mode, and is traced under no_grad"
 _ANOTHER = "a custom autograd function whose backward calls another, of which only the forward would be traced"
+_TRANSFORMED = "a custom autograd function in a transform of torch.func: of its backward nothing would be recorded"
 _MODES = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled, torch.inference_mode)
 _ONCE = once_differentiable(print).__code__
 
@@ -162,7 +164,8 @@ _ONCE = once_differentiable(print).__code__
 def leaving_grad_modes() -> Iterator[None]:
     """While open, Dynamo breaks the graph at a custom autograd function whose backward has to do with grad mode, but
     for one that is once_differentiable. It traces a backward under no_grad: what that does to grad mode is lost, and of
-    a function that it calls nothing is recorded."""
+    a function that it calls nothing is recorded. So does `torch.func.grad` record nothing of it; and under
+    `torch.vmap` Dynamo sees no gradient required, and traces the forward alone."""
     owners = (
         (AutogradFunctionApplyVariable, _TRACES_BACKWARD),
         (AutogradFunctionVariable, "call_apply"),
@@ -191,6 +194,8 @@ def leaving_grad_modes() -> Iterator[None]:
     def applied(variable: Any, tx: Any, *arguments: Any) -> Any:
         if backwards:
             raise Unsupported(_ANOTHER)
+        if get_dynamic_layer_stack_depth():
+            raise Unsupported(_TRANSFORMED)
         return apply(variable, tx, *arguments)
 
     def entered(variable: Any, tx: Any) -> Any:
