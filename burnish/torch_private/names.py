@@ -22,6 +22,7 @@ LAZY_WEIGHTS = "a lazy module may draw its weights in another order"
 CONTEXTS_TRACED = "a custom autograd function is traced as if each gradient were there and nothing dirty"
 CHECKPOINTS_ALIKE = "a reentrant checkpoint gives its weights gradients also where eager's gives none"
 BOUNDS_MISSED = "a deque may become longer than its maxlen in a compiled function"
+DRAWS_TRACED = "what Python's generators draw in a compiled function may be drawn again in each call"
 ENVIRONMENT_MISSED = "an environment variable that is set after compiling may not be noticed"
 AS_TORCH_DOES = "torch does as it always does, which takes longer"
 

@@ -8,6 +8,7 @@ from burnish.torch_private.names import (
     BOUNDS_MISSED,
     CHECKPOINTS_ALIKE,
     CONTEXTS_TRACED,
+    DRAWS_TRACED,
     ENVIRONMENT_MISSED,
     LAZY_WEIGHTS,
     NO_REGIONS,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from torch._dynamo.variables import TensorVariable as TensorVariable
     from torch._dynamo.variables import TupleVariable as TupleVariable
     from torch._dynamo.variables import nn_module as nn_module
+    from torch._dynamo.variables import user_defined as user_defined
     from torch._dynamo.variables.base import AttributeMutationExisting as AttributeMutationExisting
     from torch._dynamo.variables.base import AttributeMutationNew as AttributeMutationNew
     from torch._dynamo.variables.base import ValueMutationNew as ValueMutationNew
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from torch._dynamo.variables.lazy import LazyConstantVariable as LazyConstantVariable
     from torch._dynamo.variables.lists import DequeVariable as DequeVariable
     from torch._dynamo.variables.misc import AutogradFunctionContextVariable as AutogradFunctionContextVariable
+    from torch._dynamo.variables.misc import RandomVariable as RandomVariable
     from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable as UnspecializedNNModuleVariable
     from torch._dynamo.variables.user_defined import UserDefinedObjectVariable as UserDefinedObjectVariable
 
@@ -103,6 +106,12 @@ NAMES = (
         instead=None,
     ),
     PrivateName(
+        "torch._dynamo.variables.misc.RandomVariable",
+        "a generator of Python's random numbers: left to eager",
+        fallback=DRAWS_TRACED,
+        instead=None,
+    ),
+    PrivateName(
         "torch._dynamo.variables.nn_module",
         "holds the function that makes a lazy module's weights while tracing",
         fallback=LAZY_WEIGHTS,
@@ -112,6 +121,12 @@ NAMES = (
         "torch._dynamo.variables.nn_module.UnspecializedNNModuleVariable",
         "replaced: the call of a block",
         fallback=NO_REGIONS,
+    ),
+    PrivateName(
+        "torch._dynamo.variables.user_defined",
+        "holds the function that draws Python's random numbers before the graph",
+        fallback=DRAWS_TRACED,
+        instead=None,
     ),
     PrivateName(
         "torch._dynamo.variables.user_defined.UserDefinedObjectVariable",

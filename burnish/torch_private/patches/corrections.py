@@ -9,6 +9,7 @@ from burnish.torch_private.patches.containers import bounding_deques, extending_
 from burnish.torch_private.patches.left_to_eager import (
     leaving_contexts,
     leaving_lazy_modules,
+    leaving_python_draws,
     leaving_unrecorded_checkpoints,
 )
 from burnish.torch_private.patches.writes import keeping_writes_to_numbers, noticing_other_shapes
@@ -18,6 +19,7 @@ _CORRECTIONS = (
     noticing_other_shapes,
     leaving_contexts,
     leaving_lazy_modules,
+    leaving_python_draws,
     leaving_unrecorded_checkpoints,
     noticing_order,
     bounding_deques,

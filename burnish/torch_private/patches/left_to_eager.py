@@ -15,8 +15,10 @@ from burnish.torch_private.patches.replacing import replaced
 from burnish.torch_private.variables import (
     AutogradFunctionContextVariable,
     CheckpointHigherOrderVariable,
+    RandomVariable,
     TensorVariable,
     nn_module,
+    user_defined,
 )
 
 
@@ -110,3 +112,33 @@ def _makes_gradients(graph: torch.fx.Graph) -> bool:
     regions = graph.find_nodes(op="call_function", target=tag_activation_checkpoint)
     values = pytree.tree_leaves(regions[-1].meta.get("example_value")) if regions else [None]
     return any(value is None or (isinstance(value, torch.Tensor) and value.requires_grad) for value in values)
+
+
+_DRAWS = "call_random_fn"
+_DRAWN = "a number of Python's random module: eager draws it"
+
+
+@contextlib.contextmanager
+def leaving_python_draws() -> Iterator[None]:
+    """While open, Dynamo breaks the graph at what Python's `random` draws, and at each method of a generator. It would
+    draw from a copy of the generator in the state that this had while tracing, and give a graph doubles for numbers
+    whose type depends on what they are combined with."""
+    if RandomVariable is None or not hasattr(user_defined, _DRAWS):
+        yield
+        return
+    make = RandomVariable.__init__
+
+    def made(variable: Any, *args: Any, **kwargs: Any) -> None:
+        if kwargs.get("source") is None:  # by the function itself
+            raise Unsupported(_DRAWN)
+        make(variable, *args, **kwargs)
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise Unsupported(_DRAWN)
+
+    with (
+        replaced(RandomVariable, "__init__", made),
+        replaced(RandomVariable, "call_method", refuse),
+        replaced(user_defined, _DRAWS, refuse),
+    ):
+        yield
