@@ -10,7 +10,9 @@ from burnish.torch_private.names import (
     CONTEXTS_TRACED,
     DRAWS_TRACED,
     ENVIRONMENT_MISSED,
+    FUNCTIONS_INLINED,
     LAZY_WEIGHTS,
+    NEWEST,
     NO_REGIONS,
     PrivateName,
     lookup_in,
@@ -34,12 +36,15 @@ if TYPE_CHECKING:
     from torch._dynamo.variables.builder import wrap_fx_proxy as wrap_fx_proxy
     from torch._dynamo.variables.builtin import BuiltinVariable as BuiltinVariable
     from torch._dynamo.variables.functions import UserFunctionVariable as UserFunctionVariable
+    from torch._dynamo.variables.functions import UserMethodVariable as UserMethodVariable
     from torch._dynamo.variables.higher_order_ops import CheckpointHigherOrderVariable as CheckpointHigherOrderVariable
     from torch._dynamo.variables.lazy import LazyConstantVariable as LazyConstantVariable
     from torch._dynamo.variables.lists import DequeVariable as DequeVariable
     from torch._dynamo.variables.misc import AutogradFunctionContextVariable as AutogradFunctionContextVariable
+    from torch._dynamo.variables.misc import AutogradFunctionVariable as AutogradFunctionVariable
     from torch._dynamo.variables.misc import RandomVariable as RandomVariable
     from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable as UnspecializedNNModuleVariable
+    from torch._dynamo.variables.user_defined import UserDefinedClassVariable as UserDefinedClassVariable
     from torch._dynamo.variables.user_defined import UserDefinedObjectVariable as UserDefinedObjectVariable
 
 NAMES = (
@@ -104,6 +109,28 @@ NAMES = (
         "the context of a custom autograd function: some of its methods are left to eager",
         fallback=CONTEXTS_TRACED,
         instead=None,
+    ),
+    PrivateName(
+        "torch._dynamo.variables.misc.AutogradFunctionVariable",
+        "a custom autograd function: applied as autograd applies it",
+        fallback=FUNCTIONS_INLINED,
+        instead=None,
+    ),
+    PrivateName(
+        "torch._dynamo.variables.misc.AutogradFunctionVariable._resolve_kwargs",
+        "its arguments in order, where some are given by name",
+        fallback=FUNCTIONS_INLINED,
+        seen_in=NEWEST,
+    ),
+    PrivateName(
+        "torch._dynamo.variables.functions.UserMethodVariable",
+        "the forward of a custom autograd function that is a class method",
+        fallback=FUNCTIONS_INLINED,
+    ),
+    PrivateName(
+        "torch._dynamo.variables.user_defined.UserDefinedClassVariable",
+        "the class that such a method is given",
+        fallback=FUNCTIONS_INLINED,
     ),
     PrivateName(
         "torch._dynamo.variables.misc.RandomVariable",

@@ -12,6 +12,9 @@
 - Dynamo takes a double of no dimensions for a number that may be left out, and leaves out what writes to it.
 - Dynamo remembers the shape that a tensor had before it was given another in place.
 - Dynamo traces a custom autograd function as if its backward were given each gradient, and as if no input were dirty.
+- Dynamo inlines a custom autograd function where nothing is recorded: with gradients on, without its `setup_context`,
+  and as if what it returns of its arguments were those. Where it is recorded, it gives a history to what is in lists.
+- Dynamo traces the marks that a forward leaves in its context, compiled by itself, as if they did nothing.
 - Dynamo takes a reentrant checkpoint for the other kind, which records also what no argument asks it to.
 - Dynamo draws Python's random numbers from a copy of the generator that there was while it traced.
 - Dynamo writes back neither a change of the order of a dictionary's keys nor, where a deque has one, its `maxlen`.

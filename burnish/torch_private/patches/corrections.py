@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+from burnish.torch_private.patches.autograd_functions import applying_functions, recording_results
 from burnish.torch_private.patches.containers import bounding_deques, extending_lists, noticing_order
 from burnish.torch_private.patches.left_to_eager import (
     leaving_contexts,
@@ -17,6 +18,8 @@ from burnish.torch_private.patches.writes import keeping_writes_to_numbers, noti
 _CORRECTIONS = (
     keeping_writes_to_numbers,
     noticing_other_shapes,
+    applying_functions,
+    recording_results,
     leaving_contexts,
     leaving_lazy_modules,
     leaving_python_draws,

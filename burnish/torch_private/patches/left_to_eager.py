@@ -50,6 +50,7 @@ def leaving_lazy_modules() -> Iterator[None]:
 # Methods of a custom autograd function's context that decide what its backward is given: None, or zeros; and whether an
 # input has another history after the call. Dynamo traces some of them as if they did nothing.
 _OF_CONTEXTS = ("set_materialize_grads", "mark_dirty")
+_MARKS = "mark_non_differentiable"  # of a context that autograd has made: Dynamo takes a note that nobody reads
 _FIELD = "materialize_grads"
 
 
@@ -64,7 +65,8 @@ def leaving_contexts() -> Iterator[None]:
 
     def asked(variable: Any, tx: Any, name: str) -> Any:
         # It raises at a method whose name it does not know, as it does everywhere.
-        return call(variable, tx, f"{name} of", [], {}) if name in _OF_CONTEXTS else ask(variable, tx, name)
+        is_left = name in _OF_CONTEXTS or (name == _MARKS and variable.source is not None)
+        return call(variable, tx, f"{name} of", [], {}) if is_left else ask(variable, tx, name)
 
     def called(variable: Any, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         sets = name == "__setattr__" and bool(args) and args[0].as_python_constant() == _FIELD
