@@ -14,6 +14,7 @@ from burnish.torch_private.names import (
     LAZY_WEIGHTS,
     NEWEST,
     NO_REGIONS,
+    ORDER_OF_SETS,
     PrivateName,
     lookup_in,
 )
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
     from torch._dynamo.side_effects import SideEffects as SideEffects
     from torch._dynamo.variables import ConstantVariable as ConstantVariable
     from torch._dynamo.variables import ConstDictVariable as ConstDictVariable
+    from torch._dynamo.variables import FrozensetVariable as FrozensetVariable
     from torch._dynamo.variables import ListVariable as ListVariable
+    from torch._dynamo.variables import SetVariable as SetVariable
     from torch._dynamo.variables import SymNodeVariable as SymNodeVariable
     from torch._dynamo.variables import TensorVariable as TensorVariable
     from torch._dynamo.variables import TupleVariable as TupleVariable
@@ -62,6 +65,15 @@ NAMES = (
         fallback=NO_REGIONS,
     ),
     PrivateName("torch._dynamo.variables.ConstDictVariable", "a dictionary", fallback=NO_REGIONS),
+    PrivateName(
+        "torch._dynamo.variables.FrozensetVariable",
+        "a frozenset, whose order is Python's",
+        fallback=ORDER_OF_SETS,
+        instead=None,
+    ),
+    PrivateName(
+        "torch._dynamo.variables.SetVariable", "a set, whose order is Python's", fallback=ORDER_OF_SETS, instead=None
+    ),
     PrivateName("torch._dynamo.variables.ListVariable", "a list", fallback=NO_REGIONS),
     PrivateName("torch._dynamo.variables.SymNodeVariable", "a size that may differ", fallback=NO_REGIONS),
     PrivateName("torch._dynamo.variables.TensorVariable", "a tensor", fallback=NO_REGIONS),

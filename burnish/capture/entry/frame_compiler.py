@@ -145,13 +145,13 @@ class FrameCompiler:
                         guards_apart(self._log),
                         without_headlines(),
                         without_meta_failures(),
-                        tracing_as_eager_runs(),
+                        tracing_as_eager_runs() as differs,
                         asked.noticed(),
                         _copying_blocks(frame, self._options.regions, self._log),
                     ):
                         result = self._inner(frame, cache_entry, frame_state)
                     raises = watch.says_it_raises() and frame.f_code not in self._goes_on
-                    if not raises and not asked:  # another process has another environment
+                    if not raises and not asked and not differs:  # another process has another environment
                         with self._log.stage("store"):
                             store(result)
                     wait()

@@ -18,6 +18,8 @@
 - Dynamo takes a reentrant checkpoint for the other kind, which records also what no argument asks it to.
 - Dynamo draws Python's random numbers from a copy of the generator that there was while it traced.
 - Dynamo writes back neither a change of the order of a dictionary's keys nor, where a deque has one, its `maxlen`.
+- Dynamo takes the elements of a set in the order in which they were put there, and changes sets that were there before
+  by making them anew.
 - Dynamo guards on an environment variable that it has read, and not on one that was not set.
 - Dynamo makes the weights of a lazy module while it traces: before what comes first in the call, and puts the random
   state back.

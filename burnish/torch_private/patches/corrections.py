@@ -13,6 +13,7 @@ from burnish.torch_private.patches.left_to_eager import (
     leaving_python_draws,
     leaving_unrecorded_checkpoints,
 )
+from burnish.torch_private.patches.sets import keeping_order_of_sets
 from burnish.torch_private.patches.writes import keeping_writes_to_numbers, noticing_other_shapes
 
 _CORRECTIONS = (
@@ -31,9 +32,12 @@ _CORRECTIONS = (
 
 
 @contextlib.contextmanager
-def tracing_as_eager_runs() -> Iterator[None]:
-    """All that is replaced so that what Dynamo makes of a function does what the function does."""
+def tracing_as_eager_runs() -> Iterator[list[str]]:
+    """All that is replaced so that what Dynamo makes of a function does what the function does. Gives a list that is
+    empty as long as another process would do the same."""
+    differs: list[str] = []
     with contextlib.ExitStack() as stack:
         for correction in _CORRECTIONS:
             stack.enter_context(correction())
-        yield
+        stack.enter_context(keeping_order_of_sets(lambda: differs.append("the order of a set of text")))
+        yield differs
