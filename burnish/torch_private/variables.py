@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from burnish.torch_private.names import (
+    ABSENCE_MISSED,
     BOUNDS_MISSED,
     CHECKPOINTS_ALIKE,
     CONTEXTS_TRACED,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from torch._dynamo.variables.builder import VariableBuilder as VariableBuilder
     from torch._dynamo.variables.builder import wrap_fx_proxy as wrap_fx_proxy
     from torch._dynamo.variables.builtin import BuiltinVariable as BuiltinVariable
+    from torch._dynamo.variables.dicts import DunderDictVariable as DunderDictVariable
     from torch._dynamo.variables.functions import UserFunctionVariable as UserFunctionVariable
     from torch._dynamo.variables.functions import UserMethodVariable as UserMethodVariable
     from torch._dynamo.variables.higher_order_ops import CheckpointHigherOrderVariable as CheckpointHigherOrderVariable
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from torch._dynamo.variables.lists import DequeVariable as DequeVariable
     from torch._dynamo.variables.misc import AutogradFunctionContextVariable as AutogradFunctionContextVariable
     from torch._dynamo.variables.misc import AutogradFunctionVariable as AutogradFunctionVariable
+    from torch._dynamo.variables.misc import PythonModuleVariable as PythonModuleVariable
     from torch._dynamo.variables.misc import RandomVariable as RandomVariable
     from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable as UnspecializedNNModuleVariable
     from torch._dynamo.variables.user_defined import UserDefinedClassVariable as UserDefinedClassVariable
@@ -143,6 +146,19 @@ NAMES = (
         "torch._dynamo.variables.user_defined.UserDefinedClassVariable",
         "the class that such a method is given",
         fallback=FUNCTIONS_INLINED,
+    ),
+    PrivateName(
+        "torch._dynamo.variables.dicts.DunderDictVariable",
+        "the `__dict__` of an object: guarded on keys that are not there",
+        fallback=ABSENCE_MISSED,
+        seen_in=NEWEST,
+        instead=None,
+    ),
+    PrivateName(
+        "torch._dynamo.variables.misc.PythonModuleVariable",
+        "a module of Python's: guarded on attributes that are not there",
+        fallback=ABSENCE_MISSED,
+        instead=None,
     ),
     PrivateName(
         "torch._dynamo.variables.misc.RandomVariable",

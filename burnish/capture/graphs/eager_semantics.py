@@ -20,6 +20,7 @@
 - Dynamo writes back neither a change of the order of a dictionary's keys nor, where a deque has one, its `maxlen`.
 - Dynamo takes the elements of a set in the order in which they were put there, and changes sets that were there before
   by making them anew.
+- Dynamo guards neither on attributes of modules and functions that it does not find, nor on keys of a `__dict__`.
 - Dynamo guards on an environment variable that it has read, and not on one that was not set.
 - Dynamo makes the weights of a lazy module while it traces: before what comes first in the call, and puts the random
   state back.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+from burnish.torch_private.patches.absent_attributes import guarding_absent_attributes
 from burnish.torch_private.patches.autograd_functions import applying_functions, recording_results
 from burnish.torch_private.patches.containers import bounding_deques, extending_lists, noticing_order
 from burnish.torch_private.patches.left_to_eager import (
@@ -28,6 +29,7 @@ _CORRECTIONS = (
     noticing_order,
     bounding_deques,
     extending_lists,
+    guarding_absent_attributes,
 )
 
 
