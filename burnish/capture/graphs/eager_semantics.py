@@ -17,6 +17,7 @@
 - Dynamo traces the marks that a forward leaves in its context, compiled by itself, as if they did nothing.
 - Dynamo takes a reentrant checkpoint for the other kind, which records also what no argument asks it to.
 - Dynamo draws Python's random numbers from a copy of the generator that there was while it traced.
+- Dynamo does not see what a function writes to a class in the objects of the class.
 - Dynamo writes back neither a change of the order of a dictionary's keys nor, where a deque has one, its `maxlen`.
 - Dynamo takes the elements of a set in the order in which they were put there, and changes sets that were there before
   by making them anew.

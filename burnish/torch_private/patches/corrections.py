@@ -15,11 +15,16 @@ from burnish.torch_private.patches.left_to_eager import (
     leaving_unrecorded_checkpoints,
 )
 from burnish.torch_private.patches.sets import keeping_order_of_sets
-from burnish.torch_private.patches.writes import keeping_writes_to_numbers, noticing_other_shapes
+from burnish.torch_private.patches.writes import (
+    keeping_writes_to_numbers,
+    leaving_writes_to_classes,
+    noticing_other_shapes,
+)
 
 _CORRECTIONS = (
     keeping_writes_to_numbers,
     noticing_other_shapes,
+    leaving_writes_to_classes,
     applying_functions,
     recording_results,
     leaving_contexts,
