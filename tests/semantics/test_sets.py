@@ -140,6 +140,7 @@ WITHOUT: dict[str, Use] = {
     "comparisons": lambda held: ({1, 8} <= held.numbers, set([8, 1]) == {1, 8}, {2}.isdisjoint(held.numbers)),
     "of one": lambda held: [*set(["a"]), *({1, 2} - {1})],
     "add": lambda held: held.numbers.add(2),
+    "discard of nothing": lambda held: held.numbers.discard(1000),
     "kept": lambda held: setattr(held, "kept", {"b", "a", "c"}),
     "constants one by one": lambda held: (list({33, 1, 8}), [v for v in {"b", "a", "c"}], list(set(["a", "b"]))),
     "grown": lambda held: (several := set(), several.add("b"), several.update(["a", "c"]))[0],

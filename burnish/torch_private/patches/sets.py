@@ -213,9 +213,11 @@ def _called(orders: _Orders, call: Callable[..., Any]) -> Callable[..., Any]:
             return call(variable, tx, name, args, kwargs)
         if name == "pop" and orders.is_seen(variable):
             raise Unsupported(_REASON)
-        if variable.source is not None and name in _CHANGES and type(variable) is SetVariable:
-            raise Unsupported(_REASON)
         given = [each.realize() for each in args]
+        if variable.source is not None and name in _CHANGES and type(variable) is SetVariable:
+            if name == "discard" and len(given) == 1 and given[0] not in variable:  # a module does, for each buffer
+                return call(variable, tx, name, args, kwargs)
+            raise Unsupported(_REASON)
         if name in _ONE_BY_ONE:
             was_grown = orders.is_grown(variable)
             is_literal = was_grown and name == "update" and not variable.items and len(given) == 1
