@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from burnish.torch_private.names import AS_TORCH_DOES, NEWEST, NO_REGIONS, PrivateName, lookup_in
+from burnish.torch_private.names import AS_TORCH_DOES, FUNCTIONS_INLINED, NEWEST, NO_REGIONS, PrivateName, lookup_in
 
 if TYPE_CHECKING:
     from torch._C._autograd import _get_current_graph_task_keep_graph as get_current_graph_task_keep_graph
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from torch._functorch._aot_autograd import graph_compile as graph_compile
     from torch._functorch.aot_autograd import aot_export_joint_simple as aot_export_joint_simple
     from torch._functorch.aot_autograd import aot_module_simplified as aot_module_simplified
+    from torch._functorch.autograd_function import (
+        DynamoAutogradFunctionTraceHelper as DynamoAutogradFunctionTraceHelper,
+    )
     from torch._functorch.partitioners import min_cut_rematerialization_partition as min_cut_rematerialization_partition
     from torch._higher_order_ops.effects import with_effects as with_effects
     from torch._higher_order_ops.wrap import tag_activation_checkpoint as tag_activation_checkpoint
@@ -32,6 +35,13 @@ NAMES = (
         "torch._functorch.aot_autograd.aot_export_joint_simple", "the same for one block of many", fallback=NO_REGIONS
     ),
     PrivateName("torch._functorch.partitioners.min_cut_rematerialization_partition", "splits forward from backward"),
+    PrivateName(
+        "torch._functorch.autograd_function.DynamoAutogradFunctionTraceHelper",
+        "what is traced around the forward of a custom autograd function",
+        fallback=FUNCTIONS_INLINED,
+        seen_in=NEWEST,
+        instead=None,
+    ),
     PrivateName("torch._functorch.config", "AOTAutograd's settings"),
     PrivateName(
         "torch._functorch._aot_autograd.graph_compile",

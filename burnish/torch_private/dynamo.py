@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch._dynamo import convert_frame as convert_frame
     from torch._dynamo import disable as disable
     from torch._dynamo import eval_frame as eval_frame
+    from torch._dynamo import graph_break as graph_break
     from torch._dynamo import guards as guards
     from torch._dynamo import list_backends as list_backends
     from torch._dynamo import mark_static_address as mark_static_address
@@ -69,6 +70,7 @@ NAMES = (
     PrivateName("torch._dynamo.optimize", "the context in which Dynamo traces with our backend"),
     PrivateName("torch._dynamo.disable", "keeps Dynamo out of a function", instead=_as_it_is),
     PrivateName("torch._dynamo.reset", "forgets everything compiled in the process", instead=_nothing),
+    PrivateName("torch._dynamo.graph_break", "traced: what is around it is left to eager", instead=_nothing),
     PrivateName(
         "torch._dynamo.list_backends",
         "the backends that an error message names",

@@ -5,13 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from burnish.torch_private.names import (
+    ABSENCE_MISSED,
     BACKWARDS_ALIKE,
     BOUNDS_MISSED,
     CHECKPOINTS_ALIKE,
     CONTEXTS_TRACED,
+    DRAWS_TRACED,
     ENVIRONMENT_MISSED,
+    FUNCTIONS_INLINED,
     LAZY_WEIGHTS,
+    NEWEST,
     NO_REGIONS,
+    ORDER_OF_SETS,
     PrivateName,
     lookup_in,
 )
@@ -20,11 +25,14 @@ if TYPE_CHECKING:
     from torch._dynamo.side_effects import SideEffects as SideEffects
     from torch._dynamo.variables import ConstantVariable as ConstantVariable
     from torch._dynamo.variables import ConstDictVariable as ConstDictVariable
+    from torch._dynamo.variables import FrozensetVariable as FrozensetVariable
     from torch._dynamo.variables import ListVariable as ListVariable
+    from torch._dynamo.variables import SetVariable as SetVariable
     from torch._dynamo.variables import SymNodeVariable as SymNodeVariable
     from torch._dynamo.variables import TensorVariable as TensorVariable
     from torch._dynamo.variables import TupleVariable as TupleVariable
     from torch._dynamo.variables import nn_module as nn_module
+    from torch._dynamo.variables import user_defined as user_defined
     from torch._dynamo.variables.base import AttributeMutationExisting as AttributeMutationExisting
     from torch._dynamo.variables.base import AttributeMutationNew as AttributeMutationNew
     from torch._dynamo.variables.base import ValueMutationNew as ValueMutationNew
@@ -33,16 +41,21 @@ if TYPE_CHECKING:
     from torch._dynamo.variables.builder import wrap_fx_proxy as wrap_fx_proxy
     from torch._dynamo.variables.builtin import BuiltinVariable as BuiltinVariable
     from torch._dynamo.variables.ctx_manager import GradModeVariable as GradModeVariable
+    from torch._dynamo.variables.dicts import DunderDictVariable as DunderDictVariable
     from torch._dynamo.variables.functions import UserFunctionVariable as UserFunctionVariable
+    from torch._dynamo.variables.functions import UserMethodVariable as UserMethodVariable
     from torch._dynamo.variables.higher_order_ops import AutogradFunctionApplyVariable as AutogradFunctionApplyVariable
     from torch._dynamo.variables.higher_order_ops import CheckpointHigherOrderVariable as CheckpointHigherOrderVariable
     from torch._dynamo.variables.lazy import LazyConstantVariable as LazyConstantVariable
     from torch._dynamo.variables.lists import DequeVariable as DequeVariable
     from torch._dynamo.variables.misc import AutogradFunctionContextVariable as AutogradFunctionContextVariable
     from torch._dynamo.variables.misc import AutogradFunctionVariable as AutogradFunctionVariable
+    from torch._dynamo.variables.misc import PythonModuleVariable as PythonModuleVariable
+    from torch._dynamo.variables.misc import RandomVariable as RandomVariable
     from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable as UnspecializedNNModuleVariable
     from torch._dynamo.variables.torch import TorchCtxManagerClassVariable as TorchCtxManagerClassVariable
     from torch._dynamo.variables.torch import TorchInGraphFunctionVariable as TorchInGraphFunctionVariable
+    from torch._dynamo.variables.user_defined import UserDefinedClassVariable as UserDefinedClassVariable
     from torch._dynamo.variables.user_defined import UserDefinedObjectVariable as UserDefinedObjectVariable
 
 NAMES = (
@@ -60,6 +73,15 @@ NAMES = (
         fallback=NO_REGIONS,
     ),
     PrivateName("torch._dynamo.variables.ConstDictVariable", "a dictionary", fallback=NO_REGIONS),
+    PrivateName(
+        "torch._dynamo.variables.FrozensetVariable",
+        "a frozenset, whose order is Python's",
+        fallback=ORDER_OF_SETS,
+        instead=None,
+    ),
+    PrivateName(
+        "torch._dynamo.variables.SetVariable", "a set, whose order is Python's", fallback=ORDER_OF_SETS, instead=None
+    ),
     PrivateName("torch._dynamo.variables.ListVariable", "a list", fallback=NO_REGIONS),
     PrivateName("torch._dynamo.variables.SymNodeVariable", "a size that may differ", fallback=NO_REGIONS),
     PrivateName("torch._dynamo.variables.TensorVariable", "a tensor", fallback=NO_REGIONS),
@@ -122,8 +144,43 @@ NAMES = (
     ),
     PrivateName(
         "torch._dynamo.variables.misc.AutogradFunctionVariable",
-        "a custom autograd function: one that another's backward calls is left to eager",
-        fallback=BACKWARDS_ALIKE,
+        "a custom autograd function: applied as autograd applies it; left to eager in another's backward",
+        fallback=f"{FUNCTIONS_INLINED}, and {BACKWARDS_ALIKE}",
+        instead=None,
+    ),
+    PrivateName(
+        "torch._dynamo.variables.misc.AutogradFunctionVariable._resolve_kwargs",
+        "its arguments in order, where some are given by name",
+        fallback=FUNCTIONS_INLINED,
+        seen_in=NEWEST,
+    ),
+    PrivateName(
+        "torch._dynamo.variables.functions.UserMethodVariable",
+        "the forward of a custom autograd function that is a class method",
+        fallback=FUNCTIONS_INLINED,
+    ),
+    PrivateName(
+        "torch._dynamo.variables.user_defined.UserDefinedClassVariable",
+        "the class that such a method is given",
+        fallback=FUNCTIONS_INLINED,
+    ),
+    PrivateName(
+        "torch._dynamo.variables.dicts.DunderDictVariable",
+        "the `__dict__` of an object: guarded on keys that are not there",
+        fallback=ABSENCE_MISSED,
+        seen_in=NEWEST,
+        instead=None,
+    ),
+    PrivateName(
+        "torch._dynamo.variables.misc.PythonModuleVariable",
+        "a module of Python's: guarded on attributes that are not there",
+        fallback=ABSENCE_MISSED,
+        instead=None,
+    ),
+    PrivateName(
+        "torch._dynamo.variables.misc.RandomVariable",
+        "a generator of Python's random numbers: left to eager",
+        fallback=DRAWS_TRACED,
         instead=None,
     ),
     PrivateName(
@@ -147,6 +204,12 @@ NAMES = (
         "torch._dynamo.variables.torch.TorchInGraphFunctionVariable",
         "a function of torch's: a custom backward that asks for grad mode is left to eager",
         fallback=BACKWARDS_ALIKE,
+        instead=None,
+    ),
+    PrivateName(
+        "torch._dynamo.variables.user_defined",
+        "holds the function that draws Python's random numbers before the graph",
+        fallback=DRAWS_TRACED,
         instead=None,
     ),
     PrivateName(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -76,6 +78,63 @@ def test_numpy_draws_from_its_own_stream(name, options):
         seen.append(([call(x) for _ in range(3)], np.random.rand()))
     torch.testing.assert_close(*seen)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+PYTHON: dict[str, Callable[[torch.Tensor, Any], object]] = {
+    "number": lambda x, draw: x * draw.random(),
+    "number beside integers": lambda x, draw: x.long() * draw.random(),
+    "type of a number": lambda x, draw: torch.tensor(draw.uniform(0, 9)) + torch.full((4, 5), draw.random()),
+    "integer": lambda x, draw: (x[: draw.randint(1, 3)], draw.randrange(100), draw.getrandbits(8)),
+    "choice": lambda x, draw: x * draw.choice([1, 2, 3, 4]) + draw.sample(range(9), 2)[0],
+    "order": lambda x, draw: (x + 1, (several := list(range(9)), draw.shuffle(several))[0]),
+    "gauss": lambda x, draw: x * draw.gauss(0, 1) + draw.random(),
+    "branch": lambda x, draw: x + 1 if draw.random() > 0.5 else x - 1,
+    "seed": lambda x, draw: (draw.seed(7), x * draw.random())[1],
+    "state": lambda x, draw: (state := draw.getstate(), x * draw.random(), draw.setstate(state), draw.random())[1:],
+    "several": lambda x, draw: (x + 1, [draw.random() for _ in range(3)]),
+    "made inside": lambda x, draw: x * random.Random(3).random() + draw.random(),
+    "made inside, and returned": lambda x, draw: (x + draw.random(), random.Random(3))[0],
+}
+
+
+class Drawn(random.Random):
+    pass
+
+
+class Draws(nn.Module):
+    def __init__(self, draw: Callable[[torch.Tensor, Any], object], source: Any) -> None:
+        super().__init__()
+        self.draw, self.source = draw, source
+
+    def forward(self, x: torch.Tensor) -> object:
+        return self.draw(x, self.source)
+
+
+SOURCES: dict[str, Callable[[], Any]] = {
+    "generator": lambda: random.Random(0),
+    "generator of another class": lambda: Drawn(0),
+    "module": lambda: (random.seed(0), random)[1],
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("name", PYTHON)
+def test_python_draws_from_its_own_streams(name: str, source: str) -> None:
+    x, seen = torch.randn(4, 5), []
+    for way in (lambda model: model, lambda model: burnish.compile(model, gate=False, verify="off")):
+        generator = SOURCES[source]()
+        model = way(Draws(PYTHON[name], generator))
+        seen.append(([model(x) for _ in range(3)], generator.getstate()))
+    torch.testing.assert_close(*seen)
+
+
+def test_a_draw_that_is_held() -> None:
+    seen = []
+    for way in (lambda fn: fn, burnish.compile):
+        draw = random.Random(0).randint
+        compiled = way(lambda x, draw=draw: x * draw(0, 99))
+        seen.append([compiled(torch.ones(3)) for _ in range(3)])
+    torch.testing.assert_close(*seen)
 
 
 class Noisy(nn.Module):

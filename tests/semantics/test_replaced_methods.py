@@ -174,6 +174,44 @@ def test_one_of_two_functions_of_the_same_code(monkeypatch: pytest.MonkeyPatch) 
         torch.testing.assert_close(compiled(X), X * factor)
 
 
+TORCHS: dict[str, tuple[Any, str, Callable[[torch.Tensor], torch.Tensor]]] = {
+    "a function of torch": (torch, "sin", lambda x: torch.sin(x) + x),
+    "a function of torch.nn": (nn.functional, "relu", lambda x: nn.functional.relu(x) + x),
+}
+
+
+@pytest.mark.parametrize("sealed", [False, True], ids=["open", "sealed"])
+@pytest.mark.parametrize("name", TORCHS)
+def test_torchs_own_that_is_replaced_is_noticed(name: str, sealed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, attribute, function = TORCHS[name]
+    compiled: Any = burnish.compile(function, **FORCED)
+    before = compiled(X)
+    if sealed:
+        burnish.seal(compiled)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, attribute, lambda x: x * 100)
+        for _ in range(2):
+            torch.testing.assert_close(compiled(X), X * 100 + X)
+    torch.testing.assert_close(compiled(X), before)
+    torch.testing.assert_close(before, function(X))
+
+
+METHODS: dict[str, tuple[str, Callable[[torch.Tensor], torch.Tensor]]] = {
+    "a method": ("sin", lambda x: x.sin().cos()),
+    "an operator": ("__add__", lambda x: (x + x).cos()),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_replaced_method_of_tensors_is_noticed_after_a_reset(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    attribute, function = METHODS[name]
+    compiled = burnish.compile(function, **FORCED)
+    torch.testing.assert_close(compiled(X), function(X))
+    monkeypatch.setattr(torch.Tensor, attribute, lambda x, *others: x * 50)
+    burnish.reset()
+    torch.testing.assert_close(compiled(X), (X * 50).cos())
+
+
 # -- the question by itself ---------------------------------------------------------------------------------------
 
 

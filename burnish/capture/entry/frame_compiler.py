@@ -150,7 +150,7 @@ class FrameCompiler:
                         guards_apart(self._log),
                         without_headlines(),
                         without_meta_failures(),
-                        tracing_as_eager_runs(),
+                        tracing_as_eager_runs() as differs,
                         breaking_graphs(),
                         asked.noticed(),
                         noticing_breaks(breaks.append),
@@ -160,7 +160,7 @@ class FrameCompiler:
                     if breaks and breaks[-1] and result.guarded_code is not None:
                         note_broken(result.guarded_code.code)
                     raises = watch.says_it_raises() and frame.f_code not in self._goes_on
-                    if not raises and not asked:  # another process has another environment
+                    if not raises and not asked and not differs:  # another process has another environment
                         with self._log.stage("store"):
                             store(result)
                     wait()

@@ -19,7 +19,15 @@
 - Dynamo takes a reentrant checkpoint for the other kind, which records also what no argument asks it to.
 - Dynamo takes a checkpointed region for one that runs once: what it writes to tensors from outside is written once, and
   what is written after it is not seen when it is run again.
+- Dynamo inlines a custom autograd function where nothing is recorded: with gradients on, without its `setup_context`,
+  and as if what it returns of its arguments were those. Where it is recorded, it gives a history to what is in lists.
+- Dynamo traces the marks that a forward leaves in its context, compiled by itself, as if they did nothing.
+- Dynamo draws Python's random numbers from a copy of the generator that there was while it traced.
+- Dynamo does not see what a function writes to a class in the objects of the class.
 - Dynamo writes back neither a change of the order of a dictionary's keys nor, where a deque has one, its `maxlen`.
+- Dynamo takes the elements of a set in the order in which they were put there, and changes sets that were there before
+  by making them anew.
+- Dynamo guards neither on attributes of modules and functions that it does not find, nor on keys of a `__dict__`.
 - Dynamo guards on an environment variable that it has read, and not on one that was not set.
 - Dynamo makes the weights of a lazy module while it traces: before what comes first in the call, and puts the random
   state back.

@@ -5,32 +5,48 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+from burnish.torch_private.patches.absent_attributes import guarding_absent_attributes
+from burnish.torch_private.patches.autograd_functions import applying_functions, recording_results
 from burnish.torch_private.patches.containers import bounding_deques, extending_lists, noticing_order
 from burnish.torch_private.patches.left_to_eager import (
     leaving_contexts,
     leaving_grad_modes,
     leaving_lazy_modules,
+    leaving_python_draws,
     leaving_unrecorded_checkpoints,
 )
-from burnish.torch_private.patches.writes import keeping_writes_to_numbers, noticing_other_shapes
+from burnish.torch_private.patches.sets import keeping_order_of_sets
+from burnish.torch_private.patches.writes import (
+    keeping_writes_to_numbers,
+    leaving_writes_to_classes,
+    noticing_other_shapes,
+)
 
 _CORRECTIONS = (
     keeping_writes_to_numbers,
     noticing_other_shapes,
+    leaving_writes_to_classes,
+    applying_functions,
+    recording_results,
     leaving_contexts,
     leaving_grad_modes,
     leaving_lazy_modules,
+    leaving_python_draws,
     leaving_unrecorded_checkpoints,
     noticing_order,
     bounding_deques,
     extending_lists,
+    guarding_absent_attributes,
 )
 
 
 @contextlib.contextmanager
-def tracing_as_eager_runs() -> Iterator[None]:
-    """All that is replaced so that what Dynamo makes of a function does what the function does."""
+def tracing_as_eager_runs() -> Iterator[list[str]]:
+    """All that is replaced so that what Dynamo makes of a function does what the function does. Gives a list that is
+    empty as long as another process would do the same."""
+    differs: list[str] = []
     with contextlib.ExitStack() as stack:
         for correction in _CORRECTIONS:
             stack.enter_context(correction())
-        yield
+        stack.enter_context(keeping_order_of_sets(lambda: differs.append("the order of a set of text")))
+        yield differs

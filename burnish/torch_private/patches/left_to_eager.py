@@ -21,10 +21,12 @@ from burnish.torch_private.variables import (
     AutogradFunctionVariable,
     CheckpointHigherOrderVariable,
     GradModeVariable,
+    RandomVariable,
     TensorVariable,
     TorchCtxManagerClassVariable,
     TorchInGraphFunctionVariable,
     nn_module,
+    user_defined,
 )
 
 
@@ -56,6 +58,7 @@ def leaving_lazy_modules() -> Iterator[None]:
 # Methods of a custom autograd function's context that decide what its backward is given: None, or zeros; and whether an
 # input has another history after the call. Dynamo traces some of them as if they did nothing.
 _OF_CONTEXTS = ("set_materialize_grads", "mark_dirty")
+_MARKS = "mark_non_differentiable"  # of a context that autograd has made: Dynamo takes a note that nobody reads
 _FIELD = "materialize_grads"
 
 
@@ -70,7 +73,8 @@ def leaving_contexts() -> Iterator[None]:
 
     def asked(variable: Any, tx: Any, name: str) -> Any:
         # It raises at a method whose name it does not know, as it does everywhere.
-        return call(variable, tx, f"{name} of", [], {}) if name in _OF_CONTEXTS else ask(variable, tx, name)
+        is_left = name in _OF_CONTEXTS or (name == _MARKS and variable.source is not None)
+        return call(variable, tx, f"{name} of", [], {}) if is_left else ask(variable, tx, name)
 
     def called(variable: Any, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         sets = name == "__setattr__" and bool(args) and args[0].as_python_constant() == _FIELD
@@ -247,3 +251,33 @@ def _makes_gradients(graph: fx.Graph) -> bool:
     region = _last(graph, tag_activation_checkpoint)
     values = pytree.tree_leaves(region.meta.get("example_value")) if region is not None else [None]
     return any(value is None or (isinstance(value, torch.Tensor) and value.requires_grad) for value in values)
+
+
+_DRAWS = "call_random_fn"
+_DRAWN = "a number of Python's random module: eager draws it"
+
+
+@contextlib.contextmanager
+def leaving_python_draws() -> Iterator[None]:
+    """While open, Dynamo breaks the graph at what Python's `random` draws, and at each method of a generator. It would
+    draw from a copy of the generator in the state that this had while tracing, and give a graph doubles for numbers
+    whose type depends on what they are combined with."""
+    if RandomVariable is None or not hasattr(user_defined, _DRAWS):
+        yield
+        return
+    make = RandomVariable.__init__
+
+    def made(variable: Any, *args: Any, **kwargs: Any) -> None:
+        if kwargs.get("source") is None:  # by the function itself
+            raise Unsupported(_DRAWN)
+        make(variable, *args, **kwargs)
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise Unsupported(_DRAWN)
+
+    with (
+        replaced(RandomVariable, "__init__", made),
+        replaced(RandomVariable, "call_method", refuse),
+        replaced(user_defined, _DRAWS, refuse),
+    ):
+        yield

@@ -1,4 +1,4 @@
-"""What Dynamo misses of tensors that a function writes."""
+"""What Dynamo misses of tensors, classes and modules that a function writes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from burnish.torch_private.dynamo import OutputGraph
+from burnish.torch_private.dynamo import OutputGraph, Unsupported
 from burnish.torch_private.patches.replacing import replaced
 from burnish.torch_private.variables import (
+    AttributeMutationNew,
+    PythonModuleVariable,
+    SideEffects,
     TensorVariable,
+    UserDefinedClassVariable,
 )
 
 _NUMBERS_OUT = "remove_tensorify_specialized_graphargs"
@@ -53,3 +57,33 @@ def noticing_other_shapes() -> Iterator[None]:
 
     with replaced(TensorVariable, _AFTER_A_WRITE, after_any):
         yield
+
+
+_WRITES_ATTRIBUTE = "store_attr"
+
+
+@contextlib.contextmanager
+def leaving_writes_to_classes() -> Iterator[None]:
+    """While open, Dynamo breaks the graph at a write to an attribute of a class, which it would not see in objects of
+    the class and in classes derived from it; and of the function's own module, which it would not see in its globals.
+    """
+    ordinary = getattr(SideEffects, _WRITES_ATTRIBUTE, None)
+    if ordinary is None:
+        yield
+        return
+
+    def written(effects: Any, owner: Any, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        is_new = isinstance(getattr(owner, "mutation_type", None), AttributeMutationNew)
+        if isinstance(owner, UserDefinedClassVariable) and not is_new:
+            raise Unsupported("a write to an attribute of a class")
+        if isinstance(owner, PythonModuleVariable) and vars(owner.value) is _globals(effects):
+            raise Unsupported("a write to an attribute of the module whose globals the function reads")
+        ordinary(effects, owner, name, value, *args, **kwargs)
+
+    with replaced(SideEffects, _WRITES_ATTRIBUTE, written):
+        yield
+
+
+def _globals(effects: Any) -> Any:
+    output = effects.output_graph_weakref()
+    return None if output is None else output.global_scope

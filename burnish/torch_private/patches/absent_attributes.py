@@ -1,0 +1,125 @@
+"""Attributes that are not there while Dynamo traces, and may be later."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import types
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+from burnish.torch_private.guards import GuardBuilder
+from burnish.torch_private.guards import install_guard as install
+from burnish.torch_private.patches.replacing import replaced
+from burnish.torch_private.variables import (
+    DunderDictVariable,
+    PythonModuleVariable,
+    UserDefinedObjectVariable,
+    UserFunctionVariable,
+)
+
+_GETS, _ASKS, _CONTAINS, _HAS_KEYS = (
+    "var_getattr",
+    "call_obj_hasattr",
+    "install_dict_contains_guard",
+    "install_dict_keys_match_guard",
+)
+_CALLS, _SUBSCRIPTS = "call_method", ("mp_subscript_impl", "getitem_const")
+_MISSING = object()
+
+
+@contextlib.contextmanager
+def guarding_absent_attributes() -> Iterator[None]:
+    """While open, Dynamo guards on what it does not find: attributes of objects, modules and functions, and keys of
+    their `__dict__`, of which it guards on none."""
+    with contextlib.ExitStack() as stack:
+        for owner in (PythonModuleVariable, UserFunctionVariable, UserDefinedObjectVariable):
+            for name in (_GETS, _ASKS):
+                if owner is not None and hasattr(owner, name):
+                    is_asked = name == _ASKS and owner is not UserDefinedObjectVariable  # which Dynamo guards itself
+                    stack.enter_context(replaced(owner, name, _noticing(getattr(owner, name), is_asked)))
+        if DunderDictVariable is not None and hasattr(DunderDictVariable, _CONTAINS):
+            stack.enter_context(replaced(DunderDictVariable, _CONTAINS, _guard_key))
+            stack.enter_context(replaced(DunderDictVariable, _HAS_KEYS, _guard_keys))
+            stack.enter_context(replaced(DunderDictVariable, _CALLS, _copied(getattr(DunderDictVariable, _CALLS))))
+            for name in filter(partial(hasattr, DunderDictVariable), _SUBSCRIPTS):
+                stack.enter_context(replaced(DunderDictVariable, name, _read(getattr(DunderDictVariable, name))))
+        yield
+
+
+def _copied(ordinary: Callable[..., Any]) -> Callable[..., Any]:
+    def called(variable: Any, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if name == "copy":
+            _guard_keys(variable)
+        return ordinary(variable, tx, name, args, kwargs)
+
+    return called
+
+
+def _read(ordinary: Callable[..., Any]) -> Callable[..., Any]:
+    def read(variable: Any, tx: Any, key: Any) -> Any:
+        _guard_key(variable, tx, [key])
+        return ordinary(variable, tx, key)
+
+    return read
+
+
+def _noticing(ordinary: Callable[..., Any], is_asked: bool) -> Callable[..., Any]:
+    def asked(variable: Any, tx: Any, name: str) -> Any:
+        if variable.source is not None and not _is_written(variable, tx, name):
+            _guard_attribute(variable, name, is_asked)
+        return ordinary(variable, tx, name)
+
+    return asked
+
+
+def _is_written(variable: Any, tx: Any, name: str) -> bool:
+    """Whether the function has set it, or taken it away."""
+    return bool(tx.output.side_effects.has_pending_mutation_of_attr(variable, name))
+
+
+def _guard_attribute(variable: Any, name: str, is_asked: bool) -> None:
+    """Where it is there, its value is guarded on; if it is only `is_asked` whether it is, it is not."""
+    value = variable.fn if isinstance(variable, UserFunctionVariable) else variable.value
+    if name.startswith("__") or (not is_asked and _is_there(value, name)):
+        return
+    if not is_asked and _answers_for_itself(value):  # and may give it all the same
+        guard = partial(GuardBuilder.NOT_PRESENT_IN_GENERIC_DICT, attr=name)
+    else:
+        guard = partial(GuardBuilder.HASATTR, attr=name)
+    install(variable.source.make_guard(guard))
+
+
+def _is_there(value: Any, name: str) -> bool:
+    if isinstance(value, torch.nn.Module):
+        held = (vars(value).get(each) for each in ("_parameters", "_buffers", "_modules"))
+        if any(isinstance(each, dict) and name in each for each in held):
+            return True
+    return inspect.getattr_static(value, name, _MISSING) is not _MISSING
+
+
+def _answers_for_itself(value: Any) -> bool:
+    if isinstance(value, types.ModuleType):
+        return "__getattr__" in vars(value)
+    answer = inspect.getattr_static(type(value), "__getattr__", None)
+    own = type(value).__getattribute__ not in (object.__getattribute__, types.FunctionType.__getattribute__)
+    return own or answer not in (None, torch.nn.Module.__getattr__)
+
+
+def _guard_key(variable: Any, tx: Any, args: list[Any]) -> None:
+    source = variable.source
+    if source is None or not args or not args[0].is_python_constant():
+        return
+    key, held = args[0].as_python_constant(), variable.items
+    if not isinstance(key, str) or _is_written(held.item, tx, key):
+        return
+    kind = GuardBuilder.DICT_CONTAINS if key in held.item_dict else GuardBuilder.DICT_NOT_CONTAINS
+    install(source.make_guard(partial(kind, key=key)))
+
+
+def _guard_keys(variable: Any) -> None:
+    if variable.source is not None:
+        install(variable.source.make_guard(GuardBuilder.DICT_KEYS_MATCH))
