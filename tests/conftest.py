@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,13 @@ os.environ.setdefault("BURNISH_PRODUCTS", "ours")
 
 import pytest
 import torch
+
+with contextlib.suppress(ImportError):  # where only a GPU's tests run
+    import hypothesis
+
+    # The same examples each time, however busy the machine is.
+    hypothesis.settings.register_profile("burnish", derandomize=True, deadline=None)
+    hypothesis.settings.load_profile("burnish")
 
 
 @pytest.fixture(scope="session", autouse=True)
