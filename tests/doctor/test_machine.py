@@ -264,19 +264,11 @@ def test_a_cache_that_is_off(tmp_path: Path) -> None:
 # -- the processor and the GPU ------------------------------------------------------------------------------------
 
 
-def test_a_containers_share_of_the_processor(tmp_path: Path) -> None:
-    (tmp_path / "cpu.max").write_text("50000 100000\n")
-    assert machine.usable_cpus(tmp_path) == 0.5
-    (tmp_path / "cpu.max").write_text("max 100000\n")
-    assert machine.usable_cpus(tmp_path) >= 1
-    assert machine.usable_cpus(tmp_path / "none") >= 1
-
-
 @pytest.mark.parametrize(
     ("usable", "threads", "status"), [(2, 2, "ok"), (1.5, 2, "ok"), (2, 8, "warn"), (8, 1, "warn"), (0.5, 1, "ok")]
 )
 def test_threads_and_cores(monkeypatch: pytest.MonkeyPatch, usable: float, threads: int, status: str) -> None:
-    monkeypatch.setattr(machine, "usable_cpus", lambda: usable)
+    monkeypatch.setattr(machine, "usable_cores", lambda: usable)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     line = machine.check_cpu()
     assert line.status == status

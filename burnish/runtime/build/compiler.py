@@ -7,11 +7,8 @@ answer), the cache tells who filled it (`find_maker`): what is stored can be loa
 from __future__ import annotations
 
 import contextlib
-import functools
-import hashlib
 import json
 import os
-import platform
 import re
 import selectors
 import shlex
@@ -381,42 +378,6 @@ def _end_all() -> None:
 
 
 at_exit(_end_all)
-
-
-def cpu_target() -> str:
-    """What decides which instructions -march=native may use. Two models of x86 with the same features are alike."""
-    told = _processor()
-    named = ("CPU implementer", "CPU part", "CPU variant")
-    return ", ".join([platform.machine(), *_named(told, named), _features(told)])
-
-
-def cpu_features() -> str:
-    """The same, and what decides how long things take."""
-    told = _processor()
-    named = ("model name", "cpu family", "model", "stepping", "CPU implementer", "CPU part", "CPU variant")
-    return ", ".join([platform.machine(), *_named(told, named), _features(told)])
-
-
-def _named(told: Mapping[str, str], fields: Sequence[str]) -> list[str]:
-    return [f"{field} {told[field]}" for field in fields if field in told]
-
-
-def _features(told: Mapping[str, str]) -> str:
-    features = " ".join(sorted((told.get("flags") or told.get("Features") or "").split()))
-    return f"features {hashlib.sha256(features.encode()).hexdigest()[:16]}"
-
-
-@functools.cache
-def _processor() -> Mapping[str, str]:
-    """/proc/cpuinfo up to its first blank line: one processor speaks for all."""
-    told: dict[str, str] = {}
-    with contextlib.suppress(OSError), open("/proc/cpuinfo") as cpuinfo:
-        for line in cpuinfo:
-            if not line.strip():
-                break
-            field, _, value = line.partition(":")
-            told[field.strip()] = value.strip()
-    return told
 
 
 def _plain(text: str) -> str:

@@ -32,12 +32,12 @@ from burnish.errors import (
 )
 from burnish.observe.log import CompileLog
 from burnish.options import Options
+from burnish.processor import this_cpu
 from burnish.runtime.build.compiler import (
     CommandFailed,
     Compiler,
     Maker,
     compile_object,
-    cpu_target,
     find_maker,
     forget_compilers,
     link_shared,
@@ -96,7 +96,7 @@ class _Job:
                 ("torch", str(torch.__version__)),
                 *compiler.factors,
                 ("flags", " ".join(self.flags)),
-                ("cpu", cpu_target()),
+                ("cpu", this_cpu().instructions),
             )
         )
 

@@ -24,7 +24,7 @@ from burnish.ir.expr import Div, Extreme, Mod, Sym
 from burnish.ir.graph import Extern, Ref
 from burnish.observe.log import CompileLog
 from burnish.options import Options
-from burnish.runtime.build.compiler import cpu_features
+from burnish.processor import this_cpu
 from burnish.runtime.build.shared_library import source_hash
 from burnish.runtime.cache.data import Codec, NotData
 from burnish.runtime.cache.graph_text import Unprintable, graph_text
@@ -86,7 +86,7 @@ def option_factor(options: Options) -> str:
 
 
 def machine_factors(device: torch.device) -> tuple[tuple[str, str], ...]:
-    factors = [("torch", str(torch.__version__)), ("python", platform.python_version()), ("cpu", cpu_features())]
+    factors = [("torch", str(torch.__version__)), ("python", platform.python_version()), ("cpu", this_cpu().identity)]
     factors.append(("threads", str(torch.get_num_threads())))
     if device.type == "cuda":
         found = torch.cuda.get_device_properties(device)

@@ -31,7 +31,7 @@ from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim
 from burnish.observe.log import CompileLog
 from burnish.options import Options
-from burnish.runtime.build.compiler import cpu_features
+from burnish.processor import this_cpu
 from burnish.runtime.build.shared_library import double_library, load_native, native_library, source_hash
 from burnish.runtime.cache.entry import CacheKey
 from burnish.runtime.cache.store import Cache, open_cache
@@ -193,7 +193,7 @@ def _stored(key: CacheKey, cache: Cache) -> tuple[str, str]:
 def _key(found: ProductClass) -> CacheKey:
     return CacheKey((
         ("name", f"product {found}"), ("product", str(found)), ("burnish", source_hash()),
-        ("torch", str(torch.__version__)), ("cpu", cpu_features()),
+        ("torch", str(torch.__version__)), ("cpu", this_cpu().identity),
     ))  # fmt: skip
 
 

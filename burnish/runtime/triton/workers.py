@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import queue
 import socket
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from burnish.errors import CompileError
+from burnish.processor import usable_cores
 from burnish.runtime.process import at_exit, has_started
 from burnish.runtime.triton.compile import BuiltKernel, KernelSource
 from burnish.runtime.triton.messages import receive, send
@@ -236,8 +238,7 @@ _guard = threading.Lock()
 
 
 def worker_count() -> int:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, MOST_WORKERS)
+    return min(math.ceil(usable_cores()), MOST_WORKERS)
 
 
 def workers() -> WorkerPool:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
-import platform
 import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from burnish.processor import this_cpu, usable_cores
 from burnish.tools.doctor.line import Line
 
 _OLDEST_FOR_TRITON = (7, 0)
@@ -24,8 +23,9 @@ _OPENMP_RUNTIMES = re.compile(r"(lib(?:gomp|iomp5|omp|kmp)[^/]*)\.(?:so|dylib)")
 def check_cpu() -> Line:
     import torch
 
-    usable, threads = usable_cpus(), torch.get_num_threads()
-    who = f"{_processor_name()}, {usable:g} usable {'core' if usable == 1 else 'cores'}, {threads} threads"
+    usable, threads, cpu = usable_cores(), torch.get_num_threads(), this_cpu()
+    cores = f"{usable:g} usable {'core' if usable == 1 else 'cores'}, {threads} threads"
+    who = ", ".join(filter(None, [cpu.name, cores, str(cpu)]))
     if threads > math.ceil(usable):
         says = f"{who}: more threads than cores wait for each other"
         return Line("cpu", "warn", says, "use as many as there are", f"export OMP_NUM_THREADS={max(1, int(usable))}")
@@ -33,24 +33,6 @@ def check_cpu() -> Line:
         says = f"{who}: most cores stay idle in one call (right, if several processes share them)"
         return Line("cpu", "warn", says, "use them", f"export OMP_NUM_THREADS={int(usable)}")
     return Line("cpu", "ok", who)
-
-
-def usable_cpus(cgroup: Path = Path("/sys/fs/cgroup")) -> float:
-    """Cores that this process may use: a container often has fewer than the machine it is on."""
-    count = float(len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else float(os.cpu_count() or 1)
-    with contextlib.suppress(OSError, ValueError):
-        quota, _, period = (cgroup / "cpu.max").read_text().partition(" ")
-        if quota != "max":
-            count = min(count, int(quota) / int(period))
-    return count
-
-
-def _processor_name() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def check_openmp() -> Line:

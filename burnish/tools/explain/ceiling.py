@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from burnish.options import Options
-from burnish.runtime.build.compiler import cpu_features
+from burnish.processor import this_cpu
 
 _ELEMENTS = 1 << 24  # three arrays of 64 MiB
 _ELEMENTS_ON_GPU = 1 << 28  # of 1 GiB, if a quarter of what is free will hold them
@@ -77,7 +77,7 @@ def _elements(device: torch.device) -> int:
 def _machine(device: torch.device) -> str:
     if device.type == "cuda":
         return f"cuda: {torch.cuda.get_device_name(device)}"
-    told = f"{cpu_features()} threads {torch.get_num_threads()} cores {os.cpu_count()}"
+    told = f"{this_cpu().identity} threads {torch.get_num_threads()} cores {os.cpu_count()}"
     return f"cpu: {hashlib.sha256(told.encode()).hexdigest()[:16]}"
 
 
