@@ -23,7 +23,7 @@ Told = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Plan:
+class DecodingSettings:
     """What to run. Without `prompt`, the target's own tokens if it has more than one, else 128 random ones."""
 
     new: int = 128
@@ -107,7 +107,7 @@ def language_model(target: Target) -> Any:
     raise BadTarget(target.name, "there is no Hugging Face causal language model in it")
 
 
-def prompt_of(target: Target, model: Any, plan: Plan) -> dict[str, torch.Tensor]:
+def prompt_of(target: Target, model: Any, plan: DecodingSettings) -> dict[str, torch.Tensor]:
     device = next(model.parameters()).device
     args, kwargs = split_inputs(target.inputs)
     given: Any = kwargs.get("input_ids", args[0] if args else None)
@@ -121,7 +121,7 @@ def prompt_of(target: Target, model: Any, plan: Plan) -> dict[str, torch.Tensor]
     return {"input_ids": torch.randint(0, words, shape, generator=generator).to(device)}
 
 
-def measure(target: Target, plan: Plan, tell: Told = lambda text: None) -> Report:
+def measure(target: Target, plan: DecodingSettings, tell: Told = lambda text: None) -> Report:
     model = language_model(target)
     model.eval()
     inputs = prompt_of(target, model, plan)

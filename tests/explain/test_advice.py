@@ -17,7 +17,7 @@ from torch import nn
 
 from burnish.tools.explain.advice import break_advice, recompile_advice
 from burnish.tools.explain.result import Explanation
-from burnish.tools.explain.session import Plan, run_explanation
+from burnish.tools.explain.session import ExplainSettings, run_explanation
 from burnish.tools.targets import Target
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ X = torch.randn(8, 8)
 
 def explained(model: Callable[..., Any], *inputs: Any, more: Any = (), **plan: Any) -> Explanation:
     settings = {"other_sizes": False, "seconds": 0.0, "referee": False, "ceiling": 1e10, "more_inputs": more}
-    return run_explanation(Target("model", model, inputs or (X,)), Plan(**{**settings, **plan}))
+    return run_explanation(Target("model", model, inputs or (X,)), ExplainSettings(**{**settings, **plan}))
 
 
 def prints(x: torch.Tensor) -> torch.Tensor:

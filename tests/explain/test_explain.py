@@ -99,7 +99,7 @@ def test_timing_leaves_the_model_as_it_was() -> None:
 
 
 def test_a_training_step_has_a_forward_and_a_backward_graph() -> None:
-    from burnish.tools.explain.session import Plan, run_explanation
+    from burnish.tools.explain.session import ExplainSettings, run_explanation
     from burnish.tools.targets import Target
 
     class Loss(nn.Module):
@@ -110,7 +110,7 @@ def test_a_training_step_has_a_forward_and_a_backward_graph() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.tanh(self.linear(x)).square().mean()
 
-    plan = Plan(other_sizes=False, seconds=0.0, referee=False, ceiling=1e10)
+    plan = ExplainSettings(other_sizes=False, seconds=0.0, referee=False, ceiling=1e10)
     explanation = run_explanation(Target("step", Loss(), (torch.randn(4, 8),), "train"), plan)
     assert [graph.kind for graph in explanation.graphs] == ["forward", "backward"]
     assert all(kernel.seconds is not None for graph in explanation.graphs for kernel in graph.kernels)

@@ -213,9 +213,9 @@ def test_explain_does_not_alarm(kind):
 
 
 def explanation(target):
-    from burnish.tools.explain.session import Plan, run_explanation
+    from burnish.tools.explain.session import ExplainSettings, run_explanation
 
-    return run_explanation(target, Plan(seconds=0.0, other_sizes=False, ceiling=1e10))
+    return run_explanation(target, ExplainSettings(seconds=0.0, other_sizes=False, ceiling=1e10))
 
 
 def test_verify_finds_one_percent(one_percent_off):

@@ -288,7 +288,7 @@ class WarmFrames:
         names = _with_globals(frame.f_globals, stored.guards, stored.used)
         manager, made = guards.made(stored.guards, frame.f_code, frame.f_locals, names)
         live = guards.fingerprints(manager, made, frame.f_locals, names, code_identity.Fingerprints())
-        expected = guards.Likenesses(zlib.decompress(stored.guard_text).decode(), stored.marks)
+        expected = guards.GuardTexts(zlib.decompress(stored.guard_text).decode(), stored.marks)
         if why := guards.difference(expected, live):
             raise NotWarm(why)
         code = stored.code.replace(co_filename=frame.f_code.co_filename, co_name=frame.f_code.co_name)
@@ -376,7 +376,7 @@ def _fingerprints(
     frame: Any,
     used: tuple[tuple[str, code_identity.Place], ...],
     marks: code_identity.Fingerprints,
-) -> guards.Likenesses:
+) -> guards.GuardTexts:
     """Of the guards that another process will make of the list. They print as Dynamo's own do, but for those between
     sizes, which Dynamo writes in two ways: these are read back and made here as they will be there."""
     if not listed.shapes:

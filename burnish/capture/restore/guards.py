@@ -134,7 +134,7 @@ def _known(dims: Iterable[Any]) -> tuple[int | None, ...]:
 
 
 @dataclass(frozen=True)
-class Likenesses:
+class GuardTexts:
     """What must be the same in two processes for their guards to be the same guards."""
 
     text: str
@@ -199,7 +199,7 @@ def fingerprints(
     names: Mapping[str, Any],
     prints: Fingerprints,
     builtins: str = BUILTINS,
-) -> Likenesses:
+) -> GuardTexts:
     """`builtins` is what the builtins are called in them. Raises NotWarm for guards that cannot be compared."""
 
     def renamed(text: str) -> str:
@@ -221,7 +221,7 @@ def fingerprints(
             marks[renamed(name)] = prints.of(source.get_value(places, {}, known))
         elif "TYPE_MATCH" in kinds or guard.create_fn_name() == "TENSOR_MATCH":
             marks[renamed(f"type({name})")] = prints.of_class(type(source.get_value(places, {}, known)))
-    return Likenesses(text, tuple(sorted(marks.items())))
+    return GuardTexts(text, tuple(sorted(marks.items())))
 
 
 @contextlib.contextmanager
@@ -265,7 +265,7 @@ def _in_order(text: str) -> str:
     return written(root)
 
 
-def difference(stored: Likenesses, live: Likenesses) -> str:
+def difference(stored: GuardTexts, live: GuardTexts) -> str:
     """Where they part; "" if they do not."""
     now = dict(live.marks)
     for name, mark in stored.marks:

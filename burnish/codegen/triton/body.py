@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from burnish.codegen.signature import Signature
-from burnish.codegen.triton.launch import Lane, Plan, plan
+from burnish.codegen.triton.launch import Lane, LaunchPlan, plan
 from burnish.codegen.triton.scalar import (
     MEMORY_TYPE,
     STORED_TYPE,
@@ -65,11 +65,11 @@ class NotPrintable(Exception):
 class BodyPrinter:
     """Prints the values of one normalised loop."""
 
-    def __init__(self, loop: Loop, planned: Plan | None = None, steady: frozenset[str] = frozenset()) -> None:
+    def __init__(self, loop: Loop, planned: LaunchPlan | None = None, steady: frozenset[str] = frozenset()) -> None:
         self.loop = loop
         self.steady = steady
         self.body = loop.body
-        self.plan: Plan = planned or plan(loop, REFERENCE)
+        self.plan: LaunchPlan = planned or plan(loop, REFERENCE)
         self.signature = Signature()
         self.kinds: dict[str, DType] = {}  # what each buffer holds
         # Every element that leaves the kernel has eight bits, and sums are sums of such: functions need no more than

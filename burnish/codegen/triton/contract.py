@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from burnish.codegen.triton.body import NotPrintable
-from burnish.codegen.triton.launch import Lane, Launch, Plan, cdiv, power_of_two
+from burnish.codegen.triton.launch import Lane, Launch, LaunchPlan, cdiv, power_of_two
 from burnish.codegen.triton.loop import AHEAD, TritonKernel
 from burnish.codegen.triton.scalar import STORED_TYPE
 from burnish.codegen.triton.tile import Tile, TilePrinter, enough, static_size, sweep_forms, sweep_launch, tile_forms
@@ -345,7 +345,7 @@ class _Strip(_Tile):
         return f", {mask}, other=0.0" if mask else ""
 
 
-def _plan(kernel: ContractKernel, launch: Launch, rows: int, columns: int) -> Plan:
+def _plan(kernel: ContractKernel, launch: Launch, rows: int, columns: int) -> LaunchPlan:
     """Rows and columns as lanes; the batch in the program's number. A dimension of size 1 has no axis."""
     rank = len(kernel.a.shape)
     *_, m, n = kernel.product_shape
@@ -355,4 +355,4 @@ def _plan(kernel: ContractKernel, launch: Launch, rows: int, columns: int) -> Pl
         axes = (named[f"i{d}"],) if f"i{d}" in named else ()
         lanes.append(Lane(name, axes, masked=not (isinstance(size, int) and size % block == 0)))
     outside = tuple(named[f"i{d}"] for d in range(rank - 2) if f"i{d}" in named)
-    return Plan("contract", tuple(lanes), outside, (launch,))
+    return LaunchPlan("contract", tuple(lanes), outside, (launch,))

@@ -11,7 +11,7 @@ a multiprocessor, and neighbouring programs share rows. What is a large matrix p
 
 from __future__ import annotations
 
-from burnish.codegen.triton.launch import Lane, Launch, Plan, cdiv
+from burnish.codegen.triton.launch import Lane, Launch, LaunchPlan, cdiv
 from burnish.codegen.triton.loop import AHEAD, TritonKernel
 from burnish.codegen.triton.tile import Tile, TilePrinter, enough, static_size, sweep_forms, sweep_launch, tile_forms
 from burnish.device import Gpu
@@ -216,7 +216,7 @@ class _ConvolutionOfRows(_Convolution):
         return f"step * {self.each * self.row}", self._filled("[:, None]")
 
 
-def _plan(kernel: ConvolveKernel, launch: Launch) -> Plan:
+def _plan(kernel: ConvolveKernel, launch: Launch) -> LaunchPlan:
     """Places and channels as lanes; pieces in the program's number. A dimension of size 1 has no axis."""
     named = {a.name: a for a in kernel.loop.axes}
     lead = 0 if kernel.pieces == 1 else 1
@@ -230,4 +230,4 @@ def _plan(kernel: ConvolveKernel, launch: Launch) -> Plan:
             ("x", (o,), channels, blocks["XBLOCK"]),
         )
     )
-    return Plan("convolve", lanes, tuple(named["i0"] for _ in range(lead)), (launch,))
+    return LaunchPlan("convolve", lanes, tuple(named["i0"] for _ in range(lead)), (launch,))

@@ -73,14 +73,14 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class Plan:
+class LaunchPlan:
     form: str  # map | tile | row | long | sweep
     lanes: tuple[Lane, ...]
     outside: tuple[Axis, ...]  # axes that only the program's number runs over
     launches: tuple[Launch, ...]
 
 
-def plan(loop: Loop, gpu: Gpu, form: Form | None = None) -> Plan:
+def plan(loop: Loop, gpu: Gpu, form: Form | None = None) -> LaunchPlan:
     """The form of a normalised loop's kernel with at most two launches, the more promising first; or `form`."""
     if any(s.mode == "total" for s in loop.stores):
         return _plan_sweep(loop, form)
@@ -92,7 +92,7 @@ def plan(loop: Loop, gpu: Gpu, form: Form | None = None) -> Plan:
     return _plan_tile(loop, gpu, *crossed) if crossed else _plan_map(loop, gpu)
 
 
-def _as_told(loop: Loop, form: Form) -> Plan:
+def _as_told(loop: Loop, form: Form) -> LaunchPlan:
     lanes, outside = _lanes(loop, form.name)
     return _finish(form.name, lanes, outside, [([form[lane.block] for lane in lanes], form["warps"])])
 
@@ -112,7 +112,9 @@ def _lanes(loop: Loop, form: str) -> tuple[tuple[Lane, ...], tuple[Axis, ...]]:
     return (Lane("x", inside), Lane("r", loop.reduction if _scans(loop) else row_order(loop))), outside
 
 
-def _finish(form: str, lanes: tuple[Lane, ...], outside: tuple[Axis, ...], shapes: list[tuple[list[int], int]]) -> Plan:
+def _finish(
+    form: str, lanes: tuple[Lane, ...], outside: tuple[Axis, ...], shapes: list[tuple[list[int], int]]
+) -> LaunchPlan:
     """`shapes` lists (block of each lane, warps), best first."""
     masked = tuple(
         Lane(lane.name, lane.axes, any(not _divides(blocks[k], lane.size) for blocks, _ in shapes))
@@ -126,7 +128,7 @@ def _finish(form: str, lanes: tuple[Lane, ...], outside: tuple[Axis, ...], shape
                 programs = programs * cdiv(lane.size, block)
         named = tuple((lane.block, block) for lane, block in zip(lanes, blocks, strict=True))
         launches.append(Launch(programs, named, warps))
-    return Plan(form, masked, outside, tuple(dict.fromkeys(launches)))
+    return LaunchPlan(form, masked, outside, tuple(dict.fromkeys(launches)))
 
 
 def cdiv(size: Dim, block: int) -> Dim:
@@ -163,7 +165,7 @@ def _warps(elements: int, per_thread: int) -> int:
 # --- maps -------------------------------------------------------------------------------------------------------
 
 
-def _plan_map(loop: Loop, gpu: Gpu) -> Plan:
+def _plan_map(loop: Loop, gpu: Gpu) -> LaunchPlan:
     (lane,), _ = _lanes(loop, "map")
     if not loop.axes:
         return _finish("map", (lane,), (), [([1], 1)])
@@ -192,7 +194,7 @@ def _crossed_axes(loop: Loop) -> tuple[Axis, Axis] | None:
     return None
 
 
-def _plan_tile(loop: Loop, gpu: Gpu, outer: Axis, inner: Axis) -> Plan:
+def _plan_tile(loop: Loop, gpu: Gpu, outer: Axis, inner: Axis) -> LaunchPlan:
     lanes, outside = _lanes(loop, "tile")
     small, large = ([32, 32], 4), ([64, 64], 8)
     elements = _static(product([a.size for a in loop.axes]))
@@ -203,7 +205,7 @@ def _plan_tile(loop: Loop, gpu: Gpu, outer: Axis, inner: Axis) -> Plan:
 # --- reductions -------------------------------------------------------------------------------------------------
 
 
-def _plan_rows(loop: Loop, gpu: Gpu) -> Plan:
+def _plan_rows(loop: Loop, gpu: Gpu) -> LaunchPlan:
     lanes, outside = _lanes(loop, "row")
     columns = column_axis(loop) is not None
     rows, length = _static(lanes[0].size), lanes[1].size
@@ -303,7 +305,7 @@ def _long_row_shapes(loop: Loop, gpu: Gpu, rows: int, length: int, columns: bool
     return [([1, chunk], warps), ([1, 2 * chunk], _clamp(2 * warps, 1, 16))]
 
 
-def _plan_sweep(loop: Loop, form: Form | None) -> Plan:
+def _plan_sweep(loop: Loop, form: Form | None) -> LaunchPlan:
     """Rows along the axis that no total mentions, by one program; the other axes count the programs."""
     totals = [s.index for s in loop.stores if s.mode == "total"]
     (along,) = (a for a in loop.parallel if not any(mentions(index, {a.name}) for index in totals))

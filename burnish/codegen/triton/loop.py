@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from burnish.codegen.signature import Signature
 from burnish.codegen.triton.body import BodyPrinter
-from burnish.codegen.triton.launch import LONGEST_ROW, Launch, Plan, loop_forms, plan
+from burnish.codegen.triton.launch import LONGEST_ROW, Launch, LaunchPlan, loop_forms, plan
 from burnish.codegen.triton.long_rows import LongRows
 from burnish.codegen.triton.scalar import reduce_text
 from burnish.codegen.triton.shared_loads import load_for_neighbours
@@ -86,7 +86,7 @@ def candidates(kernel: TritonKernel) -> list[Launch]:
 class LoopPrinter(BodyPrinter):
     """Prints one normalised loop as a kernel."""
 
-    def __init__(self, loop: Loop, planned: Plan | None = None, steady: frozenset[str] = frozenset()) -> None:
+    def __init__(self, loop: Loop, planned: LaunchPlan | None = None, steady: frozenset[str] = frozenset()) -> None:
         super().__init__(loop, planned, steady)
         self.small = small_weights(self)  # where the loop's matrices are of small integers
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from burnish.codegen.triton.launch import Launch, Plan, cdiv
+from burnish.codegen.triton.launch import Launch, LaunchPlan, cdiv
 from burnish.codegen.triton.loop import AHEAD, LoopPrinter
 from burnish.device import Gpu
 from burnish.ir.body import Apply, Const, Instr, Load, instr_args
@@ -48,7 +48,7 @@ class Tile(NamedTuple):
 class TilePrinter(LoopPrinter):
     """Prints one tile's epilogue, and what its product needs to find operands."""
 
-    def __init__(self, kernel: Product, planned: Plan, operands: tuple[Operand, Operand]) -> None:
+    def __init__(self, kernel: Product, planned: LaunchPlan, operands: tuple[Operand, Operand]) -> None:
         names = list(kernel.products) if isinstance(kernel, ContractKernel) else [kernel.acc]
         self.sums = {name: f"acc{n or ''}" for n, name in enumerate(names)}  # product -> the variable that holds it
         self.operands = operands

@@ -6,8 +6,8 @@ result.write_html("report.html")
 """
 
 from burnish.tools.bench.candidates import Candidate, parse_candidates
-from burnish.tools.bench.measured import CandidateResult, Verdict
+from burnish.tools.bench.measured import BenchVerdict, CandidateResult
 from burnish.tools.bench.result import BenchResult
 from burnish.tools.bench.run import bench
 
-__all__ = ["BenchResult", "Candidate", "CandidateResult", "Verdict", "bench", "parse_candidates"]
+__all__ = ["BenchResult", "BenchVerdict", "Candidate", "CandidateResult", "bench", "parse_candidates"]

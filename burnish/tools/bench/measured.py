@@ -92,7 +92,7 @@ class CandidateResult:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class BenchVerdict:
     """`headline` is the answer, `reasons` are what it rests on."""
 
     kind: VerdictKind
@@ -110,7 +110,7 @@ class Measured:
     device: str
     machine: Machine
     candidates: tuple[CandidateResult, ...]
-    verdict: Verdict
+    verdict: BenchVerdict
     seconds: float  # what all of it took
     batch_size: int | None = None
     activity: Activity | None = None

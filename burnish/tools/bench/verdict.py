@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from burnish.tools.bench.around import StepShare
 from burnish.tools.bench.candidates import EAGER
-from burnish.tools.bench.measured import CandidateResult, Verdict, VerdictKind
+from burnish.tools.bench.measured import BenchVerdict, CandidateResult, VerdictKind
 from burnish.tools.bench.words import count, percent, seconds_words, times
 from burnish.tools.measure import duration
 from burnish.trust.strictness import BENCH
@@ -22,7 +22,7 @@ def decide(
     share: StepShare | None = None,
     causes: Sequence[str] = (),
     incomplete: str | None = None,
-) -> Verdict:
+) -> BenchVerdict:
     """The verdict on a bench."""
     eager = next((result for result in candidates if result.name == EAGER and result.latency), None)
     rivals = [result for result in candidates if result.speedup is not None]
@@ -41,7 +41,7 @@ def decide(
     if incomplete:
         reasons.insert(0, f"Incomplete: {incomplete}")
     kind, headline = _headline(eager, right, winner, share)
-    return Verdict(kind, headline, tuple(reasons), winner.name if winner else EAGER)
+    return BenchVerdict(kind, headline, tuple(reasons), winner.name if winner else EAGER)
 
 
 def is_wrong(result: CandidateResult, eager: CandidateResult) -> bool:
@@ -139,7 +139,7 @@ def _look_elsewhere(share: StepShare, winner: CandidateResult | None) -> str:
     return f"{text}; the best, {winner.title}, makes it {share.gain(winner.speedup.value):.2f} ×."
 
 
-def _nothing_to_say(candidates: Sequence[CandidateResult], incomplete: str | None) -> Verdict:
+def _nothing_to_say(candidates: Sequence[CandidateResult], incomplete: str | None) -> BenchVerdict:
     reasons = [f"Incomplete: {incomplete}"] if incomplete else []
     if incomplete:
         headline = "No verdict: it was stopped before the candidates were compared."
@@ -149,7 +149,7 @@ def _nothing_to_say(candidates: Sequence[CandidateResult], incomplete: str | Non
         headline = "Leave it in eager: no candidate could compile it."
     else:
         headline = "No verdict: there is nothing to compare eager with."
-    return Verdict("unknown", headline, (*reasons, *_about_failures(candidates)), None)
+    return BenchVerdict("unknown", headline, (*reasons, *_about_failures(candidates)), None)
 
 
 # -- what it rests on ---------------------------------------------------------------------------------------------

@@ -48,13 +48,13 @@ def run_explain(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     from burnish.tools.explain.render import report
-    from burnish.tools.explain.session import Plan, run_explanation
+    from burnish.tools.explain.session import ExplainSettings, run_explanation
     from burnish.tools.targets import load_target
 
     if arguments.dump:
         arguments.dump.mkdir(parents=True, exist_ok=True)  # before the work, not after it
     target = load_target(arguments.target)
-    plan = Plan(
+    plan = ExplainSettings(
         dynamic={"auto": None, "true": True, "false": False}[arguments.dynamic],
         mode=arguments.mode or ("max-autotune" if arguments.tuning else None),
         dump=arguments.dump,

@@ -46,7 +46,7 @@ def run_generate(arguments: argparse.Namespace) -> int:
     dtype = getattr(torch, arguments.dtype, None) if arguments.dtype else None
     if arguments.dtype and not isinstance(dtype, torch.dtype):
         raise BadOptionValue("--dtype", arguments.dtype, "a torch type such as bfloat16 or float16")
-    from burnish.tools.decoding import Plan, measure
+    from burnish.tools.decoding import DecodingSettings, measure
     from burnish.tools.targets import check_device, load_target, placed, running
 
     if arguments.device:
@@ -54,7 +54,7 @@ def run_generate(arguments: argparse.Namespace) -> int:
     target = load_target(arguments.target)
     with running(arguments.target, "moving it"):
         target = placed(target, arguments.device, dtype)
-    plan = Plan(
+    plan = DecodingSettings(
         arguments.new, arguments.prompt, arguments.batch, arguments.max_length, arguments.sample, arguments.mode,
         arguments.runs, arguments.eager, arguments.bits,
     )  # fmt: skip

@@ -35,12 +35,12 @@ def run_verify(arguments: argparse.Namespace) -> int:
     from burnish.tools.targets import load_target
     from burnish.tools.verify.inputs import SETS
     from burnish.tools.verify.render import report
-    from burnish.tools.verify.session import Plan, run_verification
+    from burnish.tools.verify.session import VerifySettings, run_verification
     from burnish.tools.verify.subject import Phase
 
     target = load_target(arguments.target)
     phases: tuple[Phase, ...] = ("gradients",) if target.kind == "train" else ("inference", "gradients")
-    plan = Plan(
+    plan = VerifySettings(
         phases=phases if not arguments.no_gradients else ("inference",),
         sets=[name.strip() for name in arguments.sets.split(",")] if arguments.sets else tuple(SETS),
         dynamic={"auto": None, "true": True, "false": False}[arguments.dynamic],

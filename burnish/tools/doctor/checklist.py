@@ -33,7 +33,7 @@ from burnish.tools.parity import NOT_REPEATABLE, OTHER_DRAWS, Trials, left_behin
 from burnish.tools.targets import Target, load_target, running
 from burnish.tools.verify.judge import judge
 
-Verdict = Literal["ok", "warn", "fail", "not measured"]
+CheckVerdict = Literal["ok", "warn", "fail", "not measured"]
 
 NOT_SLOWER = 1.03  # times eager's time
 _RACE_SECONDS = 2.0
@@ -48,7 +48,7 @@ class ChecklistLine:
     """One line of the checklist. `figure` is what was measured, in words and numbers."""
 
     name: str
-    verdict: Verdict
+    verdict: CheckVerdict
     figure: str
     advice: str = ""
     seconds: float = 0.0  # what measuring it took
@@ -57,7 +57,7 @@ class ChecklistLine:
         return asdict(self)
 
 
-Found = tuple[Verdict, str, str]  # verdict, figure, advice
+Found = tuple[CheckVerdict, str, str]  # verdict, figure, advice
 
 
 class NotMeasured(Exception):

@@ -25,10 +25,10 @@ def explain(
     fusions made and refused; bytes moved; every kernel's time and bandwidth. `more_inputs` are calls that it also
     gets in real use, to see what they recompile. With `train=True` a call ends with the backward pass of its result.
     """
-    from burnish.tools.explain.session import Plan, run_explanation
+    from burnish.tools.explain.session import ExplainSettings, run_explanation
     from burnish.tools.targets import Target
 
     name = type(model).__name__ if hasattr(model, "parameters") else getattr(model, "__name__", "the model")
     given = inputs if isinstance(inputs, dict) else tuple(inputs)
     target = Target(name, model, given, "train" if train else "inference")
-    return run_explanation(target, Plan(dynamic=dynamic, mode=mode, more_inputs=tuple(more_inputs)))
+    return run_explanation(target, ExplainSettings(dynamic=dynamic, mode=mode, more_inputs=tuple(more_inputs)))

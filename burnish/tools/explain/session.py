@@ -35,7 +35,7 @@ _TORCH = str(Path(torch.__file__).parent)
 
 
 @dataclass(frozen=True)
-class Plan:
+class ExplainSettings:
     dynamic: bool | None = None
     mode: str | None = None
     dump: Path | None = None
@@ -48,12 +48,12 @@ class Plan:
     ceiling: float | None = None  # bytes per second, where known
 
 
-def run_explanation(target: Target, plan: Plan, told: Callable[[str], None] = lambda _: None) -> Explanation:
+def run_explanation(target: Target, plan: ExplainSettings, told: Callable[[str], None] = lambda _: None) -> Explanation:
     return _Session(target, plan, told).run()
 
 
 class _Session:
-    def __init__(self, target: Target, plan: Plan, told: Callable[[str], None]) -> None:
+    def __init__(self, target: Target, plan: ExplainSettings, told: Callable[[str], None]) -> None:
         self.target, self.plan, self.told = target, plan, told
         settings = {"regions": plan.regions}
         options = without_trust(Options.from_arguments(mode=plan.mode, dynamic=plan.dynamic, trust=settings))

@@ -30,9 +30,9 @@ def verify(
     answer and `print(result)` the table. Where something is wrong, `result.culprit` names the stage, the optimisation
     and the kernel, and a file that shows it is written to `repro` (burnish-repro.py). The model is left as it was.
     """
-    from burnish.tools.verify.session import PHASES, Plan, run_verification
+    from burnish.tools.verify.session import PHASES, VerifySettings, run_verification
 
-    plan = Plan(
+    plan = VerifySettings(
         phases=PHASES if gradients else ("inference",),
         sets=tuple(sets),
         dynamic=dynamic,

@@ -21,7 +21,7 @@ from burnish.pipeline import compile_graph
 from burnish.record import GraphRecord, Run
 from burnish.tools.draws import draws_random_numbers, replayed
 from burnish.tools.random_state import same_draws
-from burnish.tools.verify.judge import Verdict, judge
+from burnish.tools.verify.judge import TensorVerdict, judge
 
 Argument = Any  # a tensor, a size, or None
 Kind = Literal["forward", "backward", "inference"]
@@ -167,17 +167,17 @@ class Expected:
             reference = None
         return Expected(eager, calls.in_eager(), reference)
 
-    def judge(self, found: Results, written: Sequence[int]) -> dict[str, Verdict]:
+    def judge(self, found: Results, written: Sequence[int]) -> dict[str, TensorVerdict]:
         eager, again = self.eager.tensors(written), self.again.tensors(written)
         reference = self.reference.tensors(written) if self.reference is not None else {}
         candidate = found.tensors(written)
         return {
             name: judge(candidate[name], eager[name], reference.get(name), again.get(name))
             if name in candidate
-            else Verdict(False, reason="no result")
+            else TensorVerdict(False, reason="no result")
             for name in eager
         }
 
 
-def is_wrong(verdicts: Mapping[str, Verdict]) -> bool:
+def is_wrong(verdicts: Mapping[str, TensorVerdict]) -> bool:
     return not all(v.ok for v in verdicts.values())

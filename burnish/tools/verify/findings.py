@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from burnish.tools.verify.culprit import Culprit
-from burnish.tools.verify.judge import Verdict
+from burnish.tools.verify.judge import TensorVerdict
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Check:
     name: str  # "output.0", "state.bn.running_mean", "input.cache (written)", "grad.linear.weight"
     dtype: str
     shape: tuple[int, ...]
-    verdict: Verdict
+    verdict: TensorVerdict
 
     @property
     def ok(self) -> bool:

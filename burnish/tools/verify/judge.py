@@ -43,7 +43,7 @@ class Errors:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class TensorVerdict:
     """One tensor of one run. `reason` is empty where it is right."""
 
     ok: bool
@@ -68,18 +68,18 @@ def judge(
     eager: torch.Tensor,
     reference: torch.Tensor | None = None,
     again: torch.Tensor | None = None,
-) -> Verdict:
+) -> TensorVerdict:
     """`reference` is the float64 result, `again` a second run of eager: what differs between its two is not held
     against the candidate."""
     if candidate.dtype != eager.dtype:
-        return Verdict(False, reason=f"type {_short(candidate.dtype)}, eager's is {_short(eager.dtype)}")
+        return TensorVerdict(False, reason=f"type {_short(candidate.dtype)}, eager's is {_short(eager.dtype)}")
     if candidate.shape != eager.shape:
-        return Verdict(False, reason=f"shape {list(candidate.shape)}, eager's is {list(eager.shape)}")
+        return TensorVerdict(False, reason=f"shape {list(candidate.shape)}, eager's is {list(eager.shape)}")
     candidate, eager = _plain(candidate), _plain(eager)
     reference = None if reference is None or reference.shape != candidate.shape else _plain(reference)
     again = None if again is None or again.shape != candidate.shape else _plain(again)
     if candidate.numel() == 0:
-        return Verdict(True)
+        return TensorVerdict(True)
     if not candidate.dtype.is_floating_point:
         return _judge_exact(candidate, eager, reference, again)
     return _judge_close(candidate, eager, reference, again)
@@ -94,7 +94,7 @@ def _plain(x: torch.Tensor) -> torch.Tensor:
 
 def _judge_exact(
     candidate: torch.Tensor, eager: torch.Tensor, reference: torch.Tensor | None, again: torch.Tensor | None
-) -> Verdict:
+) -> TensorVerdict:
     """Integers and booleans are equal or wrong. An element that float64 decides differently from eager (the larger of
     two nearly equal scores) may be either's."""
     wrong = candidate != eager
@@ -103,16 +103,16 @@ def _judge_exact(
             wrong &= candidate != other.to(candidate.dtype)
     count = int(wrong.sum())
     if not count:
-        return Verdict(True)
+        return TensorVerdict(True)
     share = count / candidate.numel()
     at = _first(wrong)
     told = f"{count} of {candidate.numel()} elements differ; at {list(at)}: {candidate[at].item()}"
-    return Verdict(False, Errors(1.0, math.sqrt(share)), reason=f"{told}, eager has {eager[at].item()}", at=at)
+    return TensorVerdict(False, Errors(1.0, math.sqrt(share)), reason=f"{told}, eager has {eager[at].item()}", at=at)
 
 
 def _judge_close(
     candidate: torch.Tensor, eager: torch.Tensor, reference: torch.Tensor | None, again: torch.Tensor | None
-) -> Verdict:
+) -> TensorVerdict:
     dtype = candidate.dtype
     candidate, eager = candidate.double(), eager.double()
     reference = None if reference is None else reference.double()
@@ -120,11 +120,11 @@ def _judge_close(
     misplaced = _misplaced(candidate, eager, reference, again)
     if misplaced is not None:
         told = f"{candidate[misplaced].item()} at {list(misplaced)}, where eager has {eager[misplaced].item()}"
-        return Verdict(False, reason=told, at=misplaced)
+        return TensorVerdict(False, reason=told, at=misplaced)
     truth = eager if reference is None else reference
     both = torch.isfinite(candidate) & torch.isfinite(truth) & torch.isfinite(eager)
     if not both.any():
-        return Verdict(True)
+        return TensorVerdict(True)
     scale = _Scale.of(truth[both])
     error, own = scale.errors((candidate - truth)[both]), scale.errors((eager - truth)[both])
     if reference is not None and dtype in (torch.float32, torch.float64) and _NO_REFEREE < own.mean < _ALL_NOISE:
@@ -132,11 +132,11 @@ def _judge_close(
     spread = Errors() if again is None else scale.errors((again - eager)[both & torch.isfinite(again)])
     limit = _limit(dtype, own, reference is not None).plus(spread, VERIFY.times_eager)
     if not error.exceeds(limit):
-        return Verdict(True, error, own, limit)
+        return TensorVerdict(True, error, own, limit)
     at = _first((candidate - truth).abs().where(both, 0.0) == (candidate - truth)[both].abs().max())
     told = f"{candidate[at].item():.7g} at {list(at)}, eager {eager[at].item():.7g}"
     told += "" if reference is None else f", float64 {truth[at].item():.7g}"
-    return Verdict(False, error, own, limit, told, at)
+    return TensorVerdict(False, error, own, limit, told, at)
 
 
 def _limit(dtype: torch.dtype, own: Errors, refereed: bool) -> Errors:

@@ -11,7 +11,7 @@ from torch import fx
 
 from burnish.options import Options
 from burnish.tools.verify.calls import Argument, Calls, Expected
-from burnish.tools.verify.judge import Verdict
+from burnish.tools.verify.judge import TensorVerdict
 from burnish.tools.verify.reduce import annotated
 
 
@@ -64,7 +64,7 @@ def check(
     return int(is_wrong)
 
 
-def _print(title: str, verdicts: dict[str, Verdict]) -> None:
+def _print(title: str, verdicts: dict[str, TensorVerdict]) -> None:
     print(f"{title}:")
     for name, verdict in verdicts.items():
         numbers = f"error {verdict.error.largest:.2e}, eager's {verdict.eager.largest:.2e}"

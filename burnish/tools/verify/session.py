@@ -21,7 +21,7 @@ from burnish.tools.verify.calls import Argument, Calls, Expected, copied, is_wro
 from burnish.tools.verify.culprit import Culprit, find_culprit
 from burnish.tools.verify.findings import Check
 from burnish.tools.verify.inputs import SETS, InputSet, NoSuchSet, input_sets
-from burnish.tools.verify.judge import Verdict, judge
+from burnish.tools.verify.judge import TensorVerdict, judge
 from burnish.tools.verify.reduce import NotReducible, reduced
 from burnish.tools.verify.repro import write_repro
 from burnish.tools.verify.result import VerifyResult
@@ -34,7 +34,7 @@ Told = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Plan:
+class VerifySettings:
     """What to verify."""
 
     phases: Sequence[Phase] = PHASES
@@ -47,7 +47,7 @@ class Plan:
 
 
 def run_verification(
-    model: Callable[..., Any], inputs: Inputs, plan: Plan, name: str = "", told: Told = lambda _: None
+    model: Callable[..., Any], inputs: Inputs, plan: VerifySettings, name: str = "", told: Told = lambda _: None
 ) -> VerifyResult:
     begin = time.perf_counter()
     session = _Session(model, plan, name or _name_of(model), told)
@@ -71,7 +71,7 @@ class _Case:
 @dataclass
 class _Session:
     model: Callable[..., Any]
-    plan: Plan
+    plan: VerifySettings
     name: str
     told: Told
     checks: list[Check] = field(default_factory=list)
@@ -142,7 +142,7 @@ class _Session:
 
     def _judged(
         self, case: _Case, found: Outcome, eager: Outcome, again: Outcome, reference: Outcome | None
-    ) -> dict[str, Verdict]:
+    ) -> dict[str, TensorVerdict]:
         if any(not judge(again.tensors[n], t).ok for n, t in eager.tensors.items() if n in again.tensors):
             self._note("eager differs from itself between two runs: judged by that spread")
         verdicts = _compared(found, eager, again, reference)
@@ -152,7 +152,7 @@ class _Session:
             return compare_statistics(self.subject, case.inputs.inputs, case.phase, self.compiled)
         return verdicts
 
-    def _add_checks(self, case: _Case, verdicts: dict[str, Verdict], eager: Outcome) -> None:
+    def _add_checks(self, case: _Case, verdicts: dict[str, TensorVerdict], eager: Outcome) -> None:
         for name, verdict in verdicts.items():
             held = eager.tensors.get(name)
             dtype = str(held.dtype).removeprefix("torch.") if held is not None else ""
@@ -165,7 +165,7 @@ class _Session:
         return [entry.reason for entry in self.handle.stats().fallbacks if entry.stage == "run"]
 
     def _fail(self, case: _Case, reason: str) -> None:
-        self.checks.append(Check(case.inputs.name, case.phase, "call", "", (), Verdict(False, reason=reason)))
+        self.checks.append(Check(case.inputs.name, case.phase, "call", "", (), TensorVerdict(False, reason=reason)))
         self.first_failure = self.first_failure or case
 
     def _note(self, text: str) -> None:
@@ -217,19 +217,19 @@ class _Session:
         )  # fmt: skip
 
 
-def _compared(found: Outcome, eager: Outcome, again: Outcome, reference: Outcome | None) -> dict[str, Verdict]:
-    verdicts: dict[str, Verdict] = {}
+def _compared(found: Outcome, eager: Outcome, again: Outcome, reference: Outcome | None) -> dict[str, TensorVerdict]:
+    verdicts: dict[str, TensorVerdict] = {}
     for name, want in eager.tensors.items():
         if name not in found.tensors:
-            verdicts[name] = Verdict(False, reason="eager leaves it behind, compiled code does not")
+            verdicts[name] = TensorVerdict(False, reason="eager leaves it behind, compiled code does not")
             continue
         truth = reference.tensors.get(name) if reference is not None else None
         verdicts[name] = judge(found.tensors[name], want, truth, again.tensors.get(name))
     for name in found.tensors.keys() - eager.tensors.keys():
-        verdicts[name] = Verdict(False, reason="compiled code leaves it behind, eager does not")
+        verdicts[name] = TensorVerdict(False, reason="compiled code leaves it behind, eager does not")
     for name, value in eager.values.items():
         if found.values.get(name) != value and again.values.get(name) == value:
-            verdicts[name] = Verdict(False, reason=f"{found.values.get(name)!r}, eager has {value!r}")
+            verdicts[name] = TensorVerdict(False, reason=f"{found.values.get(name)!r}, eager has {value!r}")
     return verdicts
 
 
