@@ -112,6 +112,12 @@ NAMES = (
         seen_in=NEWEST,
     ),
     PrivateName(
+        "torch._dynamo.variables.tensor.TensorVariable.method_attr_requires_grad",
+        "knows that nothing is recorded, which a backward may have otherwise",
+        fallback=BACKWARDS_ALIKE,
+        seen_in=NEWEST,
+    ),
+    PrivateName(
         "torch._dynamo.variables.ctx_manager.GradModeVariable.enter",
         "leaves out grad mode that is set already",
         fallback=BACKWARDS_ALIKE,

@@ -107,6 +107,8 @@ LEFT_TO_PYTHON: dict[str, Call] = {
     "no history, decorated": function(_decorated, _squares),
     "grad mode switched": function(_switched, _squares),
     "asks for grad mode": function(_asks, _squares),
+    "asks for a history": function(lambda g, x: g * 2 * x if g.requires_grad else g * x, _squares),
+    "rounded to a byte": function(lambda g, x: g.to(torch.float8_e5m2).to(g.dtype)),
     "differentiates": function(_differentiates, _squares),
     "calls another": function(lambda g, x: g * _straight_through(x * 3)),
 }
@@ -143,6 +145,10 @@ COMPILED: dict[str, Call] = {
     "moved": function(lambda g, x: torch.cat([g[1:], g[:1]]).flip(0).reshape(x.shape).to(x.dtype)),
     "torch's own": function(lambda g, x: torch.ops.aten.sigmoid_backward(g, x.sigmoid()), torch.sigmoid),
     "a product": function(lambda g, x: torch.outer(x, x) @ g + F.linear(g, torch.outer(x, x.cos()))),
+    "a convolution": function(
+        lambda g, x: torch.nn.grad.conv1d_input((1, 1, 3), x.view(1, 1, 3), g.view(1, 1, 3), padding=1).view(3)
+    ),
+    "interpolated": function(lambda g, x: F.interpolate(g[None, None, :2], 3, mode="linear")[0, 0]),
 }
 
 
@@ -209,6 +215,26 @@ def test_a_backward_that_is_linear_is_compiled(name):
     _compare(compiled, fn)
     stats = burnish.stats(compiled)
     assert stats.graphs and not stats.graph_breaks and not stats.fallbacks
+
+
+@torch.library.custom_op("burnish_tests::times_gradient", mutates_args=())
+def times_gradient(gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return gradient * x
+
+
+@times_gradient.register_fake
+def _(gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def test_an_operator_of_somebody_elses_is_compiled_around():
+    """As libraries of attention kernels have for their backwards; who differentiates it is told by eager's error."""
+    call = _through(function(lambda g, x: torch.ops.burnish_tests.times_gradient(g, x)))
+    compiled = burnish.compile(call, options=FORCED)
+    torch.testing.assert_close(_first(compiled), _first(call))
+    with pytest.raises(RuntimeError, match="no autograd formula was registered"):
+        _penalised(compiled)
+    assert burnish.stats(compiled).compiles == 1
 
 
 @pytest.mark.parametrize("name", ["clamp", "a factor without history"])

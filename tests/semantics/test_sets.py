@@ -115,6 +115,27 @@ def test_another_order_of_a_set_from_outside_is_noticed() -> None:
     for order in ([0, 8, 16], [16, 8, 0], [0, 8, 16], [8, 0]):
         several = set(order)
         assert compiled(torch.ones(2), several)[1] == list(several)
+    assert burnish.stats(compiled).compiles == 3
+
+
+class Named(torch.nn.Module):
+    """Does something else in layers of some names."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.linear, self.name, self.targets = torch.nn.Linear(4, 4), f"layers.{number}", {"layers.0", "layers.2"}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.linear(x)
+        return x * 2 if any(self.name.endswith(target) for target in self.targets) else x
+
+
+def test_layers_that_look_for_their_names_in_a_set_are_compiled_whole() -> None:
+    model = torch.nn.Sequential(*(Named(number) for number in range(4)))
+    compiled, x = burnish.compile(model, fullgraph=True, **FORCED), torch.randn(2, 4)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), model(x))
+    assert burnish.stats(compiled).compiles == 1
 
 
 def test_a_set_of_text_is_not_stored_in_its_order(tmp_path: Path) -> None:
@@ -144,7 +165,11 @@ WITHOUT: dict[str, Use] = {
     "kept": lambda held: setattr(held, "kept", {"b", "a", "c"}),
     "constants one by one": lambda held: (list({33, 1, 8}), [v for v in {"b", "a", "c"}], list(set(["a", "b"]))),
     "grown": lambda held: (several := set(), several.add("b"), several.update(["a", "c"]))[0],
+    "from outside": lambda held: (list(held.numbers), [v for v in held.letters], dict.fromkeys(held.letters)),
+    "any": lambda held: (any(v.startswith("z") for v in held.letters), all(v > 0 for v in held.numbers)),
+    "global": lambda held: [v for v in SEVERAL],
 }
+SEVERAL = frozenset(["b", "a", "zz", "c"])
 
 
 @pytest.mark.parametrize("name", WITHOUT)

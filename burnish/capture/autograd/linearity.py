@@ -5,7 +5,8 @@ where a compiled backward is differentiated: it goes through the captured graph,
 by way of that and what comes by way of the compiled backward do not come at once. A backward that clips its gradient,
 or divides it by its norm, has another sum then.
 
-The backward is read as Dynamo traced it. What is not known to be linear is taken for something else.
+The backward is read as Dynamo traced it. What is not known to be linear is taken for something else, but for operators
+of other libraries.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import fx
 
 from burnish.capture.graphs.called import operation_name
 from burnish.capture.graphs.written_memory import memory_of_values, operands_written
-from burnish.torch_private.operators import pytree
+from burnish.torch_private.operators import OpOverload, OpOverloadPacket, pytree
 
 
 class Kind(enum.Enum):
@@ -45,17 +46,22 @@ _KEEPS = frozenset(
     fliplr flipud roll rot90 split split_with_sizes chunk tensor_split unbind unsafe_split unsafe_chunk
     avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d pixel_shuffle
     pixel_unshuffle fft_fft fft_ifft fft_rfft fft_irfft fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2 fft_fftn fft_ifftn
-    fft_rfftn fft_irfftn
+    fft_rfftn fft_irfftn interpolate
     """.split()
 )
 # in any one of them,
 _PRODUCTS = frozenset(
     """
     mul multiply matmul mm bmm mv dot vdot inner outer ger kron einsum tensordot linear conv1d conv2d conv3d
-    conv_transpose1d conv_transpose2d conv_transpose3d cross
+    conv_transpose1d conv_transpose2d conv_transpose3d cross conv1d_input conv2d_input conv3d_input conv1d_weight
+    conv2d_weight conv3d_weight
     """.split()
 )
-_WITH_BIAS = frozenset(name for name in _PRODUCTS if name.startswith("conv") or name == "linear")
+_WITH_BIAS = frozenset(
+    """
+    linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d
+    """.split()
+)
 # in a dividend,
 _QUOTIENTS = frozenset("div divide true_divide truediv".split())
 # in all operands at once.
@@ -180,7 +186,7 @@ class _Reading:
             return LINEAR if only_first and self.kind(_argument(node, 3, "value")) is ZERO else OTHER
         if name in _PUTS:
             return self._put(node, *_PUTS[name])
-        return OTHER
+        return LINEAR if _is_of_others(node) else OTHER
 
     def _put(self, node: fx.Node, position: int, name: str) -> Kind:
         """Whatever else is named says how: to add, to multiply."""
@@ -203,12 +209,22 @@ def _argument(node: fx.Node, position: int, name: str) -> Any:
 
 
 def _is_continuous(node: fx.Node) -> bool:
-    """Whether it computes tensors of numbers that are not rounded to integers."""
+    """Whether it computes tensors of numbers that are not rounded coarsely: to integers, to floats of a byte."""
     values = pytree.tree_leaves(node.meta.get("example_value"))
-    return bool(values) and all(
-        isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex()) for x in values if x is not None
-    )
+    return bool(values) and all(_is_fine(x) for x in values if x is not None)
+
+
+def _is_fine(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and ((x.is_floating_point() and x.element_size() > 1) or x.is_complex())
+
+
+def _is_of_others(node: fx.Node) -> bool:
+    """Whether it is an operator that somebody has written for a backward (an attention's), which computes a derivative.
+    What is in it nobody can see, and most of those who have one never differentiate it."""
+    return isinstance(node.target, OpOverload | OpOverloadPacket) and not _is_torchs(node)
 
 
 def _is_torchs(node: fx.Node) -> bool:
-    return node.op == "call_method" or getattr(node.target, "namespace", "aten") == "aten"
+    if not isinstance(node.target, OpOverload | OpOverloadPacket):
+        return True
+    return str(node.target).partition(".")[0] in ("aten", "prims")

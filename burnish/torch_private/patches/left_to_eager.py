@@ -161,6 +161,7 @@ _GRAD_MODE = "a custom autograd function whose backward sets or asks for grad mo
 _ANOTHER = "a custom autograd function whose backward calls another, of which only the forward would be traced"
 _TRANSFORMED = "a custom autograd function in a transform of torch.func: of its backward nothing would be recorded"
 _MODES = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled, torch.inference_mode)
+_ASKS_FOR_HISTORY = "method_attr_requires_grad"
 _ONCE = once_differentiable(print).__code__
 
 
@@ -216,9 +217,19 @@ def leaving_grad_modes() -> Iterator[None]:
             refuse(tx)
         return call(variable, tx, *arguments)
 
+    asked = getattr(TensorVariable, _ASKS_FOR_HISTORY, None)
+
+    def answered(variable: Any, tx: Any) -> Any:
+        """A backward that is recorded is given gradients that require some."""
+        refuse(tx)
+        assert asked is not None
+        return asked(variable, tx)
+
     with contextlib.ExitStack() as stack:
         for (owner, name), replacement in zip(owners, (traced, applied, entered, made, called), strict=True):
             stack.enter_context(replaced(owner, name, replacement))
+        if asked is not None:
+            stack.enter_context(replaced(TensorVariable, _ASKS_FOR_HISTORY, answered))
         yield
 
 

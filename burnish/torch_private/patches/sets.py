@@ -2,9 +2,9 @@
 
 Dynamo holds what is in a set in the order in which it was put there. Python's order is that of hashes, and of how the
 set has become what it is: which operations made it grow, and what was in it before. Where a set got constants one by
-one, or those of a literal first, its order is found by doing the same. Where an order is asked for of another set, the
-graph breaks; and where such a set leaves the graph, the function is left to eager. What is in a set, how many and
-whether two are equal depends on no order.
+one, or those of a literal first, its order is found by doing the same. A set from outside has its order, which is
+guarded on where it is asked for. Where that of another set is, the graph breaks; and where such a set leaves the graph,
+the function is left to eager. What is in a set, how many and whether two are equal depends on no order.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from burnish.torch_private.dynamo import Unsupported, create_instruction
+from burnish.torch_private.guards import install_guard
 from burnish.torch_private.patches.replacing import replaced
 from burnish.torch_private.variables import (
     BuiltinVariable,
@@ -103,8 +104,24 @@ class _Orders:
         if self.is_seen(variable) and self.in_order(variable) is None:
             raise Unsupported(_REASON)
 
+    def is_as_given(self, variable: Any) -> bool:
+        """Whether it is a set from outside that is as it was: Dynamo has its elements in its order, which is now
+        guarded on."""
+        if variable.source is None or _is_modified(variable):
+            return False
+        held = [key.vt for key in variable.items]
+        if not all(each.is_python_constant() for each in held):
+            return False
+        order = [each.as_python_constant() for each in held]
+        if not all(map(_is_plain, order)):
+            return False
+        install_guard(variable.source.make_guard(functools.partial(_ORDER_OF_SET, order=order)))
+        return True
+
     def in_order(self, variable: Any) -> list[Any] | None:
         """Its elements in Python's order, if that is known."""
+        if self.is_as_given(variable):
+            return [key.vt for key in variable.items]
         made = self.constant(variable)
         if made is None:
             return None
@@ -128,6 +145,11 @@ class _Orders:
         if not all(type(value) in _NUMBERS for value in values):
             self._notice()
         return made
+
+
+def _ORDER_OF_SET(builder: Any, guard: Any, order: list[Any]) -> None:
+    manager, shown = builder.get_guard_manager(guard), f"the order of the set {guard.name}"
+    manager.add_lambda_guard(lambda held: [*held] == order, [shown], guard.user_stack)
 
 
 def _is_plain(value: Any) -> bool:
