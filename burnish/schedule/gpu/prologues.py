@@ -205,10 +205,10 @@ def _without_small_sums(schedule: Schedule, kernels: list[Kernel], fuel: Fuel) -
         if not isinstance(kernel, LoopKernel) or not kernel.loop.reduction or not sets_each_once(kernel.loop):
             continue
         flat, (store,) = written_out(kernel.loop), kernel.loop.stores
-        at = next(n for n, k in enumerate(kernels) if k is kernel)
-        readers = readers_of(store.buffer)
         if flat is None or not readers_of.are_all(store.buffer):
             continue
+        at = next(n for n, k in enumerate(kernels) if k is kernel)
+        readers = readers_of(store.buffer)
         if not readers or not readers_of.can_compute(at, max(readers)):
             continue
         found = [_with_sums(kernels[n], Producer(at, flat, flat.stores[0])) for n in readers]
