@@ -169,6 +169,21 @@ def test_a_function_that_is_made_another(x, options, sealed):
     torch.testing.assert_close(compiled(x), x - 3 - 7)
 
 
+def test_a_function_that_is_made_another_all_the_time(x):
+    """Eager serves it then, and compiled code again where it is what was compiled."""
+
+    def fn(x, y=2.0):
+        return x * y + 1
+
+    compiled = burnish.compile(fn, gate=False, verify="off")
+    states = [(2.0,), (3.0,)]
+    for k in range(60):
+        fn.__defaults__ = states[k % 2]
+        torch.testing.assert_close(compiled(x), x * states[k % 2][0] + 1)
+    stats = burnish.stats(compiled)
+    assert stats.compiles < 30 and any("changes too often" in notice for notice in stats.notices)
+
+
 def test_nested_results(x):
     def nested(x, options):
         return Result(x + 1, {"a": [x * 2, x * options["by"]]}, note=options["note"]), Pair(x, x - 1), None, 3

@@ -8,6 +8,7 @@ done.
 from __future__ import annotations
 
 import threading
+import time
 import types
 import weakref
 from collections.abc import Callable
@@ -38,6 +39,9 @@ from burnish.trust.checkpoints import recorded_python, regions_are_recorded
 from burnish.trust.record import WholeCall
 from burnish.trust.whole_call import WholeCallRace
 
+_CHANGES_AT_ONCE = 3  # of the original, that are compiled for at once
+_PAYS_AFTER = 20.0  # times as long as the last compiling took: from then on, for the next
+
 
 class Entrance:
     """One callable, compiled. `call` is what to call; `restart` forgets all that was compiled.
@@ -57,6 +61,8 @@ class Entrance:
         self.foreign = foreign
         self.place = place_of(target)
         self.call: Callable[..., Any] = target
+        self._changes = 0  # of the original, after each of which it was compiled anew
+        self._opened = 0.0  # when, at last
         self.deferred: DeferredFrames | None = None  # with background=True or a budget
         self._compiled: tuple[types.FunctionType, FrameCompiler] | None = None  # what a seal goes to, if we compile
         self._around: Callable[..., Any] | None = None
@@ -78,6 +84,7 @@ class Entrance:
             self._is_sealed = False
             self._around = None
             self._open_call = self.call = self._open()
+            self._opened = time.monotonic()
             self.reconsider()
 
     def stand_aside(self) -> None:
@@ -257,8 +264,18 @@ class Entrance:
     def _call_afresh(self, stale: Definition, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with self._lock:
             if self._definition is stale:  # the first thread to notice
+                if self._changes >= _CHANGES_AT_ONCE and self._is_soon():
+                    self.log.noticed("call in eager: the original changes too often to be compiled each time")
+                    return self.target(*args, **kwargs)
+                self._changes += 1
                 self.restart()
         return self.call(*args, **kwargs)
+
+    def _is_soon(self) -> bool:
+        """Whether what the compiling took since the last change has not paid yet: changes that come and go (a hook for
+        each step) would make every call compile."""
+        spent = self._compiled[1].seconds if self._compiled is not None else 0.0
+        return time.monotonic() - self._opened < _PAYS_AFTER * spent
 
 
 def _called_weakly(method: Callable[[], None]) -> Callable[[], None]:

@@ -109,6 +109,7 @@ class FrameCompiler:
         self.root: types.CodeType | None = None  # the entrance's own: what comes after a graph break is not stored
         self.deferred = DeferredFrames(self.compile, self.entries, self.doubts, options, log) if defers else None
         self.compiles = 0  # of frames, begun
+        self.seconds = 0.0  # that they took
         self._served: dict[int, str] = {}  # by what each judged variant was served when somebody asked last
 
     def __call__(self, frame: Any, cache_entry: Any, frame_state: Any) -> ConvertFrameReturn:
@@ -127,6 +128,13 @@ class FrameCompiler:
 
     def compile(self, frame: Any, cache_entry: Any, frame_state: Any) -> ConvertFrameReturn:
         """In this thread, now."""
+        begin = time.monotonic()
+        try:
+            return self._compile(frame, cache_entry, frame_state)
+        finally:
+            self.seconds += time.monotonic() - begin
+
+    def _compile(self, frame: Any, cache_entry: Any, frame_state: Any) -> ConvertFrameReturn:
         self.compiles += 1
         self.on_verdict()  # this kind of call may be new to the race of whole calls
         self._ahead = begin(self._ahead, self._options, self._log)
