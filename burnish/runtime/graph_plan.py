@@ -77,7 +77,7 @@ def _aliases(program: Program) -> dict[int, int]:
 def _used(program: Program) -> frozenset[int]:
     schedule = program.schedule
     named = {name for k in schedule.kernels for name in (*k.reads, *k.writes)}
-    named |= {r.operand.buffer for r in schedule.results if isinstance(r, ResultBuffer)}
+    named |= schedule.result_buffers
     used = {b.position for b in schedule.buffers.values() if b.role == "input" and b.name in named}
     return frozenset(used) | frozenset(_aliases(program).values())
 

@@ -465,7 +465,7 @@ class Renderer:
 
     def _last_uses(self) -> dict[int, list[str]]:
         """Results of ATen calls that can be freed after a step."""
-        kept = {r.operand.buffer for r in self.schedule.results if isinstance(r, ResultBuffer)}
+        kept = self.schedule.result_buffers
         out: dict[int, list[str]] = {}
         for name, n in self._last_steps().items():
             if self.schedule.buffers[name].role == "extern" and name not in kept:

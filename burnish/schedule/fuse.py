@@ -31,7 +31,7 @@ from burnish.ir.body import (
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, Expr, coefficient, floordiv, mod, product, substitute, symbols
 from burnish.schedule.fusion_report import FusionReport, Refusal
-from burnish.schedule.kernels import ExternKernel, Kernel, LoopKernel, Product, ResultBuffer, Schedule, with_loop
+from burnish.schedule.kernels import ExternKernel, Kernel, LoopKernel, Product, Schedule, with_loop
 from burnish.schedule.order import dependences, require_kept
 from burnish.schedule.splice import Written, splice
 
@@ -225,7 +225,7 @@ class _Fuser:
         self.readers: dict[str, set[int]] = defaultdict(set)
         self.writers: dict[str, set[int]] = defaultdict(set)
         self._connect()
-        self.results = {r.operand.buffer for r in schedule.results if isinstance(r, ResultBuffer)}
+        self.results = schedule.result_buffers
 
     def _connect(self) -> None:
         for k, kernel in self.kernels.items():

@@ -357,6 +357,11 @@ class Schedule:
             if isinstance(r, ResultBuffer) and r.alias_of is None and self.buffers[r.operand.buffer].elements != 0:
                 assert r.operand.buffer in written, f"result {r.operand} is never written"
 
+    @property
+    def result_buffers(self) -> set[str]:
+        """Those that results are windows of."""
+        return {r.operand.buffer for r in self.results if isinstance(r, ResultBuffer)}
+
     def copy(self) -> Schedule:
         """One whose list of kernels can be changed while this one stays; the kernels themselves never change."""
         return replace(self, buffers=dict(self.buffers), kernels=list(self.kernels), results=list(self.results))
@@ -369,7 +374,7 @@ class Schedule:
 
     def drop_dead_kernels(self) -> None:
         """What only readers without elements would have read is not computed. ATen calls stay: they have effects."""
-        needed = {r.operand.buffer for r in self.results if isinstance(r, ResultBuffer)}
+        needed = self.result_buffers
         needed |= {n for n, b in self.buffers.items() if b.role == "input"}
         kept: list[Kernel] = []
         for k in reversed(self.kernels):
@@ -380,7 +385,7 @@ class Schedule:
 
     def drop_unused_buffers(self) -> None:
         used = {n for k in self.kernels for n in (*k.reads, *(() if isinstance(k, ExternKernel) else k.writes))}
-        used |= {r.operand.buffer for r in self.results if isinstance(r, ResultBuffer)}
+        used |= self.result_buffers
         self.buffers = {n: b for n, b in self.buffers.items() if n in used or b.role == "input"}
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from burnish.ir.expr import Dim, evaluate
-from burnish.schedule.kernels import Kernel, ResultBuffer, Schedule
+from burnish.schedule.kernels import Kernel, Schedule
 
 ALIGNMENT = 64  # a cache line, and the widest vector
 
@@ -47,7 +47,7 @@ def peak_bytes(schedule: Schedule, sizes: Mapping[str, int], consumed: frozenset
         for name in _touched(kernel):
             first.setdefault(name, n)
             last[name] = n
-    results = {r.operand.buffer for r in schedule.results if isinstance(r, ResultBuffer)}
+    results = schedule.result_buffers
     end = len(schedule.kernels)
     change = [0] * (end + 1)
     for name, b in schedule.buffers.items():

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from burnish.ir.body import Axis, BodyBuilder, Instr, Load, Loop, Scanned, Store, remap
 from burnish.ir.expr import Dim, coefficient, floordiv, mentions, mod, substitute, symbols
-from burnish.schedule.kernels import Kernel, LoopKernel, ResultBuffer, Schedule
+from burnish.schedule.kernels import Kernel, LoopKernel, Schedule
 from burnish.schedule.order import can_repeat
 
 
@@ -114,7 +114,7 @@ class Readers:
 
     def __init__(self, schedule: Schedule, kernels: Sequence[Kernel | None]) -> None:
         self._buffers, self._kernels = schedule.buffers, kernels
-        self._results = {r.operand.buffer for r in schedule.results if isinstance(r, ResultBuffer)}
+        self._results = schedule.result_buffers
 
     def __call__(self, buffer: str) -> list[int]:
         """The numbers of the kernels that read it."""

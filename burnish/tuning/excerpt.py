@@ -36,7 +36,7 @@ def excerpt(schedule: Schedule, numbers: Sequence[int], form: Form | None = None
         written |= kernel.writes & schedule.buffers.keys()
     read += sorted(name for name in written if schedule.buffers[name].role == "input")
     taken = {id(k) for k in kernels}
-    wanted = {r.operand.buffer for r in schedule.results if isinstance(r, ResultBuffer)}
+    wanted = schedule.result_buffers
     wanted |= {name for k in schedule.kernels if id(k) not in taken for name in k.reads}
     buffers: dict[str, Buffer] = {}
     for name in dict.fromkeys([*read, *sorted(written)]):

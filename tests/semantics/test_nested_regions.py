@@ -14,25 +14,12 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import burnish
+from tests.semantics.test_autograd_surface import Cube
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 FORCED = {"gate": False, "verify": "off"}
 Call = Callable[[torch.Tensor], torch.Tensor]
-
-
-class Cube(torch.autograd.Function):
-    """Saves what it is given."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(x)
-        return x**3
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        (x,) = ctx.saved_tensors
-        return gradient * 3 * x**2
 
 
 class Hyperbolic(torch.autograd.Function):

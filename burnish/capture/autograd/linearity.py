@@ -57,11 +57,7 @@ _PRODUCTS = frozenset(
     conv2d_weight conv3d_weight
     """.split()
 )
-_WITH_BIAS = frozenset(
-    """
-    linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d
-    """.split()
-)
+_WITH_BIAS = frozenset("linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d".split())
 # in a dividend,
 _QUOTIENTS = frozenset("div divide true_divide truediv".split())
 # in all operands at once.

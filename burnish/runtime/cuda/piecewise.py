@@ -11,7 +11,7 @@ from burnish.runtime.cuda.graphs import GraphedProgram, GraphPool
 from burnish.runtime.cuda.program import CudaRun, generate_cuda, load_cuda_program
 from burnish.runtime.graph_plan import graph_plan
 from burnish.runtime.program import Program, build_program
-from burnish.schedule.kernels import Kernel, ResultBuffer
+from burnish.schedule.kernels import Kernel
 from burnish.schedule.segments import Piece, cut
 
 
@@ -59,7 +59,7 @@ def load_pieces(
     by_identity = {id(program.schedule.kernels[n]): why for n, why in reasons.items()}
     alone = lambda kernel: by_identity.get(id(kernel), "")  # noqa: E731
     pieces = cut(program.schedule, program.arguments, alone)
-    kept = {r.operand.buffer for r in program.schedule.results if isinstance(r, ResultBuffer)}
+    kept = program.schedule.result_buffers
     for why in dict.fromkeys(reasons.values()):
         log.noticed(f"CUDA graph split: {why}")
     return PiecedProgram([_load(p, kept, program, static, options, log, pool, overlapped) for p in pieces], pool)

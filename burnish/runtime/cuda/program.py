@@ -169,7 +169,7 @@ class CudaRenderer(Renderer):
     def _arguments_to_free(self, static: frozenset[int]) -> dict[int, list[str]]:
         """What a forward saved goes as its backward proceeds, where nobody else holds it and it is worth it. A graph's
         result that is an argument is not ours to free."""
-        returned = {r.operand.buffer for r in self.schedule.results if isinstance(r, ResultBuffer)}
+        returned = self.schedule.result_buffers
         out: dict[int, list[str]] = {}
         size = 0
         for name, n in self._last_steps().items():

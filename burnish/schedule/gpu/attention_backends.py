@@ -11,7 +11,7 @@ import torch
 
 from burnish.ir.graph import Extern, Ref
 from burnish.schedule.form import Form
-from burnish.schedule.kernels import AttendKernel, ExternKernel, Kernel, ResultBuffer, Schedule
+from burnish.schedule.kernels import AttendKernel, ExternKernel, Kernel, Schedule
 
 _OURS, _FLASH, _CUDNN, _EFFICIENT = (Form(name) for name in ("ours", "flash", "cudnn", "efficient"))
 
@@ -30,7 +30,7 @@ class AttentionBackend:
         schedule, kernel = self.schedule, self.kernel
         q, k, *_ = kernel.inputs
         sums = kernel.lse.buffer
-        kept = {r.operand.buffer for r in schedule.results if isinstance(r, ResultBuffer)}
+        kept = schedule.result_buffers
         wanted = sums in kept or any(sums in other.reads for other in schedule.kernels)
         static = all(isinstance(d, int) for o in kernel.inputs for d in (*o.shape, *o.strides, o.offset))
         if kernel.op.has_mask or wanted or not static or q.shape[1] != k.shape[1]:

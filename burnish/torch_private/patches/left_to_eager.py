@@ -146,8 +146,9 @@ def asking_of_functions(why_not: Callable[[Any, fx.GraphModule, fx.GraphModule],
 
     def called(variable: Any, tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         result = call(variable, tx, args, kwargs)
-        applied = [node for node in tx.output.graph.nodes if getattr(node.target, "__name__", "") == _APPLIED]
-        graphs = [_graph_given(tx, named) for named in applied[-1].args[:2]] if applied else []
+        latest = reversed(tx.output.graph.nodes)
+        applied = next((node for node in latest if getattr(node.target, "__name__", "") == _APPLIED), None)
+        graphs = [_graph_given(tx, named) for named in applied.args[:2]] if applied is not None else []
         if graphs and (reason := why_not(variable.bwd_fn, *graphs)):
             raise Unsupported(reason)
         return result

@@ -109,11 +109,8 @@ class _Orders:
         guarded on."""
         if variable.source is None or _is_modified(variable):
             return False
-        held = [key.vt for key in variable.items]
-        if not all(each.is_python_constant() for each in held):
-            return False
-        order = [each.as_python_constant() for each in held]
-        if not all(map(_is_plain, order)):
+        order = _constants(variable)
+        if order is None or not all(map(_is_plain, order)):
             return False
         install_guard(variable.source.make_guard(functools.partial(_ORDER_OF_SET, order=order)))
         return True
@@ -133,11 +130,8 @@ class _Orders:
         """The set itself, made as the function makes it: of a literal, and of what was added then."""
         if not self.is_grown(variable) or variable.source is not None:
             return None
-        held = [key.vt for key in variable.items]
-        if not all(each.is_python_constant() for each in held):
-            return None
-        values = [each.as_python_constant() for each in held]
-        if not all(map(_is_plain, values)):
+        values = _constants(variable)
+        if values is None or not all(map(_is_plain, values)):
             return None
         made = set(self.literal(variable) or ())
         for value in values:
@@ -150,6 +144,12 @@ class _Orders:
 def _ORDER_OF_SET(builder: Any, guard: Any, order: list[Any]) -> None:
     manager, shown = builder.get_guard_manager(guard), f"the order of the set {guard.name}"
     manager.add_lambda_guard(lambda held: [*held] == order, [shown], guard.user_stack)
+
+
+def _constants(variable: Any) -> list[Any] | None:
+    """What is in a set, in the order that Dynamo has; None, if it is not all constants."""
+    held = [key.vt for key in variable.items]
+    return [each.as_python_constant() for each in held] if all(each.is_python_constant() for each in held) else None
 
 
 def _is_plain(value: Any) -> bool:
@@ -168,10 +168,9 @@ def _literal(variable: Any, tx: Any) -> frozenset[Any] | None:
     """The constant of the function's code that a frozenset is made from."""
     if type(variable) is not FrozensetVariable or variable.source is not None:
         return None
-    held = [key.vt for key in variable.items]
-    if not all(each.is_python_constant() for each in held):
+    values = _constants(variable)
+    if values is None:
         return None
-    values = [each.as_python_constant() for each in held]
     constants = [each for each in tx.f_code.co_consts if type(each) is frozenset]
     return next((each for each in constants if list(map(_typed, each)) == list(map(_typed, values))), None)
 
@@ -394,8 +393,7 @@ def _chosen(orders: _Orders, call: Callable[..., Any]) -> Callable[..., Any]:
 
 def _are_comparable(variable: Any) -> bool:
     """Whether its elements have one order by size, in which no two are alike."""
-    held = [key.vt for key in variable.items]
-    if not all(each.is_python_constant() for each in held):
+    values = _constants(variable)
+    if values is None:
         return False
-    values = [each.as_python_constant() for each in held]
     return all(type(x) is str for x in values) or all(type(x) in _NUMBERS and x == x for x in values)
