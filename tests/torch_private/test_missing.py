@@ -163,6 +163,7 @@ def test_a_known_torch_does_not_warn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_name_is_not_expected_before_the_version_that_had_it_first(monkeypatch: pytest.MonkeyPatch) -> None:
     late = names.PrivateName("torch._no_such", "a test", seen_in=("2.13",))
+    monkeypatch.setattr("torch.__version__", "2.13.0")
     assert probe._is_expected(late)
     monkeypatch.setattr("torch.__version__", "2.12.0")
     assert not probe._is_expected(late)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from burnish.torch_private.guards import GuardBuilder
+from burnish.torch_private.guards import AttrSource, Guard, GuardBuilder, Source
 from burnish.torch_private.guards import install_guard as install
 from burnish.torch_private.patches.replacing import replaced
 from burnish.torch_private.variables import (
@@ -87,10 +87,9 @@ def _guard_attribute(variable: Any, name: str, is_asked: bool) -> None:
     if name.startswith("__") or (not is_asked and _is_there(value, name)):
         return
     if not is_asked and _answers_for_itself(value):  # and may give it all the same
-        guard = partial(GuardBuilder.NOT_PRESENT_IN_GENERIC_DICT, attr=name)
+        install(variable.source.make_guard(partial(GuardBuilder.NOT_PRESENT_IN_GENERIC_DICT, attr=name)))
     else:
-        guard = partial(GuardBuilder.HASATTR, attr=name)
-    install(variable.source.make_guard(guard))
+        install(_attribute_guard(variable.source, name))
 
 
 def _is_there(value: Any, name: str) -> bool:
@@ -116,8 +115,21 @@ def _guard_key(variable: Any, tx: Any, args: list[Any]) -> None:
     key, held = args[0].as_python_constant(), variable.items
     if not isinstance(key, str) or _is_written(held.item, tx, key):
         return
-    kind = GuardBuilder.DICT_CONTAINS if key in held.item_dict else GuardBuilder.DICT_NOT_CONTAINS
-    install(source.make_guard(partial(kind, key=key)))
+    install(_key_guard(source, key, key in held.item_dict))
+
+
+def _attribute_guard(source: Source, name: str) -> Guard:
+    """That an object has an attribute, or has it not, as it is now."""
+    if "attr" in inspect.signature(GuardBuilder.HASATTR).parameters:
+        return source.make_guard(partial(GuardBuilder.HASATTR, attr=name))
+    return AttrSource(source, name).make_guard(GuardBuilder.HASATTR)  # torch 2.11
+
+
+def _key_guard(source: Source, key: str, is_there: bool) -> Guard:
+    if "invert" in inspect.signature(GuardBuilder.DICT_CONTAINS).parameters:  # torch 2.11
+        return source.make_guard(partial(GuardBuilder.DICT_CONTAINS, key=key, invert=not is_there))
+    kind = GuardBuilder.DICT_CONTAINS if is_there else GuardBuilder.DICT_NOT_CONTAINS
+    return source.make_guard(partial(kind, key=key))
 
 
 def _guard_keys(variable: Any) -> None:
