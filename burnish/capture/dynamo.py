@@ -44,9 +44,10 @@ from burnish.options import Options
 from burnish.runtime.host.extension import host_if_built, host_library
 from burnish.stats import Stats
 from burnish.torch_private import inductor
+from burnish.torch_private.guards import guards_are_whole
 from burnish.torch_private.names import EAGER
 from burnish.torch_private.probe import why
-from burnish.torch_private.versions import is_at_least, warn_of_newer_torch
+from burnish.torch_private.versions import warn_of_newer_torch
 from burnish.trust.background_trial import propose
 from burnish.trust.gate import GraphFacts
 from burnish.trust.record import Engine
@@ -140,7 +141,7 @@ def new_variant(
         verdicts=verdicts,
         ready=ready,
         before_trial=before_trial,
-        host=partial(host_library, options, log) if _is_on_cuda(facts) else host_if_built,
+        host=partial(host_library, options, log) if _checks_count(facts) else host_if_built,
         guarded=guards_are_whole(),
         owner=log,
     )
@@ -152,16 +153,13 @@ def new_variant(
     return variant
 
 
-def _is_on_cuda(facts: GraphFacts) -> bool:
-    """There the extension is built with the first program, and calls take so little that its help is missed."""
+def _checks_count(facts: GraphFacts) -> bool:
+    """Whether Python's checks would be felt: each call has every tensor checked, or takes as little as on a GPU, where
+    the extension is built with the first program."""
+    if not guards_are_whole():
+        return True
     inputs = facts.assumptions.inputs if facts.assumptions is not None else ()
     return any(isinstance(x, TensorInput) and x.device.type == "cuda" for x in inputs)
-
-
-def guards_are_whole() -> bool:
-    """Whether Dynamo's guards look at each tensor in every call. Before 2.13 those of parameters are left out while the
-    dict that holds them is as it was."""
-    return is_at_least(2, 13)
 
 
 def _inductors(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> dict[Engine, Callable[..., Any]]:

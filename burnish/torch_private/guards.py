@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from burnish.torch_private.names import NO_REGIONS, NO_REGIONS_NOR_WARM_START, NO_WARM_START, PrivateName, lookup_in
+from burnish.torch_private.versions import is_at_least
 
 if TYPE_CHECKING:
     from torch._dynamo import source as source
@@ -88,3 +89,9 @@ NAMES = (
 )
 
 __getattr__ = lookup_in(globals(), NAMES)
+
+
+def guards_are_whole() -> bool:
+    """Whether Dynamo's guards look at each tensor in every call. Before 2.13 those of parameters are left out while the
+    dict that holds them is as it was."""
+    return is_at_least(2, 13)

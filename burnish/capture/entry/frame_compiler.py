@@ -65,6 +65,7 @@ _CHANGED_MEANWHILE = "state changed while dynamo tracing"
 _EXCUSES = 64  # calls; as many threads may wait for one compile
 _EXCUSES_SECONDS = 600.0
 _BAD_INPUT_LIMIT = 8  # attempts at a frame that fails in the same way, before giving up on more
+_RECORDS = "record_runtime_overhead"  # for a profiler, by two functions that every call makes: microseconds
 _LETS_GO = "invalidate_compile_context_weakrefs"
 _MOST_MISTAKES = 64  # kinds of inputs that are known not to fit
 
@@ -359,6 +360,8 @@ def _as_eager_traces() -> contextlib.AbstractContextManager[None]:
         changes["skip_tensor_guards_with_matching_dict_tags"] = False
     if hasattr(dynamo_config, _LETS_GO):  # of parameters that it has traced, so that torch can swap them
         changes[_LETS_GO] = True
+    if hasattr(dynamo_config, _RECORDS):
+        changes[_RECORDS] = False
     patched: contextlib.AbstractContextManager[None] = dynamo_config.patch(changes)
     return patched
 

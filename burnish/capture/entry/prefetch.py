@@ -13,6 +13,7 @@ from burnish.observe.log import CompileLog
 from burnish.options import Options
 from burnish.runtime.build.shared_library import prepare_native
 from burnish.runtime.host.extension import prepare_host
+from burnish.torch_private.guards import guards_are_whole
 
 _LARGE = 1 << 16  # elements of a weight whose products the native library will compute
 
@@ -52,6 +53,8 @@ def begin(ahead: Ahead, options: Options, log: CompileLog) -> Ahead:
     """Start what is wanted, and return what is still to be started once it is known that there will be a trial."""
     if ahead.native:
         prepare_native(options, log)
+        if not guards_are_whole():  # each call's tensors are checked
+            prepare_host(options)
     if ahead.workers:
         from burnish.runtime.cuda.launch import prepare_launcher
         from burnish.runtime.triton.workers import prepare_workers
