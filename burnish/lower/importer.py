@@ -204,6 +204,7 @@ class _Importer:
             if isinstance(v, torch.Tensor):
                 self._require_plain(v)
         require_true_rank(fx_node, target, val)
+        require_true_types(target, vals)
         self.builder.out = tuple(self._type(v) for v in vals if isinstance(v, torch.Tensor))
         self.builder.strides = tuple(self._strides(v) for v in vals if isinstance(v, torch.Tensor))
         self.builder.results, self.builder.wanted = len(vals), _read_results(fx_node, len(vals))
@@ -515,6 +516,9 @@ def _same_kind(val: torch.Tensor, base: torch.Tensor) -> bool:
     return bool(val.dtype == base.dtype and same_values)
 
 
+_CPU_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+
+
 def require_true_rank(fx_node: FxNode, target: OpOverload, val: Any) -> None:
     """torch 2.11 traces some reductions of one element each with the dimensions that eager leaves out."""
     names = [argument.name for argument in target._schema.arguments]
@@ -535,3 +539,9 @@ def _nodes_in(value: Any) -> list[Node]:
     if isinstance(value, list | tuple):
         return [n for v in value for n in _nodes_in(v)]
     return []
+
+
+def require_true_types(target: OpOverload, vals: Sequence[Any]) -> None:
+    """Before 2.13, torch traces as float32 what a CPU's attention to doubles keeps of them for its backward."""
+    if target is _CPU_ATTENTION and vals[0].dtype is torch.float64 and vals[1].dtype is not torch.float64:
+        raise CompileError("capture", f"torch traces another type of {target} than it returns")

@@ -420,12 +420,14 @@ TRUNKS = {
     "a sum": lambda x, a, c: ((x + a).exp(), (x + a).sin()),
     "a transpose": lambda x, a, c: (x.t() * a, x.t() * c),
     "parts": lambda x, a, c: (x.chunk(2)[0].exp() * a[:2], x.chunk(2)[1].sin() * c[:2]),
+    "rows again": lambda x, a, c: ((rows := torch.cat([x, a[: x.shape[0] // 2]]) + c[0]), rows.exp()),
 }
 
 
+@pytest.mark.parametrize("dynamic", [False, True], ids=["fixed", "dynamic"])
 @pytest.mark.parametrize("name", TRUNKS)
-def test_backwards_that_share_what_saves_nothing_come_one_after_the_other(name: str) -> None:
-    compiled = burnish.compile(TRUNKS[name], options=FORCED)
+def test_backwards_that_share_what_saves_nothing_come_one_after_the_other(name: str, dynamic: bool) -> None:
+    compiled = burnish.compile(TRUNKS[name], dynamic=dynamic, options=FORCED)
     for order in ((0, 1), (1, 0)):
         got, want = one_after_the_other(compiled, order), one_after_the_other(TRUNKS[name], order)
         torch.testing.assert_close(got, want)

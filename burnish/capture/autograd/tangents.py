@@ -136,7 +136,7 @@ def groups_of(backward: fx.Graph, made: Made) -> list[int]:
     """For each tangent, the first of those with which it shares a part of the backward that reads what was saved: in
     eager, too, no backward of one comes after one of another, unless the graph is retained."""
     group = list(range(len(tangents_of(backward))))
-    saved = set(backward.find_nodes(op="placeholder")) - set(made)
+    saved = {x for x in backward.find_nodes(op="placeholder") if not is_number(x)} - set(made)
     reading = set[fx.Node]()
     for node in backward.nodes:
         if node.op != "output" and any(x in saved or x in reading for x in node.all_input_nodes if x not in made):
