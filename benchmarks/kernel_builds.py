@@ -57,9 +57,8 @@ def sources_of(model: Callable[..., Any], capability: int, *args: Any, **kwargs:
             schedule = group_siblings(split_reductions(fuse(schedule)))
             unit = generate_cuda(schedule, capability >= 90).triton
         for call in unit.calls.values():
-            if call.launches:
-                source = kernel_source(unit, call, call.launches[0], capability)
-                found[source.function, call.launches[0]] = source
+            source = kernel_source(unit, call, call.launch, capability)
+            found[source.function, call.launch] = source
         return make_boxed_func(gm.forward)
 
     def backend(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:

@@ -38,7 +38,7 @@ pytest.importorskip("triton")
 
 def source_of(rows: int = 64, columns: int = 256) -> KernelSource:
     unit = generate(Schedule({}, [LoopKernel(softmax(8, 16)), LoopKernel(biased(rows, columns))], []), overlapped=True)
-    return kernel_source(unit, unit.calls[1], unit.calls[1].launches[0], 90)
+    return kernel_source(unit, unit.calls[1], unit.calls[1].launch, 90)
 
 
 class Pool(WorkerPool):

@@ -197,7 +197,7 @@ class _Beside(ScheduleEvaluation):
 
     def run_kernel(self, kernel: Kernel) -> None:
         call = self.unit.calls.get(self.numbers.get(id(kernel), -1))
-        launch = None if call is None else job(self.unit.text, call, 0, self.sizes)
+        launch = None if call is None else job(self.unit.text, call, self.sizes)
         if call is None or launch is None or math.prod(launch.grid) > _MOST_PROGRAMS:
             super().run_kernel(_on_cpu(kernel))
             return

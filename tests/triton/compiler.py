@@ -46,13 +46,12 @@ class Compiler:
         unit: TritonUnit,
         number: int,
         capability: int,
-        launch: int = 0,
         index: str = "int32",
         ones: tuple[str, ...] = (),
     ) -> tuple[str, Resources]:
         """`ones` are sizes that are 1, which Triton makes constants."""
         call = unit.calls[number]
-        chosen = call.launches[min(launch, len(call.launches) - 1)]
+        chosen = call.launch
         constants = dict(chosen.blocks) | ({"INDEX": index} if call.reach else {}) | dict.fromkeys(ones, 1)
         options = {"num_warps": chosen.warps, "num_stages": chosen.stages}
         job = (unit.text, call.function, call.types, constants, options, capability)

@@ -14,12 +14,15 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from burnish.codegen.triton.launch import Launch
+from burnish.codegen.triton.launch import loop_forms
 from burnish.codegen.triton.module import TritonCall, generate
+from burnish.device import REFERENCE
 from burnish.ir.body import Loop
 from burnish.ir.evaluate import evaluate_loop
 from burnish.ir.expr import Dim, evaluate
 from burnish.runtime.build.scratch import load_python
+from burnish.schedule.axes import normalise
+from burnish.schedule.form import Form
 from burnish.schedule.kernels import LoopKernel, Schedule
 
 Buffers = dict[str, torch.Tensor]
@@ -51,14 +54,15 @@ class Interpreter:
         loop: Loop,
         buffers: Buffers,
         sizes: Mapping[str, int] | None = None,
-        launch: int = 0,
+        form: Form | None = None,
         index: str | None = None,
     ) -> int:
         """Run a loop's kernel on the buffers, in place; the error flag."""
         loop.verify()
-        unit = generate(Schedule({}, [LoopKernel(loop)], []), interpreted=True)
+        forms = {} if form is None else {0: form}
+        unit = generate(Schedule({}, [LoopKernel(loop)], [], forms=forms), interpreted=True)
         assert not unit.refused, unit.refused
-        return self.run([job(unit.text, unit.calls[0], launch, sizes or {}, index)], buffers)
+        return self.run([job(unit.text, unit.calls[0], sizes or {}, index)], buffers)
 
     def run(self, jobs: list[Job], buffers: Buffers) -> int:
         packed = io.BytesIO()
@@ -74,14 +78,14 @@ class Interpreter:
         buffers: Buffers,
         sizes: Mapping[str, int] | None = None,
         tolerance: float = 2e-6,
-        launches: int = 2,
+        forms: int = 2,
     ) -> None:
-        """Every launch of a loop's kernel leaves the buffers as the reference does."""
+        """A loop's kernel leaves the buffers as the reference does, in the first forms that a search would try."""
         want = {n: t.clone() for n, t in buffers.items()}
         evaluate_loop(loop, want, sizes or {})
-        for k in range(launches):
+        for form in loop_forms(normalise(loop), REFERENCE)[:forms]:
             got = {n: t.clone() for n, t in buffers.items()}
-            assert self.run_loop(loop, got, sizes, k) == 0
+            assert self.run_loop(loop, got, sizes, form) == 0
             for name in buffers:
                 assert_close(got[name], want[name], tolerance, name)
 
@@ -94,8 +98,8 @@ def process_with(**environment: str) -> ProcessPoolExecutor:
     return pool
 
 
-def job(text: str, call: TritonCall, launch: int, sizes: Mapping[str, int], index: str | None = None) -> Job:
-    chosen: Launch = call.launches[min(launch, len(call.launches) - 1)]
+def job(text: str, call: TritonCall, sizes: Mapping[str, int], index: str | None = None) -> Job:
+    chosen = call.launch
     arguments = [*call.buffers, *(sizes[s] for s in call.sizes), *(["error"] if call.checks else [])]
     constants: list[tuple[str, int | str]] = list(chosen.blocks)
     if call.reach:

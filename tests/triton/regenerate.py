@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from burnish.codegen.triton.launch import Launch
 from burnish.codegen.triton.loop import print_loop
 from burnish.codegen.triton.module import generate, module_text
 from burnish.ir.body import Loop, Store
@@ -51,14 +52,16 @@ def sources() -> dict[str, str]:
     made: dict[str, str] = {}
     for name, loop in CASES.items():
         kernel = print_loop(loop)
-        launches = [f"# {x.programs} programs, {dict(x.blocks)}, {x.warps} warps\n" for x in kernel.launches]
-        made[f"{name}.py.txt"] = "".join(launches) + module_text({name: kernel.text})
+        made[f"{name}.py.txt"] = _head(kernel.launch) + module_text({name: kernel.text})
     for name, make in SCHEDULES.items():
         unit = generate(make())
         assert not unit.refused
-        launches = [f"# {x.grid} programs, {dict(x.blocks)}, {x.warps} warps\n" for x in unit.calls[0].launches]
-        made[f"{name}.py.txt"] = "".join(launches) + unit.text
+        made[f"{name}.py.txt"] = _head(unit.calls[0].launch) + unit.text
     return made
+
+
+def _head(launch: Launch) -> str:
+    return f"# {launch.programs} programs, {dict(launch.blocks)}, {launch.warps} warps\n"
 
 
 def main() -> None:

@@ -41,8 +41,8 @@ def test_kernels_of_equal_blocks_are_printed_once(schedule: Schedule, monkeypatc
         assert not isinstance(kernel, ExternKernel)
         alone = by_itself(kernel, schedule.gpu, steady, None)
         assert unit.functions[call.function] == alone.text
-        assert (call.buffers, call.types, call.launches) == (
-            tuple(alone.signature.buffers), alone.types, alone.launches,
+        assert (call.buffers, call.types, call.launch) == (
+            tuple(alone.signature.buffers), alone.types, alone.launch,
         )  # fmt: skip
 
 

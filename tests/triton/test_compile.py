@@ -56,8 +56,7 @@ UNIT = generate(Schedule({}, [LoopKernel(loop) for loop in LOOPS.values()], []))
 @pytest.mark.parametrize("capability", [80, 90, 100])
 def test_forms(compiler: Compiler, capability: int) -> None:
     for number in range(len(LOOPS)):
-        for launch in range(len(UNIT.calls[number].launches) if capability == 90 else 1):
-            assert compiler.compile(UNIT, number, capability, launch)
+        assert compiler.compile(UNIT, number, capability)
 
 
 @pytest.mark.parametrize("name", ["map_symbolic", "long_symbolic", "scan_long"])

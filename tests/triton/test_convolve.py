@@ -413,7 +413,7 @@ def test_batch_of_a_size_known_at_launch(interpreter: Interpreter, compiler: Com
             evaluation.memory[name].copy_(torch.randn(evaluation.memory[name].shape) * 0.2)
         held = {name: memory.clone() for name, memory in evaluation.memory.items()}
         evaluation.run()
-        assert interpreter.run([job(unit.text, unit.calls[0], 0, {"s0": size})], held) == 0
+        assert interpreter.run([job(unit.text, unit.calls[0], {"s0": size})], held) == 0
         assert_close(held["out"], evaluation.memory["out"], 2e-4)
     assert ".target sm_" in compiler.compile(generate(schedule), 0, 90)
 

@@ -63,7 +63,7 @@ def same_under(interpreter: Interpreter, found: Capture, schedule: Schedule) -> 
         evaluation.run_kernel(kernel)
         if isinstance(kernel, ExternKernel):
             continue
-        assert interpreter.run([job(unit.text, unit.calls[n], 0, {})], held) == 0
+        assert interpreter.run([job(unit.text, unit.calls[n], {})], held) == 0
         for name in kernel.writes:
             want = evaluation.memory[name].float()
             close(held[name].float(), want, lambda m: f"{kernel}\n{m}")  # noqa: B023

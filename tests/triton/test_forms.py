@@ -81,7 +81,7 @@ def test_a_map_that_blocks_divide_has_no_masks(interpreter: Interpreter) -> None
 def test_map_of_symbolic_size(interpreter: Interpreter) -> None:
     loop = biased(N, M)
     interpreter.check(
-        loop, {"x": rand(11, 37), "b": rand(37), "y": zeros(11 * 37)}, {"s0": 11, "s1": 37}, launches=1
+        loop, {"x": rand(11, 37), "b": rand(37), "y": zeros(11 * 37)}, {"s0": 11, "s1": 37}, forms=1
     )  # fmt: skip
 
 
@@ -189,12 +189,12 @@ def test_scatter_add(interpreter: Interpreter, dtype: DType) -> None:
 def test_scatter_set_and_integer_extremes(interpreter: Interpreter) -> None:
     for mode in ("set", "max", "min"):
         buffers = {"k": torch.tensor([2, 0, 3]), "x": rand(72, dtype=DType.i32), "y": rand(96, dtype=DType.i32)}
-        interpreter.check(scatter(4, 24, 3, mode, DType.i32), buffers, launches=1)
+        interpreter.check(scatter(4, 24, 3, mode, DType.i32), buffers, forms=1)
 
 
 def test_scatter_by_indices_of_eight_bits_over_more_rows_than_they_reach(interpreter: Interpreter) -> None:
     buffers = {"k": torch.tensor([2, 0, 127], dtype=torch.int8), "x": rand(12), "y": rand(800)}
-    interpreter.check(scatter(200, 4, 3, "set", DType.f32, DType.i8), buffers, launches=1)
+    interpreter.check(scatter(200, 4, 3, "set", DType.f32, DType.i8), buffers, forms=1)
 
 
 @pytest.mark.parametrize("mode", ["set", "add"])
@@ -211,7 +211,7 @@ def test_every_point_of_a_scatter_add_counts(interpreter: Interpreter) -> None:
     """Neither the place nor the value varies along the second axis."""
     space, w = axes(3, 50), Writer()
     w.store("y", at(space[0]), w.load("x", at(space[0])), mode="add")
-    interpreter.check(w.loop(space), {"x": rand(3), "y": zeros(3)}, launches=1)
+    interpreter.check(w.loop(space), {"x": rand(3), "y": zeros(3)}, forms=1)
 
 
 @pytest.mark.parametrize(("mode", "dtype"), [("prod", DType.f32), ("max", DType.f32), ("add", DType.i8)])
@@ -255,7 +255,7 @@ def test_rows_one_after_the_other_with_sums_of_columns(interpreter: Interpreter,
 
 def test_several_rows_in_one_program(interpreter: Interpreter) -> None:
     loop = softmax(N, 10)
-    (_, rows), _ = print_loop(loop).launches[0].blocks
+    (_, rows), _ = print_loop(loop).launch.blocks
     assert form(loop) == "row" and rows > 1
     interpreter.check(loop, softmax_buffers(150, 10), {"s0": 150})
 
@@ -281,7 +281,7 @@ def test_rows_of_symbolic_length(interpreter: Interpreter) -> None:
     loop = softmax(N, M)
     assert form(loop) == "long"
     for width in (5, 2500):
-        interpreter.check(loop, softmax_buffers(3, width), {"s0": 3, "s1": width}, tolerance=1e-5, launches=1)
+        interpreter.check(loop, softmax_buffers(3, width), {"s0": 3, "s1": width}, tolerance=1e-5, forms=1)
 
 
 def test_row_over_separate_axes(interpreter: Interpreter) -> None:
@@ -307,7 +307,7 @@ def test_reduction_of_a_value_that_does_not_vary(interpreter: Interpreter) -> No
         w.store("y", at(space[0]), w.reduce("sum", w.load("x", at(space[0]))))
         w.store("z", linear(space), w.load("x", at(space[0])))
         buffers = {"x": rand(3), "y": zeros(3), "z": zeros(3 * width)}
-        interpreter.check(w.loop(space), buffers, tolerance=1e-5, launches=1)
+        interpreter.check(w.loop(space), buffers, tolerance=1e-5, forms=1)
 
 
 @pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
@@ -320,7 +320,7 @@ def test_gathers_along_a_row(interpreter: Interpreter, length: int, columns: boo
     place = w.emit(Checked(w.load("k", at(along), DType.i64), 9))
     w.store("y", at(kept), w.reduce("sum", w.load("x", value_symbol(place) + at(kept) * 9)))
     buffers = {"k": torch.randint(0, 9, (length,)), "x": rand(36), "y": zeros(4)}
-    interpreter.check(w.loop(space), buffers, tolerance=1e-5, launches=1)
+    interpreter.check(w.loop(space), buffers, tolerance=1e-5, forms=1)
 
 
 # --- columns ----------------------------------------------------------------------------------------------------
@@ -365,7 +365,7 @@ def test_kinds(interpreter: Interpreter, length: int) -> None:
         if kind == "prod":
             buffers[f"x{n}"] = (1 + (rand(2 * length) > 3)).to(dtype.torch)
         w.store(f"y{n}", at(space[0]), w.reduce(kind, w.load(f"x{n}", linear(space), dtype), result), result)
-    interpreter.check(w.loop(space), buffers, tolerance=1e-4 if length > 1000 else 1e-5, launches=1)
+    interpreter.check(w.loop(space), buffers, tolerance=1e-4 if length > 1000 else 1e-5, forms=1)
 
 
 def test_extremes_propagate_nan(interpreter: Interpreter) -> None:
@@ -373,7 +373,7 @@ def test_extremes_propagate_nan(interpreter: Interpreter) -> None:
     x[1, 7] = float("nan")
     x[2, :] = float("-inf")
     for kind in ("max", "min"):
-        interpreter.check(reduced(kind, 3, 100, DType.f32, DType.f32), {"x": x.flatten(), "y": zeros(3)}, launches=1)
+        interpreter.check(reduced(kind, 3, 100, DType.f32, DType.f32), {"x": x.flatten(), "y": zeros(3)}, forms=1)
 
 
 @pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
@@ -388,14 +388,14 @@ def test_first_place_of_an_extreme(interpreter: Interpreter, kind: str, length: 
     x[3] = float("inf")
     loop = reduced(kind, *((length, 5) if columns else (5, length)), DType.f32, DType.i64, columns)
     held = x.t().contiguous() if columns else x
-    interpreter.check(loop, {"x": held.flatten(), "y": zeros(5, DType.i64)}, launches=1)
+    interpreter.check(loop, {"x": held.flatten(), "y": zeros(5, DType.i64)}, forms=1)
 
 
 @pytest.mark.parametrize("dtype", [DType.i64, DType.u8, DType.bf16], ids=lambda d: d.value)
 def test_place_of_an_extreme_in_other_types(interpreter: Interpreter, dtype: DType) -> None:
     for kind in ("argmax", "argmin"):
         buffers = {"x": rand(3, 70, dtype=dtype), "y": zeros(3, DType.i64)}
-        interpreter.check(reduced(kind, 3, 70, dtype, DType.i64), buffers, launches=1)
+        interpreter.check(reduced(kind, 3, 70, dtype, DType.i64), buffers, forms=1)
 
 
 def test_place_along_two_axes(interpreter: Interpreter) -> None:
@@ -403,7 +403,7 @@ def test_place_along_two_axes(interpreter: Interpreter) -> None:
     place = at(space[0]) * 5 + at(space[2])
     w.store("y", at(space[1]), w.emit(Reduced("argmax", w.load("x", linear(space)), DType.i64, place)), DType.i64)
     buffers = {"x": torch.randint(0, 4, (90,)).float(), "y": zeros(3, DType.i64)}
-    interpreter.check(w.loop(space), buffers, launches=1)
+    interpreter.check(w.loop(space), buffers, forms=1)
 
 
 # --- scans ------------------------------------------------------------------------------------------------------
@@ -414,13 +414,13 @@ def test_place_along_two_axes(interpreter: Interpreter) -> None:
 def test_scans(interpreter: Interpreter, kind: str, length: int) -> None:
     x = torch.randn(2, length) if kind == "sum" else 1 + torch.randn(2, length) / 1000
     interpreter.check(
-        scanned(kind, 2, length), {"x": x.flatten(), "y": zeros(2 * length)}, tolerance=2e-4, launches=1
+        scanned(kind, 2, length), {"x": x.flatten(), "y": zeros(2 * length)}, tolerance=2e-4, forms=1
     )  # fmt: skip
 
 
 def test_scan_of_symbolic_length(interpreter: Interpreter) -> None:
     buffers = {"x": rand(3, 2500, dtype=DType.i64), "y": zeros(7500, DType.i64)}
-    interpreter.check(scanned("sum", 3, N, DType.i64), buffers, {"s0": 2500}, launches=1)
+    interpreter.check(scanned("sum", 3, N, DType.i64), buffers, {"s0": 2500}, forms=1)
 
 
 def test_a_long_scan_beside_a_reduction_is_refused() -> None:
@@ -461,11 +461,6 @@ def test_equal_kernels_have_equal_text() -> None:
     a, b = biased(N, 100), biased(sym("s7", 2), 100)
     assert print_loop(a).text == print_loop(b).text
     assert print_loop(a).signature.sizes == ["s0"] and print_loop(b).signature.sizes == ["s7"]
-
-
-def test_at_most_two_launches() -> None:
-    for loop in (biased(64, 64), transposed(2, 70, 40), softmax(8, 768), softmax(N, M), column_sums(8192, 768)):
-        assert 1 <= len(print_loop(loop).launches) <= 2
 
 
 def test_rows_of_odd_length_are_moved_in_whole_accesses(interpreter: Interpreter, compiler: Compiler) -> None:

@@ -36,7 +36,7 @@ class SideBySide(ScheduleEvaluation):
             return
         held = {b: self.memory[b].clone() for b in call.buffers}
         super().run_kernel(kernel)
-        assert self.interpreter.run([job(self.unit.text, call, 0, self.sizes)], held) == 0
+        assert self.interpreter.run([job(self.unit.text, call, self.sizes)], held) == 0
         for b in call.buffers:
             assert_close(held[b], self.memory[b], 2e-5, b)
         self.compared += 1

@@ -240,7 +240,7 @@ def test_packed_weights_lie_in_the_threads_as_their_vector_does(compiler: Compil
     schedule = for_gpu(captured(step, torch.randn(1, 1024).bfloat16(), *(p.detach() for p in layer.parameters())))
     unit = generate(schedule)
     (number,) = unit.calls
-    launch = unit.calls[number].launches[0]
+    launch = unit.calls[number].launch
     threads, elements = 32 * launch.warps, math.prod(block for _, block in launch.blocks)
     assert threads == 32 and elements * 8 // bits == 128 * threads  # weights enough to share what a thread does once
     for capability in (80, 100):

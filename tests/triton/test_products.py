@@ -77,7 +77,7 @@ def compare(interpreter: Interpreter, schedule: Schedule) -> None:
     evaluation.run()
     unit = generate(schedule, interpreted=True)
     assert not unit.refused
-    assert interpreter.run([job(unit.text, unit.calls[0], 0, {})], held) == 0
+    assert interpreter.run([job(unit.text, unit.calls[0], {})], held) == 0
     for name, memory in evaluation.memory.items():
         assert_close(held[name], memory, 2e-4, name)
 

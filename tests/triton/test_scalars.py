@@ -63,7 +63,7 @@ def test_operations(interpreter: Interpreter, dtype: DType) -> None:
     a, b = operands(dtype)
     loop, results = every_operation(dtype, len(a))
     buffers = {"a": a, "b": b} | {op: torch.zeros(len(a), dtype=t.torch) for op, t in results.items()}
-    interpreter.check(loop, buffers, tolerance=1e-12 if dtype is DType.f64 else 3e-6, launches=1)
+    interpreter.check(loop, buffers, tolerance=1e-12 if dtype is DType.f64 else 3e-6, forms=1)
 
 
 _DIVISIONS = "floordiv truncdiv mod fmod".split()
@@ -85,7 +85,7 @@ def test_integers_wrap_around(interpreter: Interpreter, dtype: DType) -> None:
         result = DType.bool if SCALAR_OPS[op].returns_bool else dtype
         w.store(op, at(space[0]), w.apply(op, *(left, right)[: SCALAR_OPS[op].arity], dtype=result), result)
         buffers[op] = torch.zeros(len(a), dtype=result.torch)
-    interpreter.check(w.loop(space), buffers, launches=1)
+    interpreter.check(w.loop(space), buffers, forms=1)
 
 
 @pytest.mark.parametrize("divisor", [3, -3, -1, 100], ids=str)
@@ -101,7 +101,7 @@ def test_division_by_a_known_number(interpreter: Interpreter, divisor: int) -> N
         for op in _DIVISIONS:
             w.store(f"{op}_{dtype.value}", at(space[0]), w.apply(op, x, known, dtype=dtype), dtype)
             buffers[f"{op}_{dtype.value}"] = torch.zeros(8, dtype=dtype.torch)
-    interpreter.check(w.loop(space), buffers, launches=1)
+    interpreter.check(w.loop(space), buffers, forms=1)
 
 
 def test_casts(interpreter: Interpreter) -> None:
@@ -115,7 +115,7 @@ def test_casts(interpreter: Interpreter) -> None:
             to = f"{have.value}_{want.value}"
             w.store(to, at(space[0]), w.apply("cast", source, dtype=want), want)
             buffers[to] = torch.zeros(8, dtype=want.torch)
-    interpreter.check(w.loop(space), buffers, launches=1)
+    interpreter.check(w.loop(space), buffers, forms=1)
 
 
 def test_casts_of_negative_numbers_and_rounding(interpreter: Interpreter) -> None:
@@ -125,7 +125,7 @@ def test_casts_of_negative_numbers_and_rounding(interpreter: Interpreter) -> Non
     for want in (DType.i64, DType.i32, DType.i16, DType.i8, DType.bool, DType.f64, DType.bf16, DType.f16):
         w.store(want.value, at(space[0]), w.apply("cast", x, dtype=want), want)
         buffers[want.value] = torch.zeros(6, dtype=want.torch)
-    interpreter.check(w.loop(space), buffers, launches=1)
+    interpreter.check(w.loop(space), buffers, forms=1)
 
 
 CONSTANTS = [
@@ -146,7 +146,7 @@ def test_constants(interpreter: Interpreter) -> None:
         w.store(f"plain{n}", at(space[0]), c, dtype)
         w.store(f"chosen{n}", at(space[0]), w.apply("where", even, c, zero, dtype=dtype.compute), dtype)
         buffers |= {f"{kind}{n}": torch.zeros(4, dtype=dtype.torch) for kind in ("plain", "chosen")}
-    interpreter.check(w.loop(space), buffers, tolerance=0.0, launches=1)
+    interpreter.check(w.loop(space), buffers, tolerance=0.0, forms=1)
 
 
 def test_negative_zero_keeps_its_sign(interpreter: Interpreter) -> None:

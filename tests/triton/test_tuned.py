@@ -48,7 +48,7 @@ def test_loops(interpreter: Interpreter, name: str) -> None:
         schedule.forms = {0: form}
         both = SideBySide(interpreter, schedule, copies(given), sizes)
         (call,) = both.unit.calls.values()
-        assert len(call.launches) == 1 and call.launches[0].warps == form["warps"]
+        assert call.launch.warps == form["warps"]
         both.run()
 
 

@@ -261,4 +261,4 @@ def test_a_tuned_program_is_stored_as_any_other() -> None:
     again = unpacked(packed(program, ""), "cuda")
     assert isinstance(again.unit, CudaUnit) and again.unit.triton.calls == unit.triton.calls
     for n, form in schedule.forms.items():
-        assert again.unit.triton.calls[n].launches[0].warps == form["warps"]
+        assert again.unit.triton.calls[n].launch.warps == form["warps"]

@@ -145,7 +145,7 @@ class _Printer:
             *(f"*{MEMORY_TYPE[self.kinds[b]]}" for b in self.signature.buffers),
             *(["i32"] * len(self.signature.sizes)),
         )
-        return TritonKernel(text, self.signature, types, (launch,))
+        return TritonKernel(text, self.signature, types, launch)
 
     def _place(self, blocks: dict[str, int]) -> None:
         heads, queries = self.q.shape[1:3]

@@ -474,7 +474,7 @@ class BodyPrinter:
         names += [f"s{k}" for k in range(len(self.signature.sizes))]
         names += ["error"] if self.signature.checks else []
         constants = ["INDEX"] if self.reach else []
-        constants += [name for name, _ in self.plan.launches[0].blocks]
+        constants += [name for name, _ in self.plan.launch.blocks]
         names += [f"{c}: tl.constexpr" for c in constants]
         casts = [f"    s{k} = tl.cast(s{k}, {self.width})" for k in range(len(self.signature.sizes))]
         return "\n".join(["@triton.jit", f"def @({', '.join(names)}):", *casts, *self.lines])

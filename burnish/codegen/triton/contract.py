@@ -103,7 +103,7 @@ def print_group(
         for n, part in enumerate(group.parts):
             head.line(f"{'if' if n == 0 else 'elif'} part == {n}:")
             head.finish(part, launch, f"_{n}_")
-    return TritonKernel(head.text(), head.signature, head.types(), (launch,), head.reach)
+    return TritonKernel(head.text(), head.signature, head.types(), launch, head.reach)
 
 
 def _chosen(group: ContractGroup, gpu: Gpu, form: Form | None) -> Tile | Strip:
@@ -132,7 +132,7 @@ def _print_sweep(kernel: ContractKernel, gpu: Gpu, form: Form | None = None) -> 
     launch = sweep_launch(kernel.a, kernel.b, gpu, form)
     printer = _Tile(kernel, launch)
     printer.sweep()
-    return TritonKernel(printer.text(), printer.signature, printer.types(), (launch,), printer.reach)
+    return TritonKernel(printer.text(), printer.signature, printer.types(), launch, printer.reach)
 
 
 def sweeps(group: ContractGroup, gpu: Gpu) -> bool:
@@ -355,4 +355,4 @@ def _plan(kernel: ContractKernel, launch: Launch, rows: int, columns: int) -> La
         axes = (named[f"i{d}"],) if f"i{d}" in named else ()
         lanes.append(Lane(name, axes, masked=not (isinstance(size, int) and size % block == 0)))
     outside = tuple(named[f"i{d}"] for d in range(rank - 2) if f"i{d}" in named)
-    return LaunchPlan("contract", tuple(lanes), outside, (launch,))
+    return LaunchPlan("contract", tuple(lanes), outside, launch)

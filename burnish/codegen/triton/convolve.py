@@ -35,7 +35,7 @@ def print_convolve(
     printer.place()
     printer.convolve(steady, fetch=kernel.k.buffer in steady and static_size(programs) <= most_tiles(gpu))
     printer.epilogue()
-    return TritonKernel(printer.text(), printer.signature, printer.types(), (launch,), printer.reach)
+    return TritonKernel(printer.text(), printer.signature, printer.types(), launch, printer.reach)
 
 
 def convolve_forms(kernel: ConvolveKernel, gpu: Gpu) -> list[Form]:
@@ -58,7 +58,7 @@ def _print_sweep(kernel: ConvolveKernel, gpu: Gpu, form: Form | None = None) -> 
     launch = sweep_launch(*operands, gpu, form)
     printer = _Convolution(kernel, launch, operands)
     printer.sweep()
-    return TritonKernel(printer.text(), printer.signature, printer.types(), (launch,), printer.reach)
+    return TritonKernel(printer.text(), printer.signature, printer.types(), launch, printer.reach)
 
 
 def _places(kernel: ConvolveKernel) -> Dim:
@@ -230,4 +230,4 @@ def _plan(kernel: ConvolveKernel, launch: Launch) -> LaunchPlan:
             ("x", (o,), channels, blocks["XBLOCK"]),
         )
     )
-    return LaunchPlan("convolve", lanes, tuple(named["i0"] for _ in range(lead)), (launch,))
+    return LaunchPlan("convolve", lanes, tuple(named["i0"] for _ in range(lead)), launch)

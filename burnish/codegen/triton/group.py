@@ -12,7 +12,7 @@ from burnish.schedule.kernels import LoopGroup
 
 def print_loops(group: LoopGroup, gpu: Gpu, steady: frozenset[str] = frozenset()) -> TritonKernel:
     printers = [printer_for(part.loop, gpu, steady) for part in group.parts]
-    launches = [p.plan.launches[0] for p in printers]
+    launches = [p.plan.launch for p in printers]
     warps = max(launch.warps for launch in launches)
     for p in printers:
         p.program = "program"
@@ -34,7 +34,7 @@ def print_loops(group: LoopGroup, gpu: Gpu, steady: frozenset[str] = frozenset()
     parts = [_as_part(kernel.text, n) for n, kernel in enumerate(kernels)]
     sizes = ["i64"] * len(signature.sizes)
     kinds = (*(types[b] for b in signature.buffers), *sizes, *(["*i64"] if signature.checks else []))
-    return TritonKernel("\n\n\n".join(["\n".join(main), *parts]), signature, kinds, (Launch(before, (), warps),))
+    return TritonKernel("\n\n\n".join(["\n".join(main), *parts]), signature, kinds, Launch(before, (), warps))
 
 
 def _merged(kernels: list[TritonKernel]) -> Signature:

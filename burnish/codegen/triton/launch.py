@@ -7,13 +7,12 @@ Five forms. Lanes are the dimensions of the tile; each runs over some of the loo
   long   x: rows, r: a chunk of the row                      one sweep over the row per dependent reduction
   sweep  x: rows, a few at a time, r: the whole row          one program takes many rows and adds up their columns
 
-The cost model. Loops are bound by memory, so the first candidate is the one whose threads each move 16 bytes of the
+The cost model. Loops are bound by memory, so the launch is the one whose threads each move 16 bytes of the
 narrowest type at once along the contiguous axis, provided that leaves a few programs for every multiprocessor; a loop
-too small for that takes smaller blocks until it does. The second candidate moves the block by a factor of two, towards
-more work per program where there is plenty and towards more threads where there is little.
+too small for that takes smaller blocks until it does.
 
-Those two are all there are outside `max-autotune`, and nothing is measured: the first is used. There, `loop_forms` is
-what is tried: blocks up to a factor of four from the model's, more and fewer threads, a row swept instead of held.
+Outside `max-autotune` nothing is measured: the model's choice is used. There, `loop_forms` is what is tried: blocks up
+to a factor of four from the model's, more and fewer threads, a row swept instead of held.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class Lane:
 
     name: str
     axes: tuple[Axis, ...]
-    masked: bool = False  # some block may reach past the end
+    masked: bool = False  # the last block may reach past the end
 
     @property
     def size(self) -> Dim:
@@ -77,11 +76,14 @@ class LaunchPlan:
     form: str  # map | tile | row | long | sweep
     lanes: tuple[Lane, ...]
     outside: tuple[Axis, ...]  # axes that only the program's number runs over
-    launches: tuple[Launch, ...]
+    launch: Launch
+
+
+Shape = tuple[list[int], int]  # the block of each lane, and the warps
 
 
 def plan(loop: Loop, gpu: Gpu, form: Form | None = None) -> LaunchPlan:
-    """The form of a normalised loop's kernel with at most two launches, the more promising first; or `form`."""
+    """The form of a normalised loop's kernel and its launch, as the cost model has them; or `form`."""
     if any(s.mode == "total" for s in loop.stores):
         return _plan_sweep(loop, form)
     if form is not None:
@@ -94,7 +96,7 @@ def plan(loop: Loop, gpu: Gpu, form: Form | None = None) -> LaunchPlan:
 
 def _as_told(loop: Loop, form: Form) -> LaunchPlan:
     lanes, outside = _lanes(loop, form.name)
-    return _finish(form.name, lanes, outside, [([form[lane.block] for lane in lanes], form["warps"])])
+    return _finish(form.name, lanes, outside, ([form[lane.block] for lane in lanes], form["warps"]))
 
 
 def _lanes(loop: Loop, form: str) -> tuple[tuple[Lane, ...], tuple[Axis, ...]]:
@@ -112,23 +114,16 @@ def _lanes(loop: Loop, form: str) -> tuple[tuple[Lane, ...], tuple[Axis, ...]]:
     return (Lane("x", inside), Lane("r", loop.reduction if _scans(loop) else row_order(loop))), outside
 
 
-def _finish(
-    form: str, lanes: tuple[Lane, ...], outside: tuple[Axis, ...], shapes: list[tuple[list[int], int]]
-) -> LaunchPlan:
-    """`shapes` lists (block of each lane, warps), best first."""
-    masked = tuple(
-        Lane(lane.name, lane.axes, any(not _divides(blocks[k], lane.size) for blocks, _ in shapes))
-        for k, lane in enumerate(lanes)
-    )
-    launches = []
-    for blocks, warps in shapes:
-        programs: Dim = product([a.size for a in outside])
-        for lane, block in zip(lanes, blocks, strict=True):
-            if lane.name != "r":
-                programs = programs * cdiv(lane.size, block)
-        named = tuple((lane.block, block) for lane, block in zip(lanes, blocks, strict=True))
-        launches.append(Launch(programs, named, warps))
-    return LaunchPlan(form, masked, outside, tuple(dict.fromkeys(launches)))
+def _finish(form: str, lanes: tuple[Lane, ...], outside: tuple[Axis, ...], shape: Shape) -> LaunchPlan:
+    blocks, warps = shape
+    masked, named = [], []
+    programs: Dim = product([a.size for a in outside])
+    for lane, block in zip(lanes, blocks, strict=True):
+        masked.append(Lane(lane.name, lane.axes, not _divides(block, lane.size)))
+        named.append((lane.block, block))
+        if lane.name != "r":
+            programs = programs * cdiv(lane.size, block)
+    return LaunchPlan(form, tuple(masked), outside, Launch(programs, tuple(named), warps))
 
 
 def cdiv(size: Dim, block: int) -> Dim:
@@ -168,16 +163,12 @@ def _warps(elements: int, per_thread: int) -> int:
 def _plan_map(loop: Loop, gpu: Gpu) -> LaunchPlan:
     (lane,), _ = _lanes(loop, "map")
     if not loop.axes:
-        return _finish("map", (lane,), (), [([1], 1)])
+        return _finish("map", (lane,), (), ([1], 1))
     elements, each = _static(lane.size), _per_access(loop)
     block, busy = 32 * 4 * each, _BUSY * gpu.multiprocessors
     while block > 128 and elements < block * busy:
         block //= 2
-    plenty = elements >= 8 * block * busy
-    shapes = [([block], _warps(block, each)), ([2 * block], _warps(block, each))]
-    if not plenty:
-        shapes[1] = ([block], 2 * _warps(block, each))
-    return _finish("map", (lane,), (), shapes)
+    return _finish("map", (lane,), (), ([block], _warps(block, each)))
 
 
 def _crossed_axes(loop: Loop) -> tuple[Axis, Axis] | None:
@@ -196,10 +187,9 @@ def _crossed_axes(loop: Loop) -> tuple[Axis, Axis] | None:
 
 def _plan_tile(loop: Loop, gpu: Gpu, outer: Axis, inner: Axis) -> LaunchPlan:
     lanes, outside = _lanes(loop, "tile")
-    small, large = ([32, 32], 4), ([64, 64], 8)
     elements = _static(product([a.size for a in loop.axes]))
     roomy = min(_static(outer.size), _static(inner.size)) >= 64 and elements >= 64 * 64 * _BUSY * gpu.multiprocessors
-    return _finish("tile", lanes, outside, [large, small] if roomy else [small, large])
+    return _finish("tile", lanes, outside, ([64, 64], 8) if roomy else ([32, 32], 4))
 
 
 # --- reductions -------------------------------------------------------------------------------------------------
@@ -210,9 +200,9 @@ def _plan_rows(loop: Loop, gpu: Gpu) -> LaunchPlan:
     columns = column_axis(loop) is not None
     rows, length = _static(lanes[0].size), lanes[1].size
     if isinstance(length, int) and _fits(loop, length, columns):
-        return _finish("row", lanes, outside, _whole_row_shapes(loop, gpu, rows, power_of_two(length), columns))
+        return _finish("row", lanes, outside, _whole_row_shape(loop, gpu, rows, power_of_two(length), columns))
     lanes, _ = _lanes(loop, "long")
-    return _finish("long", lanes, (), _long_row_shapes(loop, gpu, rows, _static(length), columns))
+    return _finish("long", lanes, (), _long_row_shape(loop, gpu, rows, _static(length), columns))
 
 
 def _scans(loop: Loop) -> bool:
@@ -242,52 +232,47 @@ def _held(loop: Loop) -> int:
     return most
 
 
-def _whole_row_shapes(loop: Loop, gpu: Gpu, rows: int, length: int, columns: bool) -> list[tuple[list[int], int]]:
+def _whole_row_shape(loop: Loop, gpu: Gpu, rows: int, length: int, columns: bool) -> Shape:
     if length >= _LONG_VECTOR and is_vector_product(loop):
         read = matrices(loop)
         if is_of_bytes(loop):
-            return small_integer_shapes(rows, length * _weights_in_a_byte(loop), length, read)
+            return _small_integer_shape(rows, length * _weights_in_a_byte(loop), length, read)
         half = all(i.dtype.itemsize == 2 for i in matrix_loads(loop)) and not choosing_axes(loop)
         few = half and (read > 1 or rows * length <= _AT_ONCE)
-        return (row_at_a_time if few else vector_shapes)(rows, length, read)
+        return (_row_at_a_time if few else _vector_shape)(rows, length, read)
     each, least, busy = _per_access(loop), _strip(loop, columns), _BUSY * gpu.multiprocessors
     block = max(least, min(2048 // length, power_of_two(rows)))
     while block > least and rows < block * busy:
         block //= 2
     warps = _warps(block * length, each if block * length <= 2048 else 2 * each)
-    if rows < 2 * block * busy or 2 * block * length > 4096:
-        return [([block, length], warps), ([block, length], _clamp(2 * warps, 1, 16))]
-    if columns or _held(loop) > _FEW_HELD:
-        return [([block, length], warps), ([2 * block, length], warps)]
+    if columns or rows < 2 * block * busy or 2 * block * length > 4096 or _held(loop) > _FEW_HELD:
+        return [block, length], warps
     # Rows in plenty: few threads with several accesses each wait less for one another when they add up.
-    return [([2 * block, length], max(1, warps // 2)), ([block, length], warps)]
+    return [2 * block, length], max(1, warps // 2)
 
 
-def vector_shapes(rows: int, length: int, read: int) -> list[tuple[list[int], int]]:
+def _vector_shape(rows: int, length: int, read: int) -> Shape:
     """For a vector times the rows of so many matrices: each thread has a few accesses in flight and no more rounds to
     go, so the memory is kept busy by programs that come and go."""
     block = _clamp(_IN_FLIGHT // (length * read), 1, power_of_two(rows))
     whole = block * length * 2 // (32 * _ACCESS)  # warps whose threads read a row in whole accesses
-    warps = _clamp(min(block * length * read // (32 * 32), whole), 1, 8)
-    return [([block, length], warps), ([2 * block, length], warps)]
+    return [block, length], _clamp(min(block * length * read // (32 * 32), whole), 1, 8)
 
 
-def row_at_a_time(rows: int, length: int, read: int) -> list[tuple[list[int], int]]:
+def _row_at_a_time(rows: int, length: int, read: int) -> Shape:
     """The same for programs of few threads: where all of them have room at once, their matrix is there when the kernel
     ahead ends, and the sum over few warps is soon made; where two matrices are read, a row of each is enough."""
     block = read if rows * length * read <= _AT_ONCE else 1
-    warps = _clamp(length // (32 * 32), 1, 8)
-    return [([min(block, power_of_two(rows)), length], warps), ([2 * block, length], warps)]
+    return [min(block, power_of_two(rows)), length], _clamp(length // (32 * 32), 1, 8)
 
 
-def small_integer_shapes(rows: int, weights: int, length: int, read: int) -> list[tuple[list[int], int]]:
+def _small_integer_shape(rows: int, weights: int, length: int, read: int) -> Shape:
     """The same for weights of a byte or less, of which there are so many to the microsecond that instructions decide:
     what a program does but once (the vector's norm, the sum over its threads) is shared by many weights a thread,
     while there are programs enough."""
     warps = _clamp(weights // 1024, 1, 8)
     enough = power_of_two(max(1, rows // _PROGRAMS_ENOUGH))
-    block = _clamp(_WEIGHTS_OF_A_THREAD * 32 * warps // (weights * read), 1, enough)
-    return [([block, length], warps), ([2 * block, length], warps)]
+    return [_clamp(_WEIGHTS_OF_A_THREAD * 32 * warps // (weights * read), 1, enough), length], warps
 
 
 def _weights_in_a_byte(loop: Loop) -> int:
@@ -296,13 +281,12 @@ def _weights_in_a_byte(loop: Loop) -> int:
     return 2 if any(isinstance(i, Apply) and i.fn == "shr" and i.args[0] in read for i in loop.body) else 1
 
 
-def _long_row_shapes(loop: Loop, gpu: Gpu, rows: int, length: int, columns: bool) -> list[tuple[list[int], int]]:
+def _long_row_shape(loop: Loop, gpu: Gpu, rows: int, length: int, columns: bool) -> Shape:
     if columns:
         across = _clamp(power_of_two(rows // gpu.multiprocessors), _strip(loop, columns), 64)
-        return [([across, 32], 4), ([across, 64], 8)]
+        return [across, 32], 4
     chunk = _clamp(power_of_two(length), 64, 2048)
-    warps = _warps(chunk, 2 * _per_access(loop))
-    return [([1, chunk], warps), ([1, 2 * chunk], _clamp(2 * warps, 1, 16))]
+    return [1, chunk], _warps(chunk, 2 * _per_access(loop))
 
 
 def _plan_sweep(loop: Loop, form: Form | None) -> LaunchPlan:
@@ -315,13 +299,11 @@ def _plan_sweep(loop: Loop, form: Form | None) -> LaunchPlan:
         length = power_of_two(_static(lanes[1].size))
         dividing = [n for n in (1, 2, 4, 8) if _divides(n, along.size)]  # rows taken at once
         rows = max(n for n in dividing if n == 1 or n * length <= 1024)
-        more = max(n for n in dividing if n <= 2 * rows)
-        shapes = [([n, length], _warps(n * length, _per_access(loop))) for n in (rows, more)]
+        shape = [rows, length], _warps(rows * length, _per_access(loop))
     else:
-        shapes = [([form["XBLOCK"], form["RBLOCK"]], form["warps"])]
-    planned = _finish("sweep", lanes, outside, shapes)
-    programs = product([a.size for a in outside])
-    return replace(planned, launches=tuple(replace(launch, programs=programs) for launch in planned.launches))
+        shape = [form["XBLOCK"], form["RBLOCK"]], form["warps"]
+    planned = _finish("sweep", lanes, outside, shape)
+    return replace(planned, launch=replace(planned.launch, programs=product([a.size for a in outside])))
 
 
 # --- every form -------------------------------------------------------------------------------------------------
@@ -333,7 +315,7 @@ def loop_forms(loop: Loop, gpu: Gpu) -> list[Form]:
     """What a search tries for a normalised loop: the cost model's choice first, then the others by their distance
     from it. One, where the loop has no more than one element or its sizes are known only at launch."""
     planned = plan(loop, gpu)
-    lanes, first = planned.lanes, planned.launches[0]
+    lanes, first = planned.lanes, planned.launch
     chosen = _form(planned.form, [block for _, block in first.blocks], lanes, first.warps)
     if not loop.axes or not all(isinstance(a.size, int) for a in loop.axes):
         return [chosen]
@@ -370,29 +352,29 @@ def _threads(elements: int, most: int = 16) -> list[int]:
     return [w for w in (1, 2, 4, 8, 16) if w <= most and 32 * w <= max(elements, 32) and elements <= 64 * 32 * w]
 
 
-def _map_shapes(loop: Loop, first: Launch) -> list[tuple[list[int], int]]:
+def _map_shapes(loop: Loop, first: Launch) -> list[Shape]:
     return [([b], w) for b in _around(first.blocks[0][1], 32, 8192) for w in _threads(b, 8)]
 
 
-def _tile_shapes(loop: Loop, first: Launch) -> list[tuple[list[int], int]]:
+def _tile_shapes(loop: Loop, first: Launch) -> list[Shape]:
     sides = (16, 32, 64, 128)
     return [([y, x], w) for y in sides for x in sides if 512 <= y * x <= 8192 for w in (2, 4, 8) if y * x >= 64 * w]
 
 
-def _row_shapes(loop: Loop, first: Launch) -> list[tuple[list[int], int]]:
+def _row_shapes(loop: Loop, first: Launch) -> list[Shape]:
     (_, rows), (_, length) = first.blocks
     least = _strip(loop, column_axis(loop) is not None)
     most = max(rows, LONGEST_ROW // length)
     return [([x, length], w) for x in _around(rows, least, most) for w in _threads(x * length)]
 
 
-def _sweep_shapes(loop: Loop, first: Launch) -> list[tuple[list[int], int]]:
+def _sweep_shapes(loop: Loop, first: Launch) -> list[Shape]:
     (_, rows), (_, length) = first.blocks
     (along,) = _plan_sweep(loop, None).lanes[0].axes
     return [([x, length], w) for x in _around(rows, 1, 8) if _divides(x, along.size) for w in _threads(x * length)]
 
 
-def _chunk_shapes(loop: Loop, first: Launch) -> list[tuple[list[int], int]]:
+def _chunk_shapes(loop: Loop, first: Launch) -> list[Shape]:
     (_, rows), (_, chunk) = first.blocks
     pairs = [(x, r) for x in _around(rows, 1, 128) for r in _around(chunk, 16, 8192) if x * r <= 16384]
     return [([x, r], w) for x, r in pairs for w in _threads(x * r)]

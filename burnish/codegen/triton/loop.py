@@ -38,13 +38,13 @@ class TritonKernel:
 
     Its parameters are the signature's buffers, its sizes, `error` (a pointer to int64) if it checks indices, then by
     name `INDEX` if `reach` is not empty (tl.int32 if every expression in it is below 2**31, else tl.int64), and the
-    blocks of one of the launches. No programs: no launch.
+    blocks of its launch. No programs: no launch.
     """
 
     text: str  # with `@` for the function's name, so equal kernels have equal text
     signature: Signature
     types: tuple[str, ...]  # of the parameters before `INDEX`, as Triton's signatures name them
-    launches: tuple[Launch, ...]  # at most two, the more promising first
+    launch: Launch
     reach: tuple[Dim, ...] = ()
 
 
@@ -78,11 +78,6 @@ def _as_rows(loop: Loop) -> Loop:
     return replace(loop, axes=(*loop.axes[:-1], replace(inner, reduce=True))) if along and plain and odd else loop
 
 
-def candidates(kernel: TritonKernel) -> list[Launch]:
-    """At most two ways to launch, the one the cost model prefers first."""
-    return list(kernel.launches)
-
-
 class LoopPrinter(BodyPrinter):
     """Prints one normalised loop as a kernel."""
 
@@ -114,7 +109,7 @@ class LoopPrinter(BodyPrinter):
     def print(self) -> TritonKernel:
         if self.plan.form == "sweep":
             Sweep(self, AHEAD).print()
-            return TritonKernel(self.text(), self.signature, self.types(), self.plan.launches, self.reach)
+            return TritonKernel(self.text(), self.signature, self.types(), self.plan.launch, self.reach)
         if self.plan.form == "tile":
             self._tile_lanes()
         else:
@@ -124,7 +119,7 @@ class LoopPrinter(BodyPrinter):
             LongRows(self).print()
         else:
             self._straight()
-        return TritonKernel(self.text(), self.signature, self.types(), self.plan.launches, self.reach)
+        return TritonKernel(self.text(), self.signature, self.types(), self.plan.launch, self.reach)
 
     def _straight(self) -> None:
         """Each value once, in the body's order."""

@@ -57,7 +57,7 @@ class TritonCall:
     sizes: tuple[str, ...]
     checks: bool
     types: tuple[str, ...]
-    launches: tuple[Launch, ...]
+    launch: Launch
     reach: tuple[Dim, ...]
 
 
@@ -117,7 +117,7 @@ class _Unit:
             tuple(sig.sizes),
             sig.checks,
             kernel.types,
-            kernel.launches,
+            kernel.launch,
             kernel.reach,
         )
 

@@ -76,7 +76,7 @@ class _Printer:
         names = [*(f"p{k}" for k in range(len(self.signature.buffers))), "YBLOCK: tl.constexpr", "DBLOCK: tl.constexpr"]
         text = "\n".join(["@triton.jit", f"def @({', '.join(names)}):", *self.lines])
         types = tuple(f"*{MEMORY_TYPE[self.kinds[b]]}" for b in self.signature.buffers)
-        return TritonKernel(text, self.signature, types, (launch,))
+        return TritonKernel(text, self.signature, types, launch)
 
     def _stages(self) -> int:
         """As many as shared memory has room for, beside queries and weights."""

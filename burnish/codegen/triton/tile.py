@@ -111,7 +111,7 @@ class TilePrinter(LoopPrinter):
         return [*super()._reached(), *(o.last for o in self.operands)]
 
     def _block(self, name: str) -> int:
-        return dict(self.plan.launches[0].blocks)[name]
+        return dict(self.plan.launch.blocks)[name]
 
     def _stride(self, operand: Operand, d: int) -> str:
         return self.index(operand.strides[d])

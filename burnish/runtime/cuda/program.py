@@ -117,7 +117,7 @@ class LoadedUnit:
 
 
 def _grid(call: TritonCall) -> tuple[Dim, Dim, Dim]:
-    x, y, z = (*call.launches[0].grid, 1, 1)[:3]
+    x, y, z = (*call.launch.grid, 1, 1)[:3]
     return x, y, z
 
 
@@ -391,11 +391,10 @@ class _Kernels:
         index: str = "int32",
         only: int | None = None,
     ) -> None:
-        self._calls = {n: c for n, c in unit.calls.items() if c.launches and only in (None, n)}
+        self._calls = {n: c for n, c in unit.calls.items() if only in (None, n)}
         capability = _capability(device)
         self._sources = {
-            (c.function, c.launches[0]): kernel_source(unit, c, c.launches[0], capability, index)
-            for c in self._calls.values()
+            (c.function, c.launch): kernel_source(unit, c, c.launch, capability, index) for c in self._calls.values()
         }
         self._begin = lambda: launcher.begin(list(self._sources.values()), builder_for(options), log)
         self._log = log
@@ -416,7 +415,7 @@ class _Kernels:
             loaded = dict(zip(self._sources, loading(), strict=True))
         finally:
             self._log.charge("build", time.perf_counter() - start)
-        return {n: loaded[c.function, c.launches[0]] for n, c in self._calls.items()}
+        return {n: loaded[c.function, c.launch] for n, c in self._calls.items()}
 
 
 def kernel_source(
