@@ -294,7 +294,7 @@ class GraphCapture:
         self._needed = self._written & inputs_read(graph, len(self._returns.changed))
         self._decisive = inputs_read(graph, metadata.num_forward_returns)
         self._shared = shared_with_saved(graph.graph, metadata.num_forward_returns)
-        self._flow = flow_of(metadata, self._behind) if self._behind is not None else None
+        self._flow = flow_of(metadata, self._behind, graph.graph) if self._behind is not None else None
 
     def _partition(
         self, joint: fx.GraphModule, joint_inputs: Sequence[Any], *, num_fwd_outputs: int, **arguments: Any

@@ -149,6 +149,23 @@ def test_what_gradients_are_made_of() -> None:
     assert sources_of(graph, made_of(graph)) == (frozenset({0}), frozenset({0, 1}), None, None, None)
 
 
+def of_zero(x: torch.Tensor, sign: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x.sin(), torch.copysign(x, sign)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["fixed", "dynamic"])
+def test_a_formulas_zero_is_no_gradient_of_what_is_left_out(dynamic: bool) -> None:
+    compiled = burnish.compile(of_zero, dynamic=dynamic, options=FORCED)
+    for used in ([0], [1], [0, 1]):
+        found = []
+        for call in (compiled, of_zero):
+            x, sign = torch.linspace(-1, 1, 5).requires_grad_(), torch.linspace(2, -3, 5).requires_grad_()
+            results = call(x, sign)
+            torch.autograd.backward([results[k].sum() for k in used])
+            found.append((x.grad, sign.grad))
+        torch.testing.assert_close(*found)
+
+
 def test_gradients_without_sources_are_taken_back() -> None:
     x = torch.ones(3)
     flow = Flow((0, 2), Behind((frozenset({0}), frozenset({1}), None), None, (0, 1)))

@@ -11,7 +11,7 @@ nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ class Behind:
     sources: Sources
     saved: tuple[frozenset[int], ...] | None
     groups: tuple[int, ...]
+    unseen: frozenset[int] = frozenset()  # results that are there, although nothing shows of which tangents
 
 
 def behind(backward: fx.Graph) -> Behind:
@@ -40,7 +41,10 @@ def behind(backward: fx.Graph) -> Behind:
     numbers = sum(map(is_number, inputs))  # they come first, and are no tensors
     read = read_for(backward, made)
     saved = None if read is None else tuple(frozenset(k - numbers for k in each if k >= numbers) for each in read)
-    return Behind(sources_of(backward, made), saved, tuple(groups_of(backward, made)))
+    sources = sources_of(backward, made)
+    (output,) = backward.find_nodes(op="output")
+    unseen = {k for k, node in enumerate(output.args[0]) if node is not None and sources[k] is None}
+    return Behind(sources, saved, tuple(groups_of(backward, made)), frozenset(unseen))
 
 
 def sources_of(backward: fx.Graph, made: Made) -> Sources:
@@ -107,7 +111,30 @@ def filled(ctx: Any, gradients: Sequence[Any], missing: Sequence[int]) -> list[A
     return result
 
 
-def flow_of(metadata: Any, behind: Behind) -> Flow | None:
+def led_to(forward: fx.Graph, places: Sequence[int]) -> list[frozenset[int]]:
+    """For each input of a graph, which of the results at these places are made of it, by their positions among them."""
+    (output,) = forward.find_nodes(op="output")
+    found: dict[Any, frozenset[int]] = {}
+    for k, place in enumerate(places):
+        node = output.args[0][place]
+        found[node] = found.get(node, frozenset()) | {k}
+    for node in reversed(forward.nodes):
+        if node in found and node is not output:
+            for operand in node.all_input_nodes:
+                found[operand] = found.get(operand, frozenset()) | found[node]
+    return [found.get(node, frozenset()) for node in forward.find_nodes(op="placeholder")]
+
+
+def _seen_from(forward: fx.Graph, given: Sequence[int], behind: Behind) -> Behind:
+    """A gradient that shows no tangents (a formula's zero) is made of those of the results that its input leads to."""
+    if not behind.unseen:
+        return behind
+    results = led_to(forward, given)
+    sources = [results[k] if k in behind.unseen else known for k, known in enumerate(behind.sources)]
+    return replace(behind, sources=tuple(sources), unseen=frozenset())
+
+
+def flow_of(metadata: Any, behind: Behind, forward: fx.Graph) -> Flow | None:
     """`metadata` is AOTAutograd's. None where its wrapper does more than to hand gradients on."""
     changed = metadata.mutated_inp_runtime_indices
     infos = [metadata.input_info[k] for k in changed]
@@ -117,6 +144,8 @@ def flow_of(metadata: Any, behind: Behind) -> Flow | None:
     given = (*first, *results, *range(bases, bases + metadata.num_intermediate_bases))
     if len(given) != len(behind.groups) or len(behind.sources) != len(metadata.input_info):
         return None
+    if len(forward.find_nodes(op="placeholder")) == len(behind.sources):
+        behind = _seen_from(forward, given, behind)
     return Flow(given, behind, len(changed), len(metadata.output_info))
 
 
