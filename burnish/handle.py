@@ -178,7 +178,7 @@ class Handle:
 
         failure = Failure(reason or "rolled back by request", asked=True)
         for each in self._entrances():
-            each.stand_aside()
+            each.suspend()
         for variant in self.log.variants():
             variant.roll_back(failure)
 
@@ -188,7 +188,7 @@ class Handle:
             if variant.engine == "eager":
                 variant.retry()
         for each in self._entrances():
-            each.come_back()
+            each.resume()
 
     def _entrances(self) -> list[Entrance | EagerEntrance]:
         return [each for each in (self.entrance, self._forward) if each is not None]

@@ -87,7 +87,7 @@ def serves(compiled: Any) -> str:
         return "open"
     if entrance._race is not None and entrance.call is entrance._race.call:
         return "race"
-    if entrance._aside is not None:
+    if entrance._suspended is not None:
         return "eager"
     return "around" if entrance.call is entrance._around else "sealed"
 

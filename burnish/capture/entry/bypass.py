@@ -39,7 +39,7 @@ def bypass(
         is_new = kind not in known and len(known) <= _MOST_KNOWN and not hooks_are_active()
         every = _LOOKS_EVERY if is_new else min(2 * every, _MOST_RARELY)
         if host is not None:
-            aside.every = every
+            counting.every = every
         elif sooner is not None:
             sooner()
         if not is_new:
@@ -57,8 +57,8 @@ def bypass(
         finally:
             left = every
 
-    aside: Any = host.Aside(_without_wrapper(target), look) if host is not None else None
-    return call if host is None else aside
+    counting: Any = host.Bypass(_without_wrapper(target), look) if host is not None else None
+    return call if host is None else counting
 
 
 def _without_wrapper(target: Callable[..., Any]) -> Callable[..., Any]:

@@ -57,4 +57,4 @@ class EagerEntrance:
     def _nothing(self) -> None:
         pass
 
-    stand_aside = come_back = reconsider = stop_compiling = seal_off = unseal = _nothing
+    suspend = resume = reconsider = stop_compiling = seal_off = unseal = _nothing

@@ -80,30 +80,30 @@ class Entrance:
             self._forget()
             self._compiled = None
             self._race: WholeCallRace | None = None
-            self._aside: Callable[..., Any] | None = None
+            self._suspended: Callable[..., Any] | None = None
             self._is_sealed = False
             self._around = None
             self._open_call = self.call = self._open()
             self._opened = time.monotonic()
             self.reconsider()
 
-    def stand_aside(self) -> None:
-        """Calls run in eager, and nothing compiles, until `come_back`."""
+    def suspend(self) -> None:
+        """Calls run in eager, and nothing compiles, until `resume`."""
         with self._lock:
             self.stop_compiling()
-            if self._aside is None:
-                self._aside, self.call = self.call, self._eager(self._open_call)
+            if self._suspended is None:
+                self._suspended, self.call = self.call, self._eager(self._open_call)
 
-    def come_back(self) -> None:
+    def resume(self) -> None:
         with self._lock:
-            if self._aside is not None:
-                self.call, self._aside = self._aside, None
+            if self._suspended is not None:
+                self.call, self._suspended = self._suspended, None
             self.reconsider()
 
     def reconsider(self) -> None:
         """A verdict, on one of the graphs or on the whole call, has changed: go around Dynamo if eager serves all."""
         with self._lock:
-            if self._aside is not None or self._compiled is None or self._is_sealed:
+            if self._suspended is not None or self._compiled is None or self._is_sealed:
                 return
             race = self._race
             outcome = race.outcome() if race is not None else "compiled"

@@ -188,26 +188,26 @@ class Captured:
         self,
         graph: Any,
         args: Sequence[Any],
-        twins: Mapping[int, torch.Tensor],
+        staging: Mapping[int, torch.Tensor],
         borrowed: set[int],
         plan: GraphPlan,
         host: Host | None = None,
     ) -> None:
         self.graph = graph
-        self.twins = dict(twins)  # arguments that are copied in
+        self.staging = dict(staging)  # arguments that are copied in
         self.settled = False  # whether it has been replayed, and who replays it is decided
         self.launch: DriverLaunch | None = None  # what replays it instead of torch
         self.quick: Any = None  # what makes whole calls with it, where all is as usual
         self.stamp = (ctypes.c_int64 * 1)()  # which of the pool's replays was its latest
         self.plan = plan
         self.borrowed = borrowed  # arguments that are saved tensors of a captured forward
-        self.by_address = [k for k in _tensors(args, plan) if k not in twins]
+        self.by_address = [k for k in _tensors(args, plan) if k not in staging]
         self.addresses = _addresses(args)
         self.fits: Callable[[list[Any]], bool] = (
             host.Addresses(self.by_address, self.addresses) if host is not None else self._fits
         )
-        self.copies_in = _by_type(twins)
-        self.copies_back = _by_type({k: twins[k] for k in plan.written if k in twins})
+        self.copies_in = _by_type(staging)
+        self.copies_back = _by_type({k: staging[k] for k in plan.written if k in staging})
         self.bytes = 0
 
     def set_results(self, results: Sequence[Any], inputs: Sequence[Any]) -> None:
@@ -243,11 +243,11 @@ class Captured:
     def launch_by_driver(self, host: Host, device: torch.device) -> None:
         """From now on replay it without torch, if that can be done."""
         own = {n: x for group, positions in self.copies_out for n, x in zip(positions, group, strict=True)}
-        back = {k: self.twins[k] for k in self.plan.written if k in self.twins}
+        back = {k: self.staging[k] for k in self.plan.written if k in self.staging}
         self.fresh_positions = list(own)
         self.all_fresh = self.fresh_positions == list(range(len(self.results)))
         with torch.cuda.device(device):
-            self.launch = driver_launch(host, self.graph, self.twins, back, list(own.values()), device)
+            self.launch = driver_launch(host, self.graph, self.staging, back, list(own.values()), device)
 
     def call_quickly(self, host: Host, pool: GraphPool, flag: torch.Tensor | None) -> Any:
         """Make calls in C from now on; None where they are not simple enough for that."""
@@ -293,11 +293,11 @@ class Captured:
         return results
 
     def _replay_by_torch(self, args: list[Any]) -> tuple[Any, ...]:
-        for twins, positions in self.copies_in:
-            _copy(twins, [args[k] for k in positions])
+        for staging, positions in self.copies_in:
+            _copy(staging, [args[k] for k in positions])
         self.graph.replay()
-        for twins, positions in self.copies_back:
-            _copy([args[k] for k in positions], twins)
+        for staging, positions in self.copies_back:
+            _copy([args[k] for k in positions], staging)
         out = dict(enumerate(self.results))
         for results, positions in self.copies_out:
             if len(results) == 1 and self.dense:
@@ -327,7 +327,7 @@ class Captured:
             self.quick.end()
         self.graph.reset()
         self.graph = self.launch = self.quick = None
-        self.twins = {}
+        self.staging = {}
         self.results, self.lent, self.lent_positions, self.views = (), [], [], []
         self.windows, self.again = [], {}
         self._storages, self._counted, self._uses = [], [], []
@@ -538,7 +538,7 @@ class GraphedProgram:
             self.log.noticed("CUDA graph not used: the forward ran without its own")
             return
         case = next(c for c in self._cases.values() if c.captured is captured)
-        case.copied |= (moved | captured.twins.keys()) - self.plan.static  # what moved before will move again
+        case.copied |= (moved | captured.staging.keys()) - self.plan.static  # what moved before will move again
         case.places = _Places(args)
         case.captured = None
         self._trouble(case, "arguments moved")
@@ -567,11 +567,11 @@ class GraphedProgram:
         borrowed = {k for k in tensors if here[k] in lent}
         stays = {k for k in tensors if case.places.has_stayed(k, args[k])} - case.copied
         moves = tensors - stays - borrowed - self.plan.static
-        twins = {k: _twin(args[k]) for k in sorted(moves)}
-        inputs = [twins.get(k, x) for k, x in enumerate(args)]
+        staging = {k: _staging_buffer(args[k]) for k in sorted(moves)}
+        inputs = [staging.get(k, x) for k, x in enumerate(args)]
         if self._host is None:
             self._host = self.program.host()
-        captured = Captured(torch.cuda.CUDAGraph(), args, twins, borrowed, self.plan, self._host)
+        captured = Captured(torch.cuda.CUDAGraph(), args, staging, borrowed, self.plan, self._host)
         before = self.pool.bytes()
         run = self.program.private()  # over workspaces in the graph's memory, which nothing else may have
         device = self.pool.device
@@ -580,7 +580,7 @@ class GraphedProgram:
             with capturing(captured.graph, pool=self.pool.handle, stream=self.pool.capture_stream):
                 results = _resolved(run(list(inputs)), self.plan.aliases)
         captured.set_results(results, inputs)
-        captured.bytes = max(self.pool.bytes() - before, 0) + sum(twin.nbytes for twin in twins.values())
+        captured.bytes = max(self.pool.bytes() - before, 0) + sum(buffer.nbytes for buffer in staging.values())
         return captured
 
     def ready(self) -> None:
@@ -637,6 +637,6 @@ def _addresses(args: Sequence[Any]) -> list[int]:
     return [x.data_ptr() if isinstance(x, torch.Tensor) else 0 for x in args]
 
 
-def _twin(x: torch.Tensor) -> torch.Tensor:
+def _staging_buffer(x: torch.Tensor) -> torch.Tensor:
     """Memory of the graph's own with x's sizes, strides and bits."""
     return with_bits_of(x, torch.empty(extent(x), dtype=x.dtype, device=x.device).as_strided(x.shape, x.stride()))

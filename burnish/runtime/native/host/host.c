@@ -1,5 +1,5 @@
 /* The host's part of a call as a Python extension. burnish/runtime/host/extension.py loads it. */
-#include "host/aside.h"
+#include "host/bypass.h"
 #include "host/assumed.h"
 #include "host/graphs.h"
 #include "host/held.h"
@@ -49,7 +49,7 @@ PyObject *PyInit_burnish_host(void)
             || PyModule_AddType(module, &SegmentType) || PyModule_AddType(module, &FreshType)
             || PyModule_AddType(module, &ReplayType) || PyModule_AddType(module, &AssumedType)
             || PyModule_AddType(module, &CheckedType) || PyModule_AddType(module, &HeldType)
-            || PyModule_AddType(module, &AsideType) || PyModule_AddType(module, &MethodsType)
+            || PyModule_AddType(module, &BypassType) || PyModule_AddType(module, &MethodsType)
             || PyModule_AddIntMacro(module, MOST_ROUTES)))
         Py_CLEAR(module);
     return module;

@@ -8,11 +8,11 @@ typedef struct {
     PyObject *target;
     PyObject *look; /* takes one call in `every` */
     Py_ssize_t left, every;
-} Aside;
+} Bypass;
 
-static PyObject *aside_call(PyObject *self, PyObject *const *args, size_t count, PyObject *keywords)
+static PyObject *bypass_call(PyObject *self, PyObject *const *args, size_t count, PyObject *keywords)
 {
-    Aside *a = (Aside *)self;
+    Bypass *a = (Bypass *)self;
     int looks = --a->left <= 0;
     if (looks)
         a->left = a->every; /* for other threads' calls, while this one lasts */
@@ -26,60 +26,60 @@ static PyObject *aside_call(PyObject *self, PyObject *const *args, size_t count,
     return result;
 }
 
-static int aside_clear(PyObject *self)
+static int bypass_clear(PyObject *self)
 {
-    Aside *a = (Aside *)self;
+    Bypass *a = (Bypass *)self;
     Py_CLEAR(a->target);
     Py_CLEAR(a->look);
     return 0;
 }
 
-static int aside_traverse(PyObject *self, visitproc visit, void *arg)
+static int bypass_traverse(PyObject *self, visitproc visit, void *arg)
 {
-    Aside *a = (Aside *)self;
+    Bypass *a = (Bypass *)self;
     Py_VISIT(a->target);
     Py_VISIT(a->look);
     return 0;
 }
 
-static void aside_dealloc(PyObject *self)
+static void bypass_dealloc(PyObject *self)
 {
     PyObject_GC_UnTrack(self);
-    aside_clear(self);
+    bypass_clear(self);
     Py_TYPE(self)->tp_free(self);
 }
 
-static PyObject *aside_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
+static PyObject *bypass_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
     PyObject *target, *look;
     if (!PyArg_ParseTuple(args, "OO", &target, &look))
         return NULL;
-    Aside *a = (Aside *)type->tp_alloc(type, 0);
+    Bypass *a = (Bypass *)type->tp_alloc(type, 0);
     if (!a)
         return NULL;
-    a->call = aside_call;
+    a->call = bypass_call;
     a->target = Py_NewRef(target);
     a->look = Py_NewRef(look);
     a->left = a->every = 1;
     return (PyObject *)a;
 }
 
-static PyMemberDef aside_members[] = {
-    {"every", Py_T_PYSSIZET, offsetof(Aside, every), 0, "how many calls it is from one look to the next"},
+static PyMemberDef bypass_members[] = {
+    {"every", Py_T_PYSSIZET, offsetof(Bypass, every), 0, "how many calls it is from one look to the next"},
     {NULL, 0, 0, 0, NULL},
 };
 
-static PyTypeObject AsideType = {
+static PyTypeObject BypassType = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "burnish_host.Aside",
-    .tp_doc = "Aside(target, look): calls of `target`; one in `every`, and the first, goes to `look`",
-    .tp_basicsize = sizeof(Aside),
+    .tp_name = "burnish_host.Bypass",
+    .tp_doc = "Bypass(target, look): calls of `target`; one in `every`, and the first, goes to `look`",
+    .tp_basicsize = sizeof(Bypass),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
-    .tp_new = aside_new,
+    .tp_new = bypass_new,
     .tp_call = PyVectorcall_Call,
-    .tp_vectorcall_offset = offsetof(Aside, call),
-    .tp_dealloc = aside_dealloc,
-    .tp_traverse = aside_traverse,
-    .tp_clear = aside_clear,
-    .tp_members = aside_members,
+    .tp_vectorcall_offset = offsetof(Bypass, call),
+    .tp_dealloc = bypass_dealloc,
+    .tp_traverse = bypass_traverse,
+    .tp_clear = bypass_clear,
+    .tp_members = bypass_members,
 };
