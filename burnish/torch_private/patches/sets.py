@@ -22,6 +22,7 @@ from burnish.torch_private.patches.replacing import replaced
 from burnish.torch_private.variables import (
     BuiltinVariable,
     ConstDictVariable,
+    DictBuiltinVariable,
     FrozensetVariable,
     ListVariable,
     SetVariable,
@@ -34,7 +35,11 @@ _IN_PLACE = ("nb_inplace_or_impl", "nb_inplace_and_impl", "nb_inplace_xor_impl",
 _REMOVES = ("remove", "discard", "pop", "clear")
 _UPDATES = ("update", "intersection_update", "difference_update", "symmetric_difference_update", "__init__")
 _CHANGES = (*_REMOVES, *_UPDATES, "__ior__", "__iand__", "__ixor__", "__isub__")
-_WITHOUT_ORDER = ("sq_contains", "richcompare_impl", "hash_impl", "is_python_equal", "as_proxy")
+_CONTAINS, _COMPARES = ("sq_contains", "sq_contains_impl"), ("richcompare_impl", "tp_richcompare_impl")
+_SHOWS = ("repr_impl", "tp_repr_impl")  # the second of each since torch 2.14
+_WITHOUT_ORDER = (*_CONTAINS, *_COMPARES, "hash_impl", "is_python_equal", "as_proxy")
+# What a set has from the class of all variables in torch 2.14, or from that of dictionaries in torch 2.11.
+_FROM_OTHERS = ("call_method", "has_new_items", "unpack_var_sequence")
 _NO_CODE: tuple[type, ...] = (
     set,
     frozenset,
@@ -189,8 +194,9 @@ def keeping_order_of_sets(notice: Callable[[], None] = lambda: None) -> Iterator
     orders = _Orders(notice)
     with contextlib.ExitStack() as stack:
         for owner, name, change in _replacements(orders):
-            if name in vars(owner):
-                stack.enter_context(replaced(owner, name, change(vars(owner)[name])))
+            ordinary = vars(owner).get(name) or (getattr(owner, name, None) if name in _FROM_OTHERS else None)
+            if ordinary is not None:
+                stack.enter_context(replaced(owner, name, change(ordinary)))
         yield
 
 
@@ -205,7 +211,8 @@ def _replacements(orders: _Orders) -> Iterator[tuple[Any, str, Change]]:
     yield FrozensetVariable, "reconstruct", lambda build: _rebuilt(orders, build)
     for owner in (SetVariable, FrozensetVariable):
         yield owner, "as_python_constant", lambda get: _as_constant(orders, get)
-        yield owner, "repr_impl", lambda show: _shown(orders, show)
+        for name in _SHOWS:
+            yield owner, name, lambda show: _shown(orders, show)
         for name in _WITHOUT_ORDER:
             yield owner, name, lambda call: _unasked(orders, call)
     for name in ("tp_iter_impl", "unpack_var_sequence"):
@@ -213,6 +220,8 @@ def _replacements(orders: _Orders) -> Iterator[tuple[Any, str, Change]]:
     for name in _IN_PLACE:
         yield SetVariable, name, lambda call: _changed_in_place(orders, call)
     yield ListVariable, "call_method", lambda call: _extended(orders, call)
+    if DictBuiltinVariable is not None:
+        yield DictBuiltinVariable, "call_custom_dict_fromkeys", lambda call: _keyed(orders, call)
     yield BuiltinVariable, "call_sorted", lambda call: _sorted(orders, call)
     for name in ("_call_min_max", "call_min", "call_max", "call_frozenset"):
         yield BuiltinVariable, name, lambda call: _chosen(orders, call)
@@ -366,6 +375,18 @@ def _extended(orders: _Orders, call: Callable[..., Any]) -> Callable[..., Any]:
         return call(variable, tx, name, args, kwargs)
 
     return extended
+
+
+def _keyed(orders: _Orders, call: Callable[..., Any]) -> Callable[..., Any]:
+    """`dict.fromkeys`, which in torch 2.14 takes the elements of a set without asking for them."""
+
+    def keyed(tx: Any, made: type, *args: Any, **kwargs: Any) -> Any:
+        if args and orders.is_seen(given := args[0].realize()):
+            orders.ask(given)
+            args = (ListVariable(orders.in_order(given) or []), *args[1:])
+        return call(tx, made, *args, **kwargs)
+
+    return staticmethod(keyed)
 
 
 def _sorted(orders: _Orders, call: Callable[..., Any]) -> Callable[..., Any]:
