@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from burnish.torch_private.dynamo import Unsupported, create_instruction
+from burnish.torch_private.dynamo import Unsupported, create_instruction, polyfills
 from burnish.torch_private.guards import install_guard
 from burnish.torch_private.patches.replacing import replaced
 from burnish.torch_private.variables import (
@@ -176,6 +176,8 @@ def _literal(variable: Any, tx: Any) -> frozenset[Any] | None:
     values = _constants(variable)
     if values is None:
         return None
+    while tx.f_globals.get("__name__", "").startswith(polyfills.__name__):  # which torch 2.12 has for `iter`
+        tx = tx.parent
     constants = [each for each in tx.f_code.co_consts if type(each) is frozenset]
     return next((each for each in constants if list(map(_typed, each)) == list(map(_typed, values))), None)
 
@@ -222,6 +224,8 @@ def _replacements(orders: _Orders) -> Iterator[tuple[Any, str, Change]]:
     yield ListVariable, "call_method", lambda call: _extended(orders, call)
     if DictBuiltinVariable is not None:
         yield DictBuiltinVariable, "call_custom_dict_fromkeys", lambda call: _keyed(orders, call)
+    if not any(hasattr(SetVariable, name) for name in _SHOWS):  # torch 2.11 and 2.12
+        yield BuiltinVariable, "call_repr", _represented
     yield BuiltinVariable, "call_sorted", lambda call: _sorted(orders, call)
     for name in ("_call_min_max", "call_min", "call_max", "call_frozenset"):
         yield BuiltinVariable, name, lambda call: _chosen(orders, call)
@@ -243,6 +247,10 @@ def _called(orders: _Orders, call: Callable[..., Any]) -> Callable[..., Any]:
             return call(variable, tx, name, args, kwargs)
         if name == "pop" and orders.is_seen(variable):
             raise Unsupported(_REASON)
+        if name == "__iter__":  # in torch 2.11 and 2.12 this is what asks for the elements
+            variable = _in_order(orders, variable, tx)
+            with orders.unasked():
+                return call(variable, tx, name, args, kwargs)
         given = [each.realize() for each in args]
         if variable.source is not None and name in _CHANGES and type(variable) is SetVariable:
             if name == "discard" and len(given) == 1 and given[0] not in variable:  # a module does, for each buffer
@@ -284,18 +292,24 @@ def _changes(ordinary: Callable[..., bool]) -> Callable[..., bool]:
         if type(variable) is not SetVariable or variable.source is None:
             return ordinary(variable)
         variable.should_reconstruct_all = False  # nothing was taken out
-        return any(key not in variable.original_items for key in variable.items)
+        return bool(_added(variable))
 
     return changes
+
+
+def _added(variable: Any) -> list[Any]:
+    """What a set from outside has got. Torch 2.11 has what was in it as variables, later ones have their keys."""
+    held = variable.original_items
+    are_keys = all(hasattr(each, "vt") for each in held)
+    return [key.vt for key in variable.items if (key if are_keys else key.vt) not in held]
 
 
 def _rebuilt(orders: _Orders, build: Callable[..., None]) -> Callable[..., None]:
     def rebuilt(variable: Any, codegen: Any) -> None:
         held = [key.vt for key in variable.items]
         if type(variable) is SetVariable and variable.source is not None and _is_modified(variable):
-            codegen.foreach([key.vt for key in variable.items if key not in variable.original_items])
-            added = len(variable.items) - len(variable.original_items)
-            codegen.append_output(create_instruction("BUILD_LIST", arg=added))  # which it is updated with
+            codegen.foreach(added := _added(variable))
+            codegen.append_output(create_instruction("BUILD_LIST", arg=len(added)))  # which it is updated with
         elif type(variable) is SetVariable and orders.is_grown(variable):
             literal = orders.literal(variable)
             first = 0 if literal is None else len(literal)
@@ -338,6 +352,15 @@ def _shown(orders: _Orders, show: Callable[..., Any]) -> Callable[..., Any]:
     return shown
 
 
+def _represented(show: Callable[..., Any]) -> Callable[..., Any]:
+    def represented(variable: Any, tx: Any, given: Any) -> Any:
+        if _is_set(given.realize()):
+            raise Unsupported(_REASON)
+        return show(variable, tx, given)
+
+    return represented
+
+
 def _unasked(orders: _Orders, call: Callable[..., Any]) -> Callable[..., Any]:
     def unasked(variable: Any, *args: Any, **kwargs: Any) -> Any:
         with orders.unasked():
@@ -348,13 +371,19 @@ def _unasked(orders: _Orders, call: Callable[..., Any]) -> Callable[..., Any]:
 
 def _iterated(orders: _Orders, call: Callable[..., Any]) -> Callable[..., Any]:
     def iterated(variable: Any, tx: Any, *args: Any) -> Any:
-        held = None
-        if orders.is_seen(variable) and not orders.is_literal(variable, tx):
-            orders.ask(variable)
-            held = orders.in_order(variable)
-        return call(variable if held is None else SetVariable(held), tx, *args)  # the ordinary one, which asks nothing
+        return call(_in_order(orders, variable, tx), tx, *args)
 
     return iterated
+
+
+def _in_order(orders: _Orders, variable: Any, tx: Any) -> Any:
+    """The set that Dynamo is to take the elements of, one after the other, without asking more. Breaks the graph where
+    their order is not known."""
+    if not orders.is_seen(variable) or orders.is_literal(variable, tx):
+        return variable
+    orders.ask(variable)
+    held = orders.in_order(variable)
+    return variable if held is None else SetVariable(held)
 
 
 def _changed_in_place(orders: _Orders, call: Callable[..., Any]) -> Callable[..., Any]:
