@@ -11,15 +11,16 @@ from typing import Any
 from burnish.torch_private.guards import AttrSource, GuardBuilder, install_guard
 from burnish.torch_private.patches.replacing import replaced
 from burnish.torch_private.variables import ConstantVariable, UserDefinedClassVariable
+from burnish.torch_private.versions import is_at_least
 
 _GETS = "var_getattr"
 
 
 @contextlib.contextmanager
 def guarding_attributes_of_classes() -> Iterator[None]:
-    """While open, Dynamo guards on what it takes from a class as a constant: torch 2.11 would not see it change.
-    Later versions build it from its source, and guard on it."""
-    ordinary = getattr(UserDefinedClassVariable, _GETS, None)
+    """While open, Dynamo guards on what it takes from a class as a constant. Since torch 2.12 it makes it from its
+    source, and does so by itself."""
+    ordinary = None if is_at_least(2, 12) else getattr(UserDefinedClassVariable, _GETS, None)
     if ordinary is None:
         yield
         return
