@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from burnish.torch_private.names import AS_TORCH_DOES, FUNCTIONS_INLINED, NEWEST, NO_REGIONS, PrivateName, lookup_in
+from burnish.torch_private.names import AS_TORCH_DOES, FUNCTIONS_INLINED, NO_REGIONS, SINCE_2_12, PrivateName, lookup_in
 
 if TYPE_CHECKING:
     from torch._C._autograd import _get_current_graph_task_keep_graph as get_current_graph_task_keep_graph
@@ -39,7 +39,6 @@ NAMES = (
         "torch._functorch.autograd_function.DynamoAutogradFunctionTraceHelper",
         "what is traced around the forward of a custom autograd function",
         fallback=FUNCTIONS_INLINED,
-        seen_in=NEWEST,
         instead=None,
     ),
     PrivateName("torch._functorch.config", "AOTAutograd's settings"),
@@ -55,7 +54,6 @@ NAMES = (
         "torch._decomp._core_aten_decompositions_post_autograd",
         "the core ones, without a search of custom operations",
         fallback="the table with that search is used, 150 ms later",
-        seen_in=NEWEST,
         instead=None,
     ),
     PrivateName("torch._higher_order_ops.effects.with_effects", "an operation with side effects in a graph"),
@@ -67,7 +65,7 @@ NAMES = (
         "torch._C._autograd.SavedTensor.unpack",
         "gives one of them back",
         fallback="what was changed in place is refused also where no gradient that is asked for needs it",
-        seen_in=NEWEST,
+        seen_in=SINCE_2_12,
         instead=None,
     ),
     PrivateName(

@@ -7,15 +7,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from burnish.torch_private.names import SEEN, PrivateName, lookup_in
+from burnish.torch_private.names import PrivateName, lookup_in
 
 if TYPE_CHECKING:
     from torch._C import _cuda_getCurrentRawStream as cuda_getCurrentRawStream
     from torch._C import _cuda_isCurrentStreamCapturing as cuda_isCurrentStreamCapturing
     from torch._C import _tensors_data_ptrs_at_indices_equal as tensors_data_ptrs_at_indices_equal
-
-
-_ON_A_GPU = SEEN[:1]  # the version that the tests of GPUs ran with
 
 
 def _no_stream(device: int) -> int:
@@ -31,14 +28,12 @@ NAMES = (
         "torch._C._cuda_isCurrentStreamCapturing",
         "whether a CUDA graph is captured",
         with_cuda_only=True,
-        seen_in=_ON_A_GPU,
     ),
     PrivateName(
         "torch._C._cuda_getCurrentRawStream",
         "the stream on which kernels are launched",
         instead=_no_stream,
         with_cuda_only=True,
-        seen_in=_ON_A_GPU,
     ),
     PrivateName(
         "torch._C._tensors_data_ptrs_at_indices_equal",
@@ -46,7 +41,6 @@ NAMES = (
         instead=_one_by_one,
         fallback="tensors are asked one by one",
         with_cuda_only=True,
-        seen_in=_ON_A_GPU,
     ),
 )
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from burnish.torch_private.names import NO_REGIONS, PrivateName, lookup_in
+from burnish.torch_private.names import NO_REGIONS, SINCE_2_14, UNTIL_2_13, PrivateName, look_up, lookup_in
 
 if TYPE_CHECKING:
     from torch._C import _DisableAutocast as DisableAutocast
@@ -35,11 +36,22 @@ if TYPE_CHECKING:
     from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
     from torch.utils._python_dispatch import is_traceable_wrapper_subclass as is_traceable_wrapper_subclass
 
+Attributes = tuple[tuple[object, str, object], ...]
+Results = tuple[tuple[Callable[[], object], object], ...]
+
 _AS_ONE = "a backward takes many gradients at once for one, and raises where it cannot"
 
 
 def _never(x: object) -> bool:
     return False
+
+
+def where_fx_tracing_is_kept() -> tuple[Attributes, Results]:
+    """What to compare in each call to know that torch.fx does not trace: attributes, and what functions return."""
+    held: Any = look_up("torch.fx._symbolic_trace")
+    if hasattr(held, "_is_fx_tracing_flag"):
+        return ((held, "_is_fx_tracing_flag", False),), ()
+    return (), ((held._get_is_fx_tracing, False),)  # torch 2.14: each thread has its own
 
 
 NAMES = (
@@ -71,7 +83,16 @@ NAMES = (
     PrivateName("torch.autograd.forward_ad._current_level", "whether forward-mode differentiation is going on"),
     PrivateName("torch.fx._symbolic_trace", "holds whether torch.fx traces"),
     PrivateName("torch.fx._symbolic_trace.is_fx_symbolic_tracing", "whether torch.fx traces"),
-    PrivateName("torch.fx._symbolic_trace._is_fx_tracing_flag", "the same, as the C extension reads it"),
+    PrivateName(
+        "torch.fx._symbolic_trace._is_fx_tracing_flag",
+        "the same, as the C extension reads it",
+        seen_in=UNTIL_2_13,
+    ),
+    PrivateName(
+        "torch.fx._symbolic_trace._get_is_fx_tracing",
+        "the same, of the thread that asks",
+        seen_in=SINCE_2_14,
+    ),
     PrivateName(
         "torch.amp.autocast_mode._enter_autocast", "autocast as a captured graph enters it", fallback=NO_REGIONS
     ),

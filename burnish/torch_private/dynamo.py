@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from burnish.torch_private.names import AS_TORCH_DOES, NO_BACKGROUND_PAUSES, NO_REGIONS, PrivateName, lookup_in
+from burnish.torch_private.names import (
+    AS_TORCH_DOES,
+    NO_BACKGROUND_PAUSES,
+    NO_REGIONS,
+    ORDER_OF_SETS,
+    PrivateName,
+    lookup_in,
+)
 
 if TYPE_CHECKING:
     from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list as debug_get_cache_entry_list
@@ -23,6 +30,7 @@ if TYPE_CHECKING:
     from torch._dynamo import mark_static_address as mark_static_address
     from torch._dynamo import optimize as optimize
     from torch._dynamo import output_graph as output_graph
+    from torch._dynamo import polyfills as polyfills
     from torch._dynamo import register_backend as register_backend
     from torch._dynamo import reset as reset
     from torch._dynamo import symbolic_convert as symbolic_convert
@@ -95,6 +103,9 @@ NAMES = (
     PrivateName("torch._dynamo.output_graph", "holds functions that are replaced for a while", fallback=AS_TORCH_DOES),
     PrivateName(
         "torch._dynamo.symbolic_convert", "holds functions that are replaced for a while", fallback=AS_TORCH_DOES
+    ),
+    PrivateName(
+        "torch._dynamo.polyfills", "functions of Python's that Dynamo traces in another way", fallback=ORDER_OF_SETS
     ),
     PrivateName("torch._dynamo.output_graph.OutputGraph", "has a method that is replaced for a while"),
     PrivateName(

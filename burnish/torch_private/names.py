@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-# The versions with which burnish's tests ran, which they cannot do without most names. A name that burnish can do
-# without may have been missing in the older one: it says NEWEST until somebody has looked (`make matrix`).
-SEEN = ("2.11", "2.13")
-NEWEST = SEEN[-1:]
+# The versions in which a name was looked for, and found, if nothing else is said of it. One that came later or went
+# says so; one that is in the last of these is expected in all that come.
+SEEN = ("2.11", "2.12", "2.13", "2.14")
+SINCE_2_12, SINCE_2_13, SINCE_2_14 = SEEN[1:], SEEN[2:], SEEN[3:]
+UNTIL_2_13 = SEEN[:3]
 
 # What is done without a name. These are shared by many; others are said where the name is listed.
 EAGER = "calls run in eager"

@@ -31,7 +31,7 @@ from burnish.torch_private import (
     tensors,
     variables,
 )
-from burnish.torch_private.names import PrivateName, PrivateNameMissing
+from burnish.torch_private.names import SEEN, PrivateName, PrivateNameMissing
 from burnish.torch_private.versions import running, version_pair
 
 _TABLES = (
@@ -92,8 +92,9 @@ def why(fallback: str) -> Lack | None:
 def _is_expected(name: PrivateName) -> bool:
     if not name.probed or (name.with_cuda_only and not torch.backends.cuda.is_built()):
         return False
-    since = version_pair(name.seen_in[0])
-    return since is None or running() >= since
+    first, last = version_pair(name.seen_in[0]), version_pair(name.seen_in[-1])
+    is_gone = name.seen_in[-1] != SEEN[-1] and last is not None and running() > last
+    return not is_gone and (first is None or running() >= first)
 
 
 def _is_there(name: PrivateName) -> bool:

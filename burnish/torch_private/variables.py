@@ -14,9 +14,10 @@ from burnish.torch_private.names import (
     ENVIRONMENT_MISSED,
     FUNCTIONS_INLINED,
     LAZY_WEIGHTS,
-    NEWEST,
     NO_REGIONS,
     ORDER_OF_SETS,
+    SINCE_2_12,
+    SINCE_2_13,
     PrivateName,
     lookup_in,
 )
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from torch._dynamo.variables.builder import VariableBuilder as VariableBuilder
     from torch._dynamo.variables.builder import wrap_fx_proxy as wrap_fx_proxy
     from torch._dynamo.variables.builtin import BuiltinVariable as BuiltinVariable
+    from torch._dynamo.variables.builtin import DictBuiltinVariable as DictBuiltinVariable
     from torch._dynamo.variables.ctx_manager import GradModeVariable as GradModeVariable
     from torch._dynamo.variables.dicts import DunderDictVariable as DunderDictVariable
     from torch._dynamo.variables.functions import UserFunctionVariable as UserFunctionVariable
@@ -108,6 +110,13 @@ NAMES = (
         "torch._dynamo.variables.builtin.BuiltinVariable", "how operators treat a layer's number", fallback=NO_REGIONS
     ),
     PrivateName(
+        "torch._dynamo.variables.builtin.DictBuiltinVariable",
+        "`dict.fromkeys` of a set, whose order is Python's",
+        fallback=ORDER_OF_SETS,
+        seen_in=SINCE_2_12,
+        instead=None,
+    ),
+    PrivateName(
         "torch._dynamo.variables.ctx_manager.GradModeVariable",
         "grad mode as it is set while tracing: in a custom backward it is left to eager",
         fallback=BACKWARDS_ALIKE,
@@ -152,7 +161,7 @@ NAMES = (
         "torch._dynamo.variables.misc.AutogradFunctionVariable._resolve_kwargs",
         "its arguments in order, where some are given by name",
         fallback=FUNCTIONS_INLINED,
-        seen_in=NEWEST,
+        seen_in=SINCE_2_13,
     ),
     PrivateName(
         "torch._dynamo.variables.functions.UserMethodVariable",
@@ -168,7 +177,7 @@ NAMES = (
         "torch._dynamo.variables.dicts.DunderDictVariable",
         "the `__dict__` of an object: guarded on keys that are not there",
         fallback=ABSENCE_MISSED,
-        seen_in=NEWEST,
+        seen_in=SINCE_2_12,
         instead=None,
     ),
     PrivateName(

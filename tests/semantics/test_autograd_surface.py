@@ -17,6 +17,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 import burnish
 from burnish.torch_private.dynamo import debug_get_cache_entry_list
+from burnish.torch_private.versions import is_at_least
 
 FORCED = {"gate": False, "verify": "off"}
 
@@ -416,7 +417,10 @@ def test_another_thread_traces_while_a_part_is_run_again(way, sealed, monkeypatc
         burnish.seal(compiled)
     result = WAYS[way](compiled, x)
     with monkeypatch.context() as patch:
-        patch.setattr(torch.fx._symbolic_trace, "_is_fx_tracing_flag", True)
+        if is_at_least(2, 14):  # which has a flag for each thread
+            patch.setattr(torch.fx._symbolic_trace._is_fx_tracing_tls, "flag", True, raising=False)
+        else:
+            patch.setattr(torch.fx._symbolic_trace, "_is_fx_tracing_flag", True)
         found = _gradient_of(result, x)
     torch.testing.assert_close(found, _gradient_of(block(x), x))
 

@@ -326,9 +326,9 @@ OPERATORS: dict[str, Callable[[torch.Tensor], object]] = {
         x.std((2, 3)),
         *torch.var_mean(x, 1),
         x.median(-1).values,
-        x.quantile(0.3),
         x.norm(p=1, dim=2),
     ),
+    "quantile": lambda x: x.quantile(0.3) + x,  # torch 2.11 ends a graph there, which looks at values
     "counting": lambda x: (
         (x > 0).sum((1, 2)),
         x.count_nonzero(),

@@ -345,7 +345,7 @@ def test_what_was_changed_for_a_later_backward_is_noticed_there() -> None:
         results[0].sum().backward()
         if not before:
             c.detach().add_(1)
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        with pytest.raises(RuntimeError, match="modified (by an )?inplace"):  # torch 2.14 has two ways to say it
             results[1].sum().backward()
 
 

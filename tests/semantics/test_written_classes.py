@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -109,3 +110,31 @@ def test_what_is_written_is_read(write: Callable[[Any], Any], make: type[Any]) -
         held = make()
         seen.append([(call(torch.ones(1), held).item(), Base.count, make.count, TOTAL) for _ in range(3)])
     assert seen[0] == seen[1]
+
+
+class Way(enum.Enum):
+    ONE = 1
+    TWO = 2
+
+
+VALUES = ((0, 1, 2), ("a", "b", "a"), (Way.ONE, Way.TWO, Way.ONE), (1.5, None, True))
+READERS: dict[str, Callable[[Any], Any]] = {
+    "type": lambda held: type(held).count,
+    "__class__": lambda held: held.__class__.count,
+    "of the object": lambda held: held.count,
+    "by getattr": lambda held: getattr(type(held), "count", None),
+    "of the base": lambda held: type(held).__mro__[0].count,
+}
+
+
+@pytest.mark.parametrize("make", [Plain, Module])
+@pytest.mark.parametrize("values", VALUES, ids=str)
+@pytest.mark.parametrize("name", READERS)
+def test_what_is_written_between_calls_is_read(name: str, values: tuple[Any, ...], make: type[Any]) -> None:
+    read = READERS[name]
+    compiled = burnish.compile(lambda x, held: (x + 1, read(held)), **FORCED)
+    held, found = make(), []
+    for value in values:
+        make.count = value
+        found.append(compiled(torch.ones(1), held)[1])
+    assert found == [*values]

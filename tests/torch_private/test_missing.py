@@ -167,3 +167,11 @@ def test_a_name_is_not_expected_before_the_version_that_had_it_first(monkeypatch
     assert probe._is_expected(late)
     monkeypatch.setattr("torch.__version__", "2.12.0")
     assert not probe._is_expected(late)
+
+
+def test_a_name_is_not_expected_after_the_version_that_had_it_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone, stays = (names.PrivateName("torch._no_such", "a test", seen_in=each) for each in (("2.11",), names.SEEN))
+    monkeypatch.setattr("torch.__version__", "2.12.0")
+    assert not probe._is_expected(gone) and probe._is_expected(stays)
+    monkeypatch.setattr("torch.__version__", "2.16.0")
+    assert not probe._is_expected(gone) and probe._is_expected(stays)

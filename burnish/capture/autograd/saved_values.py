@@ -169,7 +169,7 @@ class OwnTensors:
         try:
             return [_Unpacked(x) for x in self._all(ctx)]
         except RuntimeError as changed:
-            if unpack is None or not is_held(ctx):  # one by one, that is: before torch 2.13
+            if unpack is None or not is_held(ctx):  # one by one, that is: torch 2.11
                 raise
             raw = ctx._raw_saved_tensors
             layouts = self._layouts if self._layouts is not None else [None] * len(raw)

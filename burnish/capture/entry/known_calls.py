@@ -17,7 +17,12 @@ from burnish.assumptions import AssumptionUnmet
 from burnish.capture.entry.definition import Definition
 from burnish.runtime.host.extension import Host
 from burnish.runtime.host.signature import BY_VALUE, TENSORS, Key
-from burnish.torch_private.dispatch import is_any_autocast_enabled, is_tracing, len_torch_dispatch_stack, symbolic_trace
+from burnish.torch_private.dispatch import (
+    is_any_autocast_enabled,
+    is_tracing,
+    len_torch_dispatch_stack,
+    where_fx_tracing_is_kept,
+)
 from burnish.torch_private.dynamo import eval_frame, set_eval_frame
 
 _TENSOR, _VALUE, _FLOAT, _REFUSED = range(4)  # as sealed.h numbers them
@@ -48,9 +53,10 @@ class KnownCalls:
         self._known: OrderedDict[Key, Any] = OrderedDict()
         self._refused: frozenset[Key] = frozenset()
         self._misses = 0
+        fx_attributes, self._fx_state = where_fx_tracing_is_kept()
         self._attributes: tuple[tuple[object, str, object], ...] = (
             (eval_frame, "_stance", ordinary_stance),
-            (symbolic_trace, "_is_fx_tracing_flag", False),
+            *fx_attributes,
             (forward_ad, "_current_level", -1),  # compiled code would lose the tangents
         )
 
@@ -97,6 +103,7 @@ class KnownCalls:
         state = (
             (len_torch_dispatch_stack, 0),
             (is_tracing, False),
+            *self._fx_state,
             (is_any_autocast_enabled, False),
             (torch.is_grad_enabled, torch.is_grad_enabled()),
             (torch.is_inference_mode_enabled, torch.is_inference_mode_enabled()),

@@ -28,6 +28,8 @@
 - Dynamo takes the elements of a set in the order in which they were put there, and changes sets that were there before
   by making them anew.
 - Dynamo guards neither on attributes of modules and functions that it does not find, nor on keys of a `__dict__`.
+- Dynamo (of torch 2.11) does not guard on a number or a text that it takes from a class.
+- Dynamo (of torch 2.11) gives a tensor one of its gradients that a custom autograd function is given twice.
 - Dynamo guards on an environment variable that it has read, and not on one that was not set.
 - Dynamo makes the weights of a lazy module while it traces: before what comes first in the call, and puts the random
   state back.

@@ -21,12 +21,9 @@ from burnish.torch_private.variables import (
     UserFunctionVariable,
 )
 
-_GETS, _ASKS, _CONTAINS, _HAS_KEYS = (
-    "var_getattr",
-    "call_obj_hasattr",
-    "install_dict_contains_guard",
-    "install_dict_keys_match_guard",
-)
+_GETS = ("var_getattr", "tp_getattro_impl")  # the second since torch 2.14
+_ASKS, _CONTAINS, _HAS_KEYS = ("call_obj_hasattr", "install_dict_contains_guard", "install_dict_keys_match_guard")
+_HAS_KEY = "has_key_in_generic_dict"  # which torch 2.11 asks: it has no DunderDictVariable
 _CALLS, _SUBSCRIPTS = "call_method", ("mp_subscript_impl", "getitem_const")
 _MISSING = object()
 
@@ -37,7 +34,7 @@ def guarding_absent_attributes() -> Iterator[None]:
     their `__dict__`, of which it guards on none."""
     with contextlib.ExitStack() as stack:
         for owner in (PythonModuleVariable, UserFunctionVariable, UserDefinedObjectVariable):
-            for name in (_GETS, _ASKS):
+            for name in (*_GETS, _ASKS):
                 if owner is not None and hasattr(owner, name):
                     is_asked = name == _ASKS and owner is not UserDefinedObjectVariable  # which Dynamo guards itself
                     stack.enter_context(replaced(owner, name, _noticing(getattr(owner, name), is_asked)))
@@ -47,6 +44,9 @@ def guarding_absent_attributes() -> Iterator[None]:
             stack.enter_context(replaced(DunderDictVariable, _CALLS, _copied(getattr(DunderDictVariable, _CALLS))))
             for name in filter(partial(hasattr, DunderDictVariable), _SUBSCRIPTS):
                 stack.enter_context(replaced(DunderDictVariable, name, _read(getattr(DunderDictVariable, name))))
+        elif DunderDictVariable is None and hasattr(UserDefinedObjectVariable, _HAS_KEY):
+            has_key = _asked_for_key(getattr(UserDefinedObjectVariable, _HAS_KEY))
+            stack.enter_context(replaced(UserDefinedObjectVariable, _HAS_KEY, has_key))
         yield
 
 
@@ -65,6 +65,16 @@ def _read(ordinary: Callable[..., Any]) -> Callable[..., Any]:
         return ordinary(variable, tx, key)
 
     return read
+
+
+def _asked_for_key(ordinary: Callable[..., bool]) -> Callable[..., bool]:
+    def asked(variable: Any, tx: Any, key: str) -> bool:
+        is_there = ordinary(variable, tx, key)
+        if variable.source is not None and not _is_written(variable, tx, key):
+            install(_key_guard(AttrSource(variable.source, "__dict__"), key, is_there))
+        return is_there
+
+    return asked
 
 
 def _noticing(ordinary: Callable[..., Any], is_asked: bool) -> Callable[..., Any]:

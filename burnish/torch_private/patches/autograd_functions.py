@@ -39,6 +39,8 @@ def applying_functions() -> Iterator[None]:
     def applied(variable: Any, tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         given = [each.realize() for each in args]
         if torch.is_grad_enabled() and any(_may_require_grad(each) for each in (*given, *kwargs.values())):
+            if _are_some_the_same(given):  # torch 2.11 gives such a tensor one of its gradients
+                raise Unsupported("an autograd function that is given a tensor twice")
             return ordinary(variable, tx, args, kwargs)
         if kwargs:
             resolve = getattr(variable, "_resolve_kwargs", None)
@@ -56,8 +58,17 @@ def _may_require_grad(variable: Any) -> bool:
     return isinstance(tensor, TensorVariable) and tensor.requires_grad is not False
 
 
+def _are_some_the_same(variables: list[Any]) -> bool:
+    values = [id(_value(each)) for each in variables if isinstance(each, TensorVariable)]
+    return len(set(values)) < len(values)
+
+
+def _value(tensor: Any) -> Any:
+    return tensor.as_proxy().node.meta.get("example_value")
+
+
 def _is_view(tensor: Any) -> bool:
-    value = tensor.as_proxy().node.meta.get("example_value")
+    value = _value(tensor)
     return isinstance(value, torch.Tensor) and value._is_view()
 
 

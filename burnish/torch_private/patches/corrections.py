@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from burnish.torch_private.patches.absent_attributes import guarding_absent_attributes
 from burnish.torch_private.patches.autograd_functions import applying_functions, recording_results
+from burnish.torch_private.patches.class_attributes import guarding_attributes_of_classes
 from burnish.torch_private.patches.containers import bounding_deques, extending_lists, noticing_order
 from burnish.torch_private.patches.left_to_eager import (
     leaving_contexts,
@@ -37,6 +38,7 @@ _CORRECTIONS = (
     bounding_deques,
     extending_lists,
     guarding_absent_attributes,
+    guarding_attributes_of_classes,
 )
 
 

@@ -14,7 +14,7 @@ from burnish.torch_private.aot import tag_activation_checkpoint
 from burnish.torch_private.dispatch import get_dynamic_layer_stack_depth
 from burnish.torch_private.dynamo import Unsupported
 from burnish.torch_private.operators import pytree
-from burnish.torch_private.patches.replacing import replaced
+from burnish.torch_private.patches.replacing import name_in, replaced
 from burnish.torch_private.variables import (
     AutogradFunctionApplyVariable,
     AutogradFunctionContextVariable,
@@ -66,7 +66,8 @@ _FIELD = "materialize_grads"
 def leaving_contexts() -> Iterator[None]:
     """While open, Dynamo breaks the graph at an autograd function that asks this of its context: eager calls it."""
     context = AutogradFunctionContextVariable
-    ask, call = (getattr(context, name, None) for name in ("var_getattr", "call_method"))
+    asks = name_in(context, "var_getattr", "tp_getattro_impl")  # the second since torch 2.14
+    ask, call = (getattr(context, name, None) for name in (asks, "call_method"))
     if ask is None or call is None:
         yield
         return
@@ -80,7 +81,7 @@ def leaving_contexts() -> Iterator[None]:
         sets = name == "__setattr__" and bool(args) and args[0].as_python_constant() == _FIELD
         return call(variable, tx, f"setting {_FIELD} of" if sets else name, args, kwargs)
 
-    with replaced(context, "var_getattr", asked), replaced(context, "call_method", called):
+    with replaced(context, asks, asked), replaced(context, "call_method", called):
         yield
 
 

@@ -20,3 +20,8 @@ def replaced(owner: Any, name: str, replacement: Any) -> Iterator[None]:
             delattr(owner, name)
         else:
             setattr(owner, name, ordinary)
+
+
+def name_in(owner: Any, *names: str) -> str:
+    """Which of the names that versions of torch have for one thing the owner has; the first, if it has none."""
+    return next((name for name in names if hasattr(owner, name)), names[0])

@@ -16,12 +16,13 @@ from typing import Any
 
 import torch
 
-from burnish.torch_private.dynamo import Unsupported, create_instruction
+from burnish.torch_private.dynamo import Unsupported, create_instruction, polyfills
 from burnish.torch_private.guards import install_guard
 from burnish.torch_private.patches.replacing import replaced
 from burnish.torch_private.variables import (
     BuiltinVariable,
     ConstDictVariable,
+    DictBuiltinVariable,
     FrozensetVariable,
     ListVariable,
     SetVariable,
@@ -34,7 +35,11 @@ _IN_PLACE = ("nb_inplace_or_impl", "nb_inplace_and_impl", "nb_inplace_xor_impl",
 _REMOVES = ("remove", "discard", "pop", "clear")
 _UPDATES = ("update", "intersection_update", "difference_update", "symmetric_difference_update", "__init__")
 _CHANGES = (*_REMOVES, *_UPDATES, "__ior__", "__iand__", "__ixor__", "__isub__")
-_WITHOUT_ORDER = ("sq_contains", "richcompare_impl", "hash_impl", "is_python_equal", "as_proxy")
+_CONTAINS, _COMPARES = ("sq_contains", "sq_contains_impl"), ("richcompare_impl", "tp_richcompare_impl")
+_SHOWS = ("repr_impl", "tp_repr_impl")  # the second of each since torch 2.14
+_WITHOUT_ORDER = (*_CONTAINS, *_COMPARES, "hash_impl", "is_python_equal", "as_proxy")
+# What a set has from the class of all variables in torch 2.14, or from that of dictionaries in torch 2.11.
+_FROM_OTHERS = ("call_method", "has_new_items", "unpack_var_sequence")
 _NO_CODE: tuple[type, ...] = (
     set,
     frozenset,
@@ -171,6 +176,8 @@ def _literal(variable: Any, tx: Any) -> frozenset[Any] | None:
     values = _constants(variable)
     if values is None:
         return None
+    while tx.f_globals.get("__name__", "").startswith(polyfills.__name__):  # which torch 2.12 has for `iter`
+        tx = tx.parent
     constants = [each for each in tx.f_code.co_consts if type(each) is frozenset]
     return next((each for each in constants if list(map(_typed, each)) == list(map(_typed, values))), None)
 
@@ -189,8 +196,9 @@ def keeping_order_of_sets(notice: Callable[[], None] = lambda: None) -> Iterator
     orders = _Orders(notice)
     with contextlib.ExitStack() as stack:
         for owner, name, change in _replacements(orders):
-            if name in vars(owner):
-                stack.enter_context(replaced(owner, name, change(vars(owner)[name])))
+            ordinary = vars(owner).get(name) or (getattr(owner, name, None) if name in _FROM_OTHERS else None)
+            if ordinary is not None:
+                stack.enter_context(replaced(owner, name, change(ordinary)))
         yield
 
 
@@ -205,7 +213,8 @@ def _replacements(orders: _Orders) -> Iterator[tuple[Any, str, Change]]:
     yield FrozensetVariable, "reconstruct", lambda build: _rebuilt(orders, build)
     for owner in (SetVariable, FrozensetVariable):
         yield owner, "as_python_constant", lambda get: _as_constant(orders, get)
-        yield owner, "repr_impl", lambda show: _shown(orders, show)
+        for name in _SHOWS:
+            yield owner, name, lambda show: _shown(orders, show)
         for name in _WITHOUT_ORDER:
             yield owner, name, lambda call: _unasked(orders, call)
     for name in ("tp_iter_impl", "unpack_var_sequence"):
@@ -213,6 +222,10 @@ def _replacements(orders: _Orders) -> Iterator[tuple[Any, str, Change]]:
     for name in _IN_PLACE:
         yield SetVariable, name, lambda call: _changed_in_place(orders, call)
     yield ListVariable, "call_method", lambda call: _extended(orders, call)
+    if DictBuiltinVariable is not None:
+        yield DictBuiltinVariable, "call_custom_dict_fromkeys", lambda call: _keyed(orders, call)
+    if not any(hasattr(SetVariable, name) for name in _SHOWS):  # torch 2.11 and 2.12
+        yield BuiltinVariable, "call_repr", _represented
     yield BuiltinVariable, "call_sorted", lambda call: _sorted(orders, call)
     for name in ("_call_min_max", "call_min", "call_max", "call_frozenset"):
         yield BuiltinVariable, name, lambda call: _chosen(orders, call)
@@ -234,6 +247,10 @@ def _called(orders: _Orders, call: Callable[..., Any]) -> Callable[..., Any]:
             return call(variable, tx, name, args, kwargs)
         if name == "pop" and orders.is_seen(variable):
             raise Unsupported(_REASON)
+        if name == "__iter__":  # in torch 2.11 and 2.12 this is what asks for the elements
+            variable = _in_order(orders, variable, tx)
+            with orders.unasked():
+                return call(variable, tx, name, args, kwargs)
         given = [each.realize() for each in args]
         if variable.source is not None and name in _CHANGES and type(variable) is SetVariable:
             if name == "discard" and len(given) == 1 and given[0] not in variable:  # a module does, for each buffer
@@ -275,18 +292,24 @@ def _changes(ordinary: Callable[..., bool]) -> Callable[..., bool]:
         if type(variable) is not SetVariable or variable.source is None:
             return ordinary(variable)
         variable.should_reconstruct_all = False  # nothing was taken out
-        return any(key not in variable.original_items for key in variable.items)
+        return bool(_added(variable))
 
     return changes
+
+
+def _added(variable: Any) -> list[Any]:
+    """What a set from outside has got. Torch 2.11 has what was in it as variables, later ones have their keys."""
+    held = variable.original_items
+    are_keys = all(hasattr(each, "vt") for each in held)
+    return [key.vt for key in variable.items if (key if are_keys else key.vt) not in held]
 
 
 def _rebuilt(orders: _Orders, build: Callable[..., None]) -> Callable[..., None]:
     def rebuilt(variable: Any, codegen: Any) -> None:
         held = [key.vt for key in variable.items]
         if type(variable) is SetVariable and variable.source is not None and _is_modified(variable):
-            codegen.foreach([key.vt for key in variable.items if key not in variable.original_items])
-            added = len(variable.items) - len(variable.original_items)
-            codegen.append_output(create_instruction("BUILD_LIST", arg=added))  # which it is updated with
+            codegen.foreach(added := _added(variable))
+            codegen.append_output(create_instruction("BUILD_LIST", arg=len(added)))  # which it is updated with
         elif type(variable) is SetVariable and orders.is_grown(variable):
             literal = orders.literal(variable)
             first = 0 if literal is None else len(literal)
@@ -329,6 +352,15 @@ def _shown(orders: _Orders, show: Callable[..., Any]) -> Callable[..., Any]:
     return shown
 
 
+def _represented(show: Callable[..., Any]) -> Callable[..., Any]:
+    def represented(variable: Any, tx: Any, given: Any) -> Any:
+        if _is_set(given.realize()):
+            raise Unsupported(_REASON)
+        return show(variable, tx, given)
+
+    return represented
+
+
 def _unasked(orders: _Orders, call: Callable[..., Any]) -> Callable[..., Any]:
     def unasked(variable: Any, *args: Any, **kwargs: Any) -> Any:
         with orders.unasked():
@@ -339,13 +371,19 @@ def _unasked(orders: _Orders, call: Callable[..., Any]) -> Callable[..., Any]:
 
 def _iterated(orders: _Orders, call: Callable[..., Any]) -> Callable[..., Any]:
     def iterated(variable: Any, tx: Any, *args: Any) -> Any:
-        held = None
-        if orders.is_seen(variable) and not orders.is_literal(variable, tx):
-            orders.ask(variable)
-            held = orders.in_order(variable)
-        return call(variable if held is None else SetVariable(held), tx, *args)  # the ordinary one, which asks nothing
+        return call(_in_order(orders, variable, tx), tx, *args)
 
     return iterated
+
+
+def _in_order(orders: _Orders, variable: Any, tx: Any) -> Any:
+    """The set that Dynamo is to take the elements of, one after the other, without asking more. Breaks the graph where
+    their order is not known."""
+    if not orders.is_seen(variable) or orders.is_literal(variable, tx):
+        return variable
+    orders.ask(variable)
+    held = orders.in_order(variable)
+    return variable if held is None else SetVariable(held)
 
 
 def _changed_in_place(orders: _Orders, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -366,6 +404,18 @@ def _extended(orders: _Orders, call: Callable[..., Any]) -> Callable[..., Any]:
         return call(variable, tx, name, args, kwargs)
 
     return extended
+
+
+def _keyed(orders: _Orders, call: Callable[..., Any]) -> Callable[..., Any]:
+    """`dict.fromkeys`, which in torch 2.14 takes the elements of a set without asking for them."""
+
+    def keyed(tx: Any, made: type, *args: Any, **kwargs: Any) -> Any:
+        if args and orders.is_seen(given := args[0].realize()):
+            orders.ask(given)
+            args = (ListVariable(orders.in_order(given) or []), *args[1:])
+        return call(tx, made, *args, **kwargs)
+
+    return staticmethod(keyed)
 
 
 def _sorted(orders: _Orders, call: Callable[..., Any]) -> Callable[..., Any]:

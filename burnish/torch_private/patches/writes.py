@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,14 +42,14 @@ def keeping_writes_to_numbers() -> Iterator[None]:
         yield
 
 
-_AFTER_A_WRITE = "_sync_if_inplace_mutation"
+_AFTER_A_WRITE, _TAKES_ANOTHER = "_sync_if_inplace_mutation", "has_tensor_arg"
 
 
 @contextlib.contextmanager
 def noticing_other_shapes() -> Iterator[None]:
     """Dynamo asks what a tensor has become only after operations in place that take another: `unsqueeze_` is none."""
     ordinary = getattr(TensorVariable, _AFTER_A_WRITE, None)
-    if ordinary is None:
+    if ordinary is None or _TAKES_ANOTHER not in inspect.signature(ordinary).parameters:  # torch 2.14 asks after all
         yield
         return
 
