@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from burnish.torch_private.names import NO_REGIONS, SINCE_2_14, UNTIL_2_13, PrivateName, look_up, lookup_in
+from burnish.torch_private.names import NO_REGIONS, UNTIL_2_13, PrivateName, look_up, lookup_in
 
 if TYPE_CHECKING:
     from torch._C import _DisableAutocast as DisableAutocast
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 Attributes = tuple[tuple[object, str, object], ...]
 Results = tuple[tuple[Callable[[], object], object], ...]
 
+_FX_FLAG = "_is_fx_tracing_flag"
 _AS_ONE = "a backward takes many gradients at once for one, and raises where it cannot"
 
 
@@ -49,9 +50,9 @@ def _never(x: object) -> bool:
 def where_fx_tracing_is_kept() -> tuple[Attributes, Results]:
     """What to compare in each call to know that torch.fx does not trace: attributes, and what functions return."""
     held: Any = look_up("torch.fx._symbolic_trace")
-    if hasattr(held, "_is_fx_tracing_flag"):
-        return ((held, "_is_fx_tracing_flag", False),), ()
-    return (), ((held._get_is_fx_tracing, False),)  # torch 2.14: each thread has its own
+    if hasattr(held, _FX_FLAG):
+        return ((held, _FX_FLAG, False),), ()
+    return (), ((held.is_fx_symbolic_tracing, False),)  # torch 2.14: each thread has a flag of its own
 
 
 NAMES = (
@@ -84,14 +85,11 @@ NAMES = (
     PrivateName("torch.fx._symbolic_trace", "holds whether torch.fx traces"),
     PrivateName("torch.fx._symbolic_trace.is_fx_symbolic_tracing", "whether torch.fx traces"),
     PrivateName(
-        "torch.fx._symbolic_trace._is_fx_tracing_flag",
+        f"torch.fx._symbolic_trace.{_FX_FLAG}",
         "the same, as the C extension reads it",
         seen_in=UNTIL_2_13,
-    ),
-    PrivateName(
-        "torch.fx._symbolic_trace._get_is_fx_tracing",
-        "the same, of the thread that asks",
-        seen_in=SINCE_2_14,
+        fallback="is_fx_symbolic_tracing is called instead",
+        instead=None,
     ),
     PrivateName(
         "torch.amp.autocast_mode._enter_autocast", "autocast as a captured graph enters it", fallback=NO_REGIONS
