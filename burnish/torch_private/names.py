@@ -9,7 +9,7 @@ from typing import Any
 
 # The versions in which a name was looked for, and found, if nothing else is said of it. One that came later or went
 # says so; one that is in the last of these is expected in all that come.
-SEEN = ("2.11", "2.12", "2.13", "2.14")
+SEEN = ("2.11", "2.12", "2.13", "2.14", "2.15")
 SINCE_2_12, SINCE_2_13, SINCE_2_14 = SEEN[1:], SEEN[2:], SEEN[3:]
 UNTIL_2_13 = SEEN[:3]
 

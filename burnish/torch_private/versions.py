@@ -9,7 +9,7 @@ import torch
 
 from burnish.errors import UnknownTorchWarning, warn
 
-KNOWN = ((2, 11), (2, 14))  # the first and the last
+KNOWN = ((2, 11), (2, 15))  # the first and the last
 
 
 def version_pair(text: str) -> tuple[int, int] | None:
