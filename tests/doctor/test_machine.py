@@ -109,7 +109,7 @@ def test_a_variable_that_cannot_be_read_is_a_line(monkeypatch: pytest.MonkeyPatc
 def test_torch_versions(version: str, status: str, says: str) -> None:
     line = software.check_torch(version)
     assert line.status == status and says in line.says
-    assert line.status == "ok" or line.command == "pip install 'torch>=2.11,<2.15'"
+    assert line.status == "ok" or line.command == "pip install 'torch>=2.11,<2.16'"
 
 
 def test_an_unsupported_torch_means_eager(monkeypatch: pytest.MonkeyPatch) -> None:

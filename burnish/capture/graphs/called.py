@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import fx
 
+_ATTRIBUTES = {"numpy_T": "T", "matrix_H": "H"}  # the operations that some Dynamos have for them
+
 
 def function_name(node: fx.Node) -> str:
     """Of the function that a node calls; empty where it calls none."""
@@ -14,7 +16,10 @@ def operation_name(node: fx.Node) -> str:
     """As the user wrote it: a function's, a method's, or that of an attribute that is read."""
     if node.op == "call_method":
         return str(node.target)
-    return str(node.args[1]) if node.target is getattr else function_name(node)
+    if node.target is getattr:
+        return str(node.args[1])
+    name = function_name(node)
+    return _ATTRIBUTES.get(name, name)
 
 
 def enters_contexts(graph: fx.Graph) -> bool:
