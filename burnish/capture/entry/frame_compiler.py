@@ -65,7 +65,7 @@ _CHANGED_MEANWHILE = "state changed while dynamo tracing"
 _EXCUSES = 64  # calls; this many threads may wait for one compile
 _EXCUSES_SECONDS = 600.0
 _BAD_INPUT_LIMIT = 8  # attempts at a frame that fails in the same way, before giving up on more
-# for a profiler, which two functions in every call would otherwise call: microseconds
+# a profiler's switch: adds two function calls to every call
 _RECORDS = "record_runtime_overhead"
 _LETS_GO = "invalidate_compile_context_weakrefs"
 _MOST_MISTAKES = 64  # kinds of inputs that are known to raise
