@@ -1,1 +1,2 @@
-"""From Python to graphs: TorchDynamo, AOTAutograd, and the way of each call. Packages by stage, in docs/layout.md."""
+"""From Python to graphs: TorchDynamo, AOTAutograd, and the path of each call. docs/layout.md lists the packages by
+stage."""

@@ -1,4 +1,4 @@
-"""The ways in which programs are called: with one list, which they may empty, or with separate arguments."""
+"""The calling conventions of programs: one list, which they may empty, or separate arguments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Program = Callable[[list[Any]], Sequence[Any]]  # boxed: takes its arguments in 
 
 
 def counting_versions(program: Program, written: tuple[int, ...]) -> Program:
-    """A program knows addresses, not tensors: that it changes these, autograd must be told."""
+    """A program writes to addresses, not tensors, so the tensors' version counters are advanced here for autograd."""
     if not written:
         return program
     increment = torch.autograd.graph.increment_version
@@ -41,7 +41,7 @@ def boxed(function: Callable[..., Any]) -> Program:
 
 
 def marked(program: Program) -> Program:
-    """AOTAutograd calls what carries this mark with one list, and anything else with separate arguments."""
+    """AOTAutograd calls functions with this mark with one list, and others with separate arguments."""
     try:
         program._boxed_call = True  # type: ignore[attr-defined]
         return program

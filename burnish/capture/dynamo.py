@@ -1,9 +1,9 @@
-"""Backends for TorchDynamo: take the graph it captured through AOTAutograd and hand each part to our pipeline.
+"""Backends for TorchDynamo: pass the captured graph through AOTAutograd and each resulting graph to our pipeline.
 
     Dynamo graph ── AOTAutograd ──► inference graph, or forward and backward graphs ── pipeline ──► boxed programs
 
-A stage that fails never reaches the user: the Dynamo graph, which is eager's own ops, is served instead, counted,
-and warned about once.
+A failure in a stage never reaches the user: the Dynamo graph serves instead, with eager's own ops. The failure is
+counted, and a warning is issued once.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def new_variant(
     ready: Callable[[], object] = lambda: None,
     before_trial: Callable[[], object] | None = None,
 ) -> Variant:
-    """A captured graph on its way into service, as the object's next one."""
+    """Make a variant of a captured graph, as the object's next one."""
     name = log.captured()
     variant = Variant(
         log.compiles,
@@ -154,8 +154,8 @@ def new_variant(
 
 
 def _checks_count(facts: GraphFacts) -> bool:
-    """Whether Python's checks would be felt: each call has every tensor checked, or takes as little as on a GPU, where
-    the extension is built with the first program."""
+    """Whether the cost of Python's checks matters: each call checks every tensor, or is as short as on a GPU, where the
+    extension is built with the first program."""
     if not guards_are_whole():
         return True
     inputs = facts.assumptions.inputs if facts.assumptions is not None else ()
@@ -174,7 +174,7 @@ def _inductors(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> dict[Eng
 
 
 def _concrete(value: Any) -> Any:
-    """A size as the number that it was, without a guard on it."""
+    """A size's value in the capture, without adding a guard."""
     return value.node.hint if isinstance(value, torch.SymInt) else value
 
 
@@ -191,7 +191,7 @@ def burnish_backend(
     mode: str | None = None,
     options: Mapping[str, object] | None = None,
 ) -> Callable[..., Any]:
-    """The entry point that torch finds by name; `mode` and `options` are the ones given to torch.compile."""
+    """The entry point that torch finds by name; `mode` and `options` are torch.compile's."""
     settings = Options.from_arguments(mode=mode, options=options)
     _torch_compile_log.dump_dir = settings.dump_dir
     _torch_compile_log.sinks = sinks_for(settings)

@@ -1,9 +1,9 @@
 """Python's garbage collector while something compiles.
 
-A compile makes hundreds of thousands of objects that live until it is over. Meanwhile the collector would go through
-all that there is, torch and the model included, once or twice: a quarter of a second each time, for next to nothing
-that could be freed. So until nothing compiles any more only young objects are looked at, and a full look is due when
-the program has made as many new objects as it takes from a fresh start.
+A compile makes hundreds of thousands of objects that live until its end. Meanwhile the collector would scan all
+objects, torch and the model included, once or twice: a quarter of a second each time, with almost nothing to free. So
+while anything compiles, only young objects are collected. Afterwards the counts for a full collection start again from
+zero.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Thresholds = tuple[int, int, int]
 
 
 class Patience:
-    """Full collections wait until the last of those who asked for it has let go."""
+    """Postpones full collections until the last holder has released it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -38,7 +38,7 @@ class Patience:
             self._during = gc.get_threshold()
 
     def let_go(self) -> None:
-        """What somebody else has set meanwhile stays."""
+        """A value that other code has set meanwhile is kept."""
         with self._lock:
             self._asked = max(self._asked - 1, 0)
             if self._asked or gc.get_threshold() != self._during:
@@ -46,11 +46,11 @@ class Patience:
             gc.set_threshold(*self._before)
             self._during = (0, 0, 0)
             if gc.isenabled() and not gc.get_freeze_count():
-                gc.freeze()  # both together move no object: they set back the counts that make a full collection due,
-                gc.unfreeze()  # which would else come in the call that compiled
+                gc.freeze()  # together they move no object, but reset the counts that trigger a full collection,
+                gc.unfreeze()  # which would otherwise happen in the call that compiled
 
     def begin_again(self) -> None:
-        """In a forked child: the threads that asked are not there, nor is one that held the lock."""
+        """In a forked child: the holding threads do not exist, nor does one that held the lock."""
         self._lock = threading.Lock()
         self._asked = 1
         self.let_go()
@@ -64,6 +64,6 @@ class Patience:
             self.let_go()
 
 
-patience = Patience()  # the collector is the process's own
+patience = Patience()  # the collector is process-wide
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=patience.begin_again)

@@ -1,4 +1,4 @@
-"""One Dynamo graph on its way through AOTAutograd: which graphs it makes, and what is noted of them on the way."""
+"""One Dynamo graph's pass through AOTAutograd: the graphs that result, and the facts recorded about them."""
 
 from __future__ import annotations
 
@@ -61,17 +61,17 @@ Kind = Literal["forward", "backward", "inference"]
 
 
 class GraphCompiler(Protocol):
-    """What AOTAutograd calls with each graph it made (the parameter names are its own)."""
+    """The compiler callback of AOTAutograd (the parameter names are AOTAutograd's)."""
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Program: ...
 
 
 class Abandoned(Exception):
-    """Leaves AOTAutograd when a graph's pipeline failed, which is recorded already: eager takes over."""
+    """Leaves AOTAutograd after a failure in a graph's pipeline, which is already recorded: eager serves."""
 
 
 class GraphCapture:
-    """One Dynamo graph on its way through AOTAutograd."""
+    """One Dynamo graph's pass through AOTAutograd."""
 
     def __init__(self, options: Options, log: CompileLog, sources: tuple[str, ...] | None) -> None:
         self.options = options
@@ -82,15 +82,15 @@ class GraphCapture:
         self._graph: fx.GraphModule | None = None
         self._returns = Returns()
         self._written: frozenset[int] = frozenset()
-        self._needed: frozenset[int] = frozenset()  # of those, whose contents the graph reads
-        self._shared: Shared = ()  # results that may lie in memory of what is saved
-        self._decisive: frozenset[int] | None = None  # of all inputs, those that gradients depend on
+        self._needed: frozenset[int] = frozenset()  # of those, the ones whose contents the graph reads
+        self._shared: Shared = ()  # results that may share memory with saved tensors
+        self._decisive: frozenset[int] | None = None  # the inputs on which gradients depend
         self._behind: Behind | None = None  # the tangents
         self._flow: Flow | None = None
-        self.direct: Program | None = None  # set when nothing of AOTAutograd is needed at run time
+        self.direct: Program | None = None  # set when AOTAutograd's wrapper is not needed at run time
         self.variant: Callable[[], Variant | None] = lambda: None  # set when there is one
-        self.ready: Callable[[], object] = lambda: None  # waits for what a first call would have to wait for
-        # Results that the loss left out with which the backward was first wanted; it is compiled then.
+        self.ready: Callable[[], object] = lambda: None  # waits for builds that a first call would wait for
+        # The results without gradients in the first backward, at which it is compiled.
         self.backward_without: frozenset[int] | None = None
         self._metadata: Any = None
         self._kind: GraphKind = "inference"
@@ -99,11 +99,11 @@ class GraphCapture:
         self._warm = WarmGraph()
 
     def parts(self, graph: fx.GraphModule, facts: GraphFacts, sources: tuple[str, ...] | None) -> Parts:
-        """What the next process needs of it."""
+        """The data for a warm start."""
         return self._warm.parts(graph, facts, sources, self.direct is not None, self.options, self.log)
 
     def verdicts(self, graph: fx.GraphModule, facts: GraphFacts) -> Verdicts | None:
-        """Of earlier processes, on its program."""
+        """The verdicts of earlier processes on its program."""
         return self._warm.verdicts(graph, facts, self.options, self.log)
 
     def _differentiable_twice(self) -> contextlib.AbstractContextManager[None]:
@@ -145,7 +145,7 @@ class GraphCapture:
         return self._through_aot(graph, example_inputs)
 
     def _through_aot(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        # By this switch AOTAutograd, too, decides whether a draw that nobody reads may go; eager makes it.
+        # With this switch AOTAutograd also decides whether to remove an unused random draw; eager makes the draw.
         with (
             inductor_config.patch(fallback_random=True),
             without_printed_graphs(),
@@ -168,7 +168,7 @@ class GraphCapture:
         return whole if self.direct is None else unboxed(self.direct)
 
     def facts(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> GraphFacts:
-        """What the gate must know, in terms of the Dynamo graph's inputs."""
+        """The facts for the gate, in terms of the Dynamo graph's inputs."""
         metadata, self._metadata = self._metadata, None
         return graph_facts(
             graph,
@@ -189,7 +189,7 @@ class GraphCapture:
         return compile_training if kind == "forward" else self._backwards
 
     def _backwards(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Program:
-        """AOTAutograd asks for it in the first backward, by which time it is known what that leaves out."""
+        """AOTAutograd calls it in the first backward, when the missing gradients are known."""
 
         def make(part: Part) -> Program:
             inputs = [example_inputs[k] for k in part.inputs]
@@ -202,7 +202,7 @@ class GraphCapture:
         return backwards
 
     def _inference_compiler(self, plain_inputs: int | None) -> GraphCompiler:
-        # AOTAutograd keeps this function: it must not hold the inputs, or the weights would outlive their model.
+        # AOTAutograd keeps this function alive. It must not hold the inputs, or the weights would outlive their model.
         def compile_inference(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Program:
             put_back(gm)
             program = self._program("inference", gm, example_inputs)
@@ -235,7 +235,7 @@ class GraphCapture:
                     require_known_views(graph, metadata)
             if self.options.fault is not None and kind != "backward":
                 self.options.fault.compiling(self.log.compiles + 1)
-            # So that a pass may make real tensors: a fake mode is active here.
+            # A fake mode is active here; disable it so that a pass can make real tensors.
             with handlers_raise_through(), disable_current_modes(), patience.asked():
                 program = compile_graph(
                     graph,
@@ -256,7 +256,7 @@ class GraphCapture:
             serve_eager(self.log, "pipeline", error)
             if kind != "backward":
                 raise Abandoned from error
-            return boxed(traced_graph(graph))  # its forward may be running already, and saved tensors for it
+            return boxed(traced_graph(graph))  # its forward may already be running and saving tensors for it
         if kind != "backward":
             self.ready = getattr(program, "ready", self.ready)
         self.log.compiled(kind)
@@ -290,7 +290,7 @@ class GraphCapture:
             graph.recompile()
         changed = [k for k, info in enumerate(metadata.input_info) if info.mutates_data or info.mutates_metadata]
         self._written = frozenset(changed)
-        # What the inputs that change outside the graph are to become comes first.
+        # The new values of inputs that change outside the graph come first.
         self._needed = self._written & inputs_read(graph, len(self._returns.changed))
         self._decisive = inputs_read(graph, metadata.num_forward_returns)
         self._shared = shared_with_saved(graph.graph, metadata.num_forward_returns)
@@ -301,7 +301,7 @@ class GraphCapture:
     ) -> tuple[fx.GraphModule, ...]:
         put_back(joint)
         forward, backward = partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **arguments)
-        # AOTAutograd has a copy compiled and needs the other no more. Each graph module has a class of its own.
+        # AOTAutograd compiles a copy and does not need the original any more. Each graph module has its own class.
         type(backward).__deepcopy__ = _itself  # type: ignore[method-assign, assignment]
         self._behind = behind(backward.graph)
         return forward, backward
@@ -309,7 +309,7 @@ class GraphCapture:
     def _watched(self, program: Program, graph: fx.GraphModule, left_out: LeftOut) -> Program:
         self._warm.backward_is_there(self._coarsest)
         draws = any(map(draws_random_numbers, graph.graph.nodes))
-        # What cannot be run twice is trusted.
+        # A graph that cannot run twice is not judged.
         judged = self.options.verify == "off" or any(map(mutates, graph.graph.nodes))
         return WatchedBackward(
             program,
@@ -339,23 +339,23 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
 
 
 def _static_inputs() -> frozenset[int]:
-    """Positions of parameters and buffers: tensors that are the same ones, at the same address, in most calls."""
+    """Positions of parameters and buffers: tensors that have the same address in most calls."""
     context = TracingContext.try_get()
     metadata = context.fw_metadata if context else None
     return frozenset(metadata.static_input_indices or ()) if metadata else frozenset()
 
 
 def _returned() -> int | None:
-    """How many of a forward graph's results are its caller's; after them come what it saves for the backward."""
+    """The number of a forward graph's results that go to the caller; saved tensors come after them."""
     context = TracingContext.try_get()
     metadata = context.fw_metadata if context else None
     return metadata.num_forward_returns if metadata else None
 
 
 def _plain_inputs(graph: fx.GraphModule, inputs: Sequence[Any]) -> int | None:
-    """How many inputs a graph has, if neither they nor the state of the thread at its entry (autocast, or grad mode
-    with inputs that require gradients) change what a program's ATen calls do. AOTAutograd changes that state while
-    it traces, so this is asked before."""
+    """The number of a graph's inputs, if neither they nor the thread's state at entry (autocast, or grad mode with
+    inputs that require gradients) affect a program's ATen calls. AOTAutograd changes that state while it traces, so
+    this is called before."""
     tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
     if any(is_traceable_wrapper_subclass(tensor) for tensor in tensors) or is_any_autocast_enabled():
         return None
@@ -365,11 +365,11 @@ def _plain_inputs(graph: fx.GraphModule, inputs: Sequence[Any]) -> int | None:
 
 
 def _written_in_graph() -> tuple[int, ...] | None:
-    """The inputs that an inference program writes, where AOTAutograd's run-time wrapper does no more than to count them
-    as changed, or nothing at all, at a cost of 2 us a call; None where it does more.
+    """The inputs that an inference program writes, if AOTAutograd's run-time wrapper (2 us a call) only advances their
+    version counters or does nothing; None if it does more.
 
-    It is there for results and inputs that alias, for mutation seen outside the graph and for effects; each
-    condition rules one of them out, and Dynamo's guards keep it ruled out in later calls."""
+    The wrapper handles aliased results and inputs, mutation visible outside the graph, and effects. Each condition here
+    rules out one of them, and Dynamo's guards ensure the same in later calls."""
     context = TracingContext.try_get()
     metadata = context.fw_metadata if context else None
     if metadata is None:

@@ -1,1 +1,1 @@
-"""From Graph to Schedule: what is stored, what is fused, where it lives."""
+"""From Graph to Schedule: decides what is stored, what is fused, and the memory layout."""

@@ -1,4 +1,4 @@
-"""A loop's axes in the order memory likes them. What every printer does first."""
+"""Orders a loop's axes by memory strides. Every printer does this first."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from burnish.ir.expr import Dim, Expr, coefficient, is_nonneg, mentions, steps_o
 
 
 def normalise(loop: Loop) -> Loop:
-    """Order axes for memory, then join neighbours that every access walks as one."""
+    """Order axes by memory strides, then merge neighbours that every access traverses contiguously."""
     axes = _memory_order(loop)
     loop = replace(loop, axes=axes)
     if any(isinstance(i, Scanned) for i in loop.body):
@@ -42,7 +42,7 @@ def normalise(loop: Loop) -> Loop:
 
 
 def _memory_order(loop: Loop) -> tuple[Axis, ...]:
-    """Axes from the slowest to the fastest by the strides of what the loop touches most."""
+    """Axes from the slowest to the fastest, by the strides of the loop's largest accesses."""
 
     def weight(axis: Axis) -> tuple[int, int]:
         best = 0
@@ -79,8 +79,8 @@ def _merge_axes(loop: Loop, k: int) -> Loop | None:
 
 
 def column_axis(loop: Loop) -> Axis | None:
-    """The kept axis that runs contiguously through more of the loads than any reduced one, if there is one. What does
-    not vary with both kinds of axes, or with all of them where something does, is small beside what does."""
+    """The kept axis that is contiguous in more loads than any reduced axis, if there is one. Loads that do not vary
+    with both kinds of axes (or with all axes, if some load does) are small and do not count."""
     score: dict[str, int] = {a.name: 0 for a in loop.axes}
     level = loop.element_level()
     kept_names, reduced_names = ({a.name for a in axes} for axes in (loop.parallel, loop.reduction))
@@ -98,12 +98,12 @@ def column_axis(loop: Loop) -> Axis | None:
 
 
 def _points(i: Load | Store, loop: Loop) -> int:
-    """With how many axes an access varies."""
+    """The number of axes with which an access varies."""
     return sum(mentions(i.index, {a.name}) for a in loop.axes)
 
 
 def row_order(loop: Loop) -> tuple[Axis, ...]:
-    """Reduced axes with the contiguous one innermost."""
+    """The reduced axes, with the contiguous one innermost."""
 
     def contiguous(a: Axis) -> int:
         return sum(1 for i in loop.body if isinstance(i, Load | Store) and coefficient(i.index, a.name) == 1)
@@ -118,8 +118,9 @@ def counts_up(place: Dim, order: Sequence[Axis]) -> bool:
 
 
 def hits_each_once(offset: Dim, axes: Sequence[Axis], body: Sequence[Instr]) -> bool:
-    """Whether an offset with looked-up parts is another one at every point: the axes' own parts never meet, and what is
-    looked up is the same for all of them (a cache's position), or lies between them (each sequence's own position)."""
+    """Whether an offset with indirect parts is different at every point: the axes' own parts never collide, and the
+    indirect part is the same for all points (a cache's position), or fits between them (each sequence's own
+    position)."""
     offset = substitute(offset, {f"%{v}": at for v in value_refs(offset) if (at := _known(body, v)) is not None})
     names = {a.name for a in axes}
     varies: list[bool] = []
@@ -133,7 +134,7 @@ def hits_each_once(offset: Dim, axes: Sequence[Axis], body: Sequence[Instr]) -> 
 
 
 def _known(body: Sequence[Instr], value: int) -> Dim | None:
-    """What is looked up, where that is a position that cannot be out of bounds (a range of all sequences)."""
+    """The indirect part, if it is an index that cannot be out of bounds (a range over all sequences)."""
     looked_up = body[value]
     source = body[looked_up.arg] if isinstance(looked_up, Checked) else None
     if not isinstance(looked_up, Checked) or not isinstance(source, Position):

@@ -1,4 +1,4 @@
-"""What one point of a loop computes: nodes that are stored are loaded, the others written out on the spot."""
+"""Emits the computation of one point of a loop: stored nodes are loaded, all others are inlined."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Emitter:
 
     def __init__(self, stored: Set[int], buffer_of: Callable[[Node], Buffer]) -> None:
         self.stored = stored
-        self.buffer_of = buffer_of  # where a stored node's value is
+        self.buffer_of = buffer_of  # the buffer of a stored node
         self.body = BodyBuilder()
-        self.guard: int | None = None  # where it is false, nothing is to be read
+        self.guard: int | None = None  # where it is false, loads must not read
         self._memo: dict[tuple[int, tuple[Dim, ...], int | None], int] = {}
         self._more_bits: dict[int, bool] = {}  # by node
 
@@ -96,13 +96,13 @@ class Emitter:
                 raise CompileError("schedule", f"{node.op} is not computed inside a loop")
 
     def _rounded(self, node: Node, index: tuple[Dim, ...]) -> int:
-        """A node's value as a tensor would hold it."""
+        """A node's value, rounded to its type."""
         value = self.value(node, index)
         return self.body.emit(Apply("cast", (value,), node.dtype)) if self._has_more_bits(node) else value
 
     def _has_more_bits(self, node: Node) -> bool:
-        """Whether a node of a half type may be at hand as a float that has not been rounded. (What is stored is, too: a
-        kernel that reads it may become one with the kernel that stores it.)"""
+        """Whether a node of a half type may be available as an unrounded float. (Stored nodes too: fusion may join a
+        reader with the kernel that stores the node.)"""
         if node.id not in self._more_bits:
             self._more_bits[node.id] = node.dtype.compute is not node.dtype and self._is_unrounded(node)
         return self._more_bits[node.id]
@@ -122,7 +122,7 @@ class Emitter:
     def _converted(self, value: int, have: DType, want: DType) -> int:
         if have is want or (want is have.compute and want.is_float):
             return value
-        exact = have in (DType.i8, DType.u8) and want.is_float  # half types hold these: nothing to round
+        exact = have in (DType.i8, DType.u8) and want.is_float  # half types represent these exactly: no rounding
         return self.body.emit(Apply("cast", (value,), want.compute if exact else want))
 
     def _view(self, node: Node, index: tuple[Dim, ...]) -> int:
@@ -138,7 +138,7 @@ class Emitter:
         return self.load(source, at, guard, node.op.fill)
 
     def _choice(self, node: Node, axis: int, index: tuple[Dim, ...]) -> int:
-        """The part of a concatenation that the index lies in; only that one is read."""
+        """The part of a concatenation that contains the index; only that part is read."""
         here, outer, end = self.body.emit(Position(index[axis])), self.guard, node.shape[axis]
         chosen: int | None = None
         for part in reversed(node.inputs):
@@ -164,7 +164,7 @@ class Emitter:
         env: dict[str, Dim] = {a.name: i for a, i in zip(op.axes, index, strict=True)}
         for k, tensor in enumerate(indices):
             size = next(s for e, s in zip(op.index, shape, strict=True) if any(x.name == f"%{k}" for x in symbols(e)))
-            if size == 0 and 0 not in tensor.shape:  # nor is there the element that is read instead of one out of range
+            if size == 0 and 0 not in tensor.shape:  # nor does the element exist that replaces one out of range
                 raise CompileError("schedule", "an index into a dimension of no elements")
             place = self.body.emit(Checked(self.value(tensor, index), size, raises=op.raises))
             env[f"%{k}"] = value_symbol(place)
@@ -178,7 +178,7 @@ def _is_sign_test(node: Node) -> bool:
 
 
 def inside(body: BodyBuilder, index: tuple[Dim, ...], shape: tuple[Dim, ...]) -> int | None:
-    """Whether the index lies within the shape, as a value; None where it is certain."""
+    """Whether the index is within the shape, as a value; None if it always is."""
     checks: list[int] = []
     for i, size in zip(index, shape, strict=True):
         here = body.emit(Position(i))

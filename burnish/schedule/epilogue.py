@@ -24,12 +24,12 @@ def is_cast(i: Instr, dtype: DType) -> bool:
 
 
 def looks_up(loop: Loop) -> bool:
-    """Whether a body finds places by values: such loads are better placed in a loop of their own."""
+    """Whether a body has indirect loads, which are better placed in a separate loop."""
     return any(not isinstance(i, Load | Store | Apply) and instr_args(i) for i in loop.body)
 
 
 def with_values(loop: Loop, values: Mapping[int, int], body: BodyBuilder) -> Loop:
-    """The loop with `values`, which `body` already has, in place of its own of those numbers."""
+    """The loop with the values of these numbers replaced by `values`, which `body` already has."""
     rebuild(loop.body, {}, body, values)
     return replace(loop, body=prune(body.instrs))
 

@@ -1,4 +1,5 @@
-"""What a Schedule means, in torch: kernels one after the other over flat buffers. Fused and unfused must agree."""
+"""Reference evaluation of a Schedule in torch: kernels in order over flat buffers. Fused and unfused schedules must
+agree."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ class ScheduleEvaluation:
         held = self.inputs[b.position] if b.role == "input" else self.schedule.constants.get(b.name)
         if isinstance(held, torch.Tensor):
             return held.as_strided((extent,), (1,), held.storage_offset())
-        # What nothing has written must not look like a result.
+        # Unwritten memory must not look like a result.
         return torch.full((extent,), float("nan") if b.dtype.is_float else 77, dtype=b.dtype.torch)
 
     def _dims(self, dims: Sequence[Dim]) -> list[int]:

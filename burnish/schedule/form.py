@@ -1,10 +1,9 @@
-"""Form: one of the ways in which a kernel can run, as a name and a few numbers. Which ways there are, printers say.
+"""Form: one variant in which a kernel can run, as a name and a few numbers. The printers list the available forms.
 
-library                                          the vendor's
-fused                                            the vendor's, with what follows a convolution in its call
-roomy                                            ours, of few channels that get more room first
-ours pieces=4                                    our product, its sum in four pieces
-tile YBLOCK=64 XBLOCK=32 KBLOCK=128 STAGES=4 warps=4
+library                                          the vendor's fused                                            the
+vendor's, with a convolution's epilogue in its call roomy                                            ours, with few
+channels padded first ours pieces=4                                    our product, its sum in four pieces tile
+YBLOCK=64 XBLOCK=32 KBLOCK=128 STAGES=4 warps=4
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class Form:
 
     @classmethod
     def parse(cls, text: str) -> Form:
-        """The form that prints so. Raises ValueError for anything else."""
+        """Parse a printed form. Raises ValueError for any other text."""
         name, *numbers = text.split()
         found = [_NUMBER.fullmatch(number) for number in numbers]
         if not _NAME.fullmatch(name) or not all(found):

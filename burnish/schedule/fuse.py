@@ -1,8 +1,8 @@
-"""Fusion: join kernels that share data, so it stays in registers or in a row's scratch instead of going through memory.
+"""Fusion: join kernels that share data, so that it stays in registers or in a row's scratch memory.
 
-Two loops join when their iteration spaces can be laid on one another (`unify`) such that every element the second
-reads of the first's results is the one the first has just computed: the same offset expression. What is then read by
-nobody else is not stored at all.
+Two loops join if their iteration spaces can be unified (`unify`) so that every element of the first's results that the
+second reads has the same offset expression as the store, and so was computed at the same point. A result without other
+readers is then not stored.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Unified:
 
 
 def unify(a: Loop, b: Loop) -> Iterator[Unified]:
-    """Ways to lay two iteration spaces on one another, most specific first."""
+    """The ways to unify two iteration spaces, most specific first."""
     a_reduces, b_reduces = bool(a.reduction), bool(b.reduction)
     whole = _refine(a.axes, b.axes, free_a=not a_reduces, free_b=not b_reduces)
     if whole is not None:
@@ -67,7 +67,7 @@ def unify(a: Loop, b: Loop) -> Iterator[Unified]:
 
 
 def _with_reduction(rows: Unified, owner: Loop, first: bool) -> Unified:
-    """Put the owner's reduction axes back where they stood, so later loops still match axis by axis."""
+    """Restore the positions of the owner's reduction axes, so that later loops still match axis by axis."""
     mine = rows.first if first else rows.second
     kept = {a.name: a for a in rows.axes}
     axes: list[Axis] = []
@@ -91,7 +91,8 @@ def _expr(axis: Axis) -> Expr:
 
 
 def _refine(first: tuple[Axis, ...], second: tuple[Axis, ...], free_a: bool, free_b: bool) -> Unified | None:
-    """Split the axes of both into a common sequence: [128, 768] and [128, 12, 64] meet in the latter."""
+    """Split the axes of both into a common sequence: [128, 768] and [128, 12, 64] have the latter as common
+    refinement."""
     axes: list[Axis] = []
     pieces_a: list[list[Axis]] = [[] for _ in first]
     pieces_b: list[list[Axis]] = [[] for _ in second]
@@ -190,7 +191,7 @@ def _join_under(a: Loop, b: Loop, u: Unified, why: list[str]) -> Loop | None:
 
 
 def _if_seen(body: BodyBuilder, load: Load, value: int) -> int:
-    """What a load that looks only where its guard says finds, if it looks at this value."""
+    """The value of a guarded load, if it reads this stored value."""
     assert load.guard is not None
     fill = float(load.fill) if load.dtype.is_float else load.fill
     other = body.emit(const(fill, load.dtype.compute))
@@ -203,8 +204,8 @@ def _if_seen(body: BodyBuilder, load: Load, value: int) -> int:
 def fuse(
     schedule: Schedule, fuel: Fuel | None = None, report: FusionReport | None = None, only_products: bool = False
 ) -> Schedule:
-    """`report` is filled with what was joined and what was not. `only_products` joins products with
-    what follows them and leaves the rest for a later round."""
+    """`report` is filled with the joined pairs and the refusals. `only_products` joins products with what follows them
+    and leaves the rest for a later round."""
     return _Fuser(schedule, fuel or Fuel(), report or FusionReport()).run(only_products)
 
 
@@ -288,13 +289,13 @@ class _Fuser:
         place = {k: n for n, k in enumerate(order)}
         self.report.members = [tuple(sorted(self.members[k])) for k in order]
         for (p, k), reason in self.report.considered.items():
-            if p in place and k in place:  # both are still there: what was joined in another way is no refusal
+            if p in place and k in place:  # both still exist: kernels that were joined otherwise are not refusals
                 first, second = self.kernels[p], self.kernels[k]
                 shared = (first.reads | first.writes) & second.reads
                 self.report.refused.append(Refusal(place[p], place[k], tuple(sorted(shared)), reason))
 
     def _worthwhile(self, first: Kernel, second: Kernel, merged: LoopKernel | Product) -> bool:
-        """Element-wise work over many elements must not end up in a reduction with hardly any rows to share out."""
+        """Element-wise work over many elements must not be fused into a reduction with too few rows for parallelism."""
         loop = merged.loop
         if not loop.reduction or (not loop.parallel and _static(product([a.size for a in loop.axes])) < _LARGE):
             return True
@@ -309,8 +310,8 @@ class _Fuser:
         return both_reduce or row_work
 
     def _following(self, p: int, k: int) -> set[int] | None:
-        """What stands between the two and must come after the first of them: after both, if they become one. None if
-        the other needs some of it. (`line` is an order that keeps all dependences: what stands elsewhere matters not.)
+        """The kernels between the two that depend on the first, and so must follow the joined kernel. None if the
+        second depends on one of them. (`line` is an order that keeps all dependences, so other kernels do not matter.)
         """
         first, last = sorted((p, k), key=self.place.__getitem__)
         end = self.place[last]
@@ -327,7 +328,8 @@ class _Fuser:
         return found
 
     def _reorder(self, p: int, k: int, following: set[int]) -> None:
-        """The line with p and k in one place, in k's name: ahead of what follows them, behind the rest between them."""
+        """The line with p and k merged as k: before the kernels that must follow them, after the others between
+        them."""
         first, last = sorted((self.place[p], self.place[k]))
         between = [n for n in self.line[first + 1 : last] if n is not None]
         moved = [*(n for n in between if n not in following), k, *(n for n in between if n in following)]
@@ -379,7 +381,7 @@ class _Fuser:
         return with_loop(merged, kept)
 
     def _join_siblings(self) -> None:
-        """Kernels over one space that read the same data: one pass over it instead of several."""
+        """Join kernels over the same space that read the same data: one pass over it instead of several."""
         by_space: dict[object, list[int]] = defaultdict(list)
         for k in sorted(self.kernels, key=lambda k: self.position[k]):
             kernel = self.kernels[k]
@@ -467,12 +469,13 @@ def _join_contract(contract: Product, loop: Loop, contract_first: bool, why: lis
     rebuild(joined.body, env, body)
     if any(coefficient(instr_index(i), a.name) is None for i in body.instrs for a in contract.loop.axes[-1:]):
         why.append("the loop finds its column by a division")
-        return None  # columns run in lanes: a row may be found by division, a column may not
+        return None  # columns are vectorised: a row index may need a division, a column index may not
     return with_loop(contract, Loop(contract.loop.axes, tuple(body.instrs)))  # type: ignore[return-value]
 
 
 def _whole(pieces: tuple[Axis, ...], axes: tuple[Axis, ...]) -> dict[str, Dim] | None:
-    """The tile's rows and columns stay whole: pieces that the other loop cut them into, as parts of their positions."""
+    """Keep the tile's rows and columns unsplit: express the axes into which the other loop split them by their
+    positions."""
     env: dict[str, Dim] = {}
     left = list(pieces)
     for axis in axes:

@@ -1,4 +1,4 @@
-"""What fusion did, as data: which kernels became one, and which that share data stayed apart, and why."""
+"""A record of fusion: which kernels were joined, and which kernels that share data were not, with the reason."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Refusal:
 class FusionReport:
     members: list[tuple[int, ...]] = field(default_factory=list)  # fused kernel -> the unfused ones in it
     refused: list[Refusal] = field(default_factory=list)
-    considered: dict[tuple[int, int], str] = field(default_factory=dict)  # unfused numbers -> why not, while it runs
+    considered: dict[tuple[int, int], str] = field(default_factory=dict)  # unfused numbers -> reason, during the pass
 
     @property
     def made(self) -> int:

@@ -1,6 +1,6 @@
-"""Kernels that differ in nothing but the names of their buffers, as those of equal blocks do: done once, known by name.
+"""Kernels that differ only in their buffers' names, as those of equal blocks do: processed once.
 
-What is asked of a kernel alone (its source, its cost) has the same answer for all of them.
+Properties of the kernel alone (its source, its cost) are the same for all of them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Nameless:
     names: tuple[str, ...]  # in the order in which the kernel mentions them
 
     def instead_of(self, other: Nameless, buffers: Iterable[str]) -> tuple[str, ...]:
-        """This kernel's names where these are those of an `other` of the same form."""
+        """This kernel's names for the given names of an `other` kernel of the same form."""
         ours = dict(zip(other.names, self.names, strict=True))
         return tuple(ours[name] for name in buffers)
 
@@ -86,7 +86,7 @@ class _Naming:
         return loop.axes, loop.sequential, tuple(self._instr(i) for i in loop.body)
 
     def _instr(self, i: Instr) -> Hashable:
-        if isinstance(i, Load):  # 0, 0.0, -0.0 and False are equal, and are written differently
+        if isinstance(i, Load):  # 0, 0.0, -0.0 and False are equal, but print differently
             fill = None if i.guard is None else repr(i.fill)
             return self._number(i.buffer), i.index, i.dtype, i.guard, fill
         if isinstance(i, Store):

@@ -2,8 +2,7 @@
 
 Five kinds of kernel: Loop (maps and reductions), Contract and Convolve (a matrix product, a convolution, whose results
 go through a loop body), Attend, Extern (an ATen call); and, on a GPU, groups of loops or contractions that are one
-launch, and attention in pieces. Only buffers connect them, so what a kernel reads and writes is
-all there is to know.
+launch, and attention in pieces. Only buffers connect them, so a kernel's reads and writes are its only dependences.
 """
 
 from __future__ import annotations
@@ -95,7 +94,7 @@ class LoopKernel:
 
 
 class _ThroughLoop:
-    """What a kernel touches whose sums, under the name `acc`, go through a loop's body."""
+    """A kernel's reads and writes, if its sums go through a loop's body under the name `acc`."""
 
     acc: str
     loop: Loop
@@ -117,8 +116,8 @@ class _ThroughLoop:
 class ContractKernel(_ThroughLoop):
     """acc[*batch, m, n] = sum_k a[*batch, m, k] * b[*batch, k, n]; `loop`'s body loads `acc` and stores results.
 
-    On a GPU, `others` are more right operands, of b's shape and strides: the body loads their products with `a` by the
-    names that they stand under."""
+    On a GPU, `others` are more right operands, of b's shape and strides: the body loads their products with `a` by
+    their names."""
 
     a: Operand
     b: Operand
@@ -223,7 +222,7 @@ class ContractGroup(_SideBySide):
 
 @dataclass(frozen=True)
 class LoopGroup(_SideBySide):
-    """Loops that do not need one another, in one kernel: each has programs of its own."""
+    """Independent loops in one kernel: each has its own programs."""
 
     parts: tuple[LoopKernel, ...]
 
@@ -363,7 +362,7 @@ class Schedule:
         return {r.operand.buffer for r in self.results if isinstance(r, ResultBuffer)}
 
     def copy(self) -> Schedule:
-        """One whose list of kernels can be changed while this one stays; the kernels themselves never change."""
+        """A copy whose list of kernels can be changed independently; the kernels themselves are immutable."""
         return replace(self, buffers=dict(self.buffers), kernels=list(self.kernels), results=list(self.results))
 
     def with_kernels(self, kernels: Sequence[Kernel], buffers: Mapping[str, Buffer] | None = None) -> Schedule:
@@ -373,7 +372,8 @@ class Schedule:
         return made
 
     def drop_dead_kernels(self) -> None:
-        """What only readers without elements would have read is not computed. ATen calls stay: they have effects."""
+        """Remove kernels whose results have only readers without elements. ATen calls stay, because they have
+        effects."""
         needed = self.result_buffers
         needed |= {n for n, b in self.buffers.items() if b.role == "input"}
         kept: list[Kernel] = []
@@ -390,7 +390,7 @@ class Schedule:
 
 
 def made_by(kernel: Kernel) -> str:
-    """What a kernel writes, as steps of passes name it."""
+    """A kernel's written buffers, as named in the steps of passes."""
     return ", ".join(sorted(kernel.writes))
 
 

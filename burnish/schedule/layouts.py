@@ -16,7 +16,7 @@ def multiplied(graph: Graph) -> frozenset[int]:
 
 
 def has_odd_rows(node: Node) -> bool:
-    """Whether rows of a large matrix would start anywhere: tensor cores are fed from multiples of 16 bytes."""
+    """Whether rows of a large matrix would be unaligned: tensor cores need multiples of 16 bytes."""
     last = node.shape[-1] if node.shape else 1
     size = product(node.shape)
     if not isinstance(last, int) or not isinstance(size, int):
@@ -32,7 +32,7 @@ def padded(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
 
 
 def ends_product(cast: Node) -> bool:
-    """Whether a value is a product's result, rounded: what its readers find in memory, if it has to be there."""
+    """Whether a value is a product's rounded result: the value that is stored, if it must be."""
     (source,) = cast.inputs
     biased = isinstance(source.op, Map) and source.op.fn == "add" and source.origin == cast.origin
     return any(isinstance(x.op, Contract | Convolve) for x in (source, *(source.inputs if biased else ())))
@@ -61,8 +61,8 @@ def dense(layout: tuple[Dim, ...] | None, shape: tuple[Dim, ...]) -> tuple[Dim, 
 
 
 def sharing_axes(strides: tuple[Dim, ...], shape: tuple[Dim, ...]) -> list[int]:
-    """Dimensions in which elements that have one place differ: those whose stride others reach beyond. Strides that are
-    no numbers are those of some tensor, and share nothing unless they are zero."""
+    """Dimensions in which different elements share memory: those whose stride is smaller than the extent of others.
+    Symbolic strides belong to a real tensor, and share memory only if they are zero."""
     if 0 in shape:
         return []
     big = [n for n, d in enumerate(shape) if d != 1]

@@ -70,10 +70,10 @@ from burnish.schedule.layouts import (
 )
 
 _ALWAYS_STORED = (Input, Constant, Pick, Reduce, Scan, Scatter, Concat, Contract, Convolve, Attend, Extern)
-_CHEAP = 4  # scalar work worth repeating in each reader instead of a trip through memory
-_MANY = 4  # readers of a costly vector: one of all positions' sines is read by every layer
-_MANY_WINDOWS = 4  # onto something padded: each would ask at every point whether it is inside
-_FEW_PARTS = 4  # of a concatenation that readers choose from
+_CHEAP = 4  # scalar work that is cheaper to repeat in each reader than to store
+_MANY = 4  # readers of a costly vector: that of all positions' sines is read by every layer
+_MANY_WINDOWS = 4  # windows onto a padded value: each would check at every point whether it is inside
+_FEW_PARTS = 4  # parts of a concatenation from which readers select
 _DEEPEST = 60  # inlined chains are cut here, so bodies stay readable and recursion shallow
 _CHEAP_VECTOR = 2 * TRANSCENDENTAL  # the same for a vector on a GPU, where each tile computes it once for its columns
 
@@ -84,7 +84,7 @@ def lower_graph(captured: Captured) -> Schedule:
 
 @dataclass
 class _Work:
-    """What computing one element of an inlined node takes."""
+    """The cost of computing one element of an inlined node."""
 
     cost: int = 0
     depth: int = 0
@@ -135,13 +135,13 @@ class _Lowerer:
         return stored
 
     def _selects(self, node: Node) -> bool:
-        """Whether a concatenation may be read as a choice between its parts, which takes no memory: two halves that
-        change places. A gather's index must not be looked up where it does not count, so its parts have none."""
+        """Whether a concatenation may be read as a select between its parts, without storing it (two swapped halves). A
+        gather's index must not be loaded where it is not used, so the parts contain no gather."""
         if self.captured.target != "cuda" or not isinstance(node.op, Concat) or len(node.inputs) > _FEW_PARTS:
             return False
         stack = list(node.inputs)
         if any(isinstance((x.inputs[0] if isinstance(x.op, View) else x).op, Reduce) for x in stack):
-            return False  # what rows come down to is put there by the rows' own loop
+            return False  # a row-level result is stored by the rows' own loop
         while stack:
             part = stack.pop()
             if isinstance(part.op, Gather | Concat):
@@ -158,18 +158,18 @@ class _Lowerer:
         if self._is_vector_on_gpu(node, work) and work.cost <= _CHEAP_VECTOR:
             return False
         if self.captured.target == "cuda" and work.cost <= _CHEAP_VECTOR and self._large_sources(node, work) <= 1:
-            return False  # reading it would take as long as reading what it is made of
+            return False  # reading it would take as long as reading its operands
         return uses > 1 and (work.cost > _CHEAP or len(work.sources) > 1)
 
     def _large_sources(self, node: Node, work: _Work) -> int:
-        """How many values about as large as this one it is made of."""
+        """The number of stored values of about its size on which it depends."""
         size, nodes = product(node.shape), self._by_id
         sizes = [product(nodes[s].shape) for s in work.sources]
         return sum(not isinstance(n, int) or not isinstance(size, int) or 4 * n > size for n in sizes)
 
     def _is_vector_on_gpu(self, node: Node, work: _Work) -> bool:
-        """Whether a kernel that only made this would take longer to launch than all its readers to make it again: a
-        norm's scale and shift per channel. What comes out of a product is stored by the product's own kernel."""
+        """Whether launching a kernel for this value alone would take longer than recomputing it in all readers (a
+        norm's scale and shift per channel). A product's result is stored by the product's own kernel."""
         if self.captured.target != "cuda" or sum(d != 1 for d in node.shape) != 1:
             return False
         return all(isinstance(self._by_id[s].op, Input | Constant | Reduce) for s in work.sources)
@@ -259,7 +259,7 @@ class _Lowerer:
     # --- buffers ------------------------------------------------------------------------------------------------
 
     def _buffer(self, node: Node) -> Buffer:
-        """Where a node's value is, for whatever reads it next."""
+        """The buffer of a node's value, for its readers."""
         name = self.names[node.id]
         if isinstance(node.op, Input) and name in self.overwritten:
             raise CompileError("schedule", f"{name} would be read after it was overwritten")
@@ -308,7 +308,7 @@ class _Lowerer:
         return schedule
 
     def _plan_outputs(self) -> None:
-        """A result gets memory of its own, in the strides eager gives it."""
+        """A result gets its own memory, with eager's strides."""
         for k, out in enumerate(self.graph.outputs):
             if not isinstance(out, Node) or isinstance(out.op, Input | Constant | Pick):
                 continue
@@ -321,8 +321,9 @@ class _Lowerer:
                 self.output_roles.setdefault(out.id, self._layout_of_result(k, out))
 
     def _layout_of_result(self, k: int, out: Node) -> tuple[Dim, ...]:
-        """What tracing says, unless values that differ would get one place. Elements of an expanded or unfolded result
-        may have one: they are equal. Nothing that eager computes is expanded, whatever tracing says."""
+        """The traced strides, unless different values would share memory. Elements of an expanded or unfolded result
+        may share memory, because they are equal. A result that eager computes is never expanded, whatever the trace
+        says."""
         wanted = self.graph.output_layouts[k]
         if not sharing_axes(wanted, out.shape) or _repeats(out, wanted):
             return wanted
@@ -522,7 +523,7 @@ class _Lowerer:
     # --- mutations and results ----------------------------------------------------------------------------------
 
     def _write_mutations(self) -> None:
-        """Every value is complete, or reads nothing that changes, before the first input is written."""
+        """Before the first input is written, every value is stored or does not depend on written inputs."""
         changes = [(t, v) for t, v in self.graph.mutations if self.in_place.get(v.id) is not t and v is not t]
         early = {v.id: self._staged(v) for t, v in changes if self._may_overwrite_early(t, v)}
         for target, value in changes:
@@ -538,7 +539,7 @@ class _Lowerer:
             self.overwritten.add(buffer.name)
 
     def _may_overwrite_early(self, target: Node, value: Node) -> bool:
-        """A value inlined over another mutated input, or over shifted reads of this one, must be complete first."""
+        """A value inlined over another mutated input, or over shifted reads of this one, must be stored first."""
         mutated = {t.id for t, _ in self.graph.mutations}
         stack, seen = [value], set()
         while stack:
@@ -625,7 +626,7 @@ class _Lowerer:
 
 
 def _of_one(emitter: Emitter, kind: str, value: int, dtype: DType) -> int:
-    """A reduction of one element. A sum begins with zero: of a negative zero it is a positive one."""
+    """A reduction of one element. A sum starts with zero, so the sum of a negative zero is a positive zero."""
     if kind != "sum" or not dtype.is_float:
         return value
     return emitter.body.emit(Apply("add", (value, emitter.body.emit(const(0.0, dtype))), dtype))

@@ -1,4 +1,4 @@
-"""Where temporaries live: one arena, offsets chosen so that buffers alive at the same time never overlap."""
+"""Memory planning of temporaries: one arena, with offsets such that buffers alive at the same time never overlap."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The order kernels must keep: those that touch the same memory, at least one of them writing, run as they are listed.
 
 Buffers have names of their own memory (inputs that share storage never reach a schedule: AOTAutograd makes one input of
-them), so names decide. Passes ask here what may move past what; the driver proves here that each has kept the order.
+them), so comparing names suffices. Passes ask this module which kernels may be reordered; the driver checks here that
+each pass has kept the order.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def dependences(kernels: Sequence[Kernel]) -> list[set[int]]:
 
 
 def require_kept(earlier: Sequence[set[int]], order: Sequence[Sequence[int]]) -> None:
-    """`order` lists, for each kernel that now runs, the kernels it was joined from, in the order it does their work."""
+    """`order` lists, for each new kernel, the kernels it was joined from, in the order of their work."""
     place: Mapping[int, tuple[int, int]] = {
         k: (at, within) for at, members in enumerate(order) for within, k in enumerate(members)
     }
@@ -96,7 +97,7 @@ def launched_together(
 
 
 def meet(first: Kernel, second: Kernel) -> bool:
-    """Whether one touches what the other writes."""
+    """Whether one accesses a buffer that the other writes."""
     return bool(first.writes & (second.reads | second.writes) or first.reads & second.writes)
 
 
@@ -115,7 +116,7 @@ def can_repeat(kernel: Kernel, others: Iterable[Kernel | None]) -> bool:
 
 @dataclass(frozen=True)
 class Order:
-    """What of a schedule's order a pass must keep."""
+    """The part of a schedule's order that a pass must keep."""
 
     seen: Mapping[str, frozenset[bool]]  # a buffer that is written -> whether who reads it finds it written
     calls: tuple[str, ...]  # the first result of each ATen call, in order

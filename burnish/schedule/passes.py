@@ -1,7 +1,7 @@
 """Schedule → Schedule rewrites: one line a pass, run in order by one driver that times, dumps and verifies them.
 
-A pass leaves the schedule it is given as it is and returns another one. Whatever it may as well not do it does only
-with a unit of fuel, so that a miscompile is found by halving the fuel (`burnish verify`).
+A pass does not modify its argument; it returns a new schedule. Every optional step takes a unit of fuel, so that
+bisecting the fuel finds a miscompile (`burnish verify`).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from burnish.schedule.order import order_of
 
 @dataclass(frozen=True)
 class Context:
-    """What passes are run with. `choose` says in which form each product runs, by its kernel's number; where it says
-    nothing, a rule decides. `timed` is open while the pass of that name runs."""
+    """The context of passes. `choose` gives the form of each product, by its kernel's number; otherwise a rule decides.
+    `timed` is open while the pass of that name runs."""
 
     fuel: Fuel = field(default_factory=Fuel)
     report: FusionReport = field(default_factory=FusionReport)
@@ -47,14 +47,15 @@ class SchedulePass:
     targets: tuple[str, ...] = ("cuda",)
 
 
-# What follows a product decides who computes it; what the library's product is followed by fuses with what is next.
+# A product's epilogue affects its backend, so the first fusion runs before the selection. The loops after a library's
+# product then fuse with later loops.
 BEFORE_CHOICE = (
     SchedulePass("epilogues", lambda s, c: fuse(s, c.fuel, only_products=True)),  # what follows a product joins it
     SchedulePass("split attention", lambda s, c: split_attention(s)),  # few queries: the keys are cut into pieces
     SchedulePass("vector products", lambda s, c: as_loops(s, c.fuel)),  # a product of one row is a loop
 )
 CHOICE = (
-    SchedulePass("products", lambda s, c: choose_backends(s, c.choose(s))),  # who computes a product, and how
+    SchedulePass("products", lambda s, c: choose_backends(s, c.choose(s))),  # backend and form of each product
 )
 AFTER_CHOICE = (
     SchedulePass("fuse", lambda s, c: fuse(s, c.fuel, c.report), ("cpu", "cuda")),  # loops that share data join
@@ -63,7 +64,7 @@ AFTER_CHOICE = (
     SchedulePass("split reductions", lambda s, c: split_reductions(s, c.fuel)),  # few long rows are cut into pieces
     SchedulePass("rotary", lambda s, c: join_rotary(s, c.fuel)),  # a rotation joins the product it is of
     SchedulePass("rows", lambda s, c: inline_rows(s, c.fuel)),  # a product makes the vector that it multiplies
-    SchedulePass("factors", lambda s, c: factor_sums(s, c.fuel)),  # what a whole row is multiplied by leaves its sum
+    SchedulePass("factors", lambda s, c: factor_sums(s, c.fuel)),  # common factors of a row leave its sum
     SchedulePass("siblings", lambda s, c: join_siblings(s, c.fuel)),  # products whose results meet become one
     SchedulePass("group products", lambda s, c: group_siblings(s, c.fuel)),  # independent products share a launch
     SchedulePass("group loops", lambda s, c: group_loops(s, c.fuel)),  # small loops share a launch

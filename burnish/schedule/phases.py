@@ -1,4 +1,4 @@
-"""Passes over a row: a reduction's result is known only after a pass, so what needs it waits for the next one."""
+"""Passes over a row: a reduction's result is known only after a pass, so its readers belong to the next one."""
 
 from __future__ import annotations
 

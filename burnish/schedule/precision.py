@@ -8,10 +8,10 @@ _KEEP_RELATIVE_ERRORS = ("mul", "div", "neg")
 
 
 def rounded_values(loop: Loop) -> frozenset[int]:
-    """Values that are rounded to a half type before anything is done with them but multiplying and dividing: whether
-    their last two bits are right makes no difference that is left."""
+    """Values that are only multiplied and divided before they are rounded to a half type: an error in their last two
+    bits is lost in the rounding."""
     found: set[int] = set()
-    fate: dict[int, bool] = {}  # whether all that takes a value rounds it
+    fate: dict[int, bool] = {}  # whether all readers of a value round it
     for n in range(len(loop.body) - 1, -1, -1):
         i = loop.body[n]
         if fate.get(n, False):

@@ -1,7 +1,8 @@
-"""A schedule cut into schedules, run one after the other: what one leaves for a later one becomes an argument of it.
+"""Cuts a schedule into schedules that run in sequence: a value that one passes to a later one becomes an argument of
+it.
 
-Every piece takes the arguments of the whole, in their places, and after them what is carried in. So sizes are read
-where they were read before, and a buffer keeps its name.
+Every piece takes all arguments of the whole at their positions, followed by the carried values. So sizes are read where
+they were read before, and a buffer keeps its name.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ class Piece:
     schedule: Schedule
     carried_in: tuple[str, ...]
     carried_out: tuple[str, ...]
-    reason: str  # why it stands alone; empty for the stretches between
+    reason: str  # why it is separate; empty for the segments between
 
 
 def cut(schedule: Schedule, arguments: int, alone: Callable[[Kernel], str]) -> list[Piece]:

@@ -1,9 +1,9 @@
 """Splicing: the body of the kernel that stores a value goes where another kernel loads it.
 
-"The value stored at this index" is what every pass asks that lets one kernel take over another's work. Either the body
-that is being written has it at hand, because the producer stands before the reader at the same points (`Written`), or
-it is computed anew at each place that is read (`Producer`). `splice` then writes the reader, `Readers` says who else
-wants the buffer.
+Every pass that moves one kernel's work into another needs "the value stored at this index". Either the new body has
+already computed it, because the producer precedes the reader at the same points (`Written`), or it is recomputed at
+each position that is read (`Producer`). `splice` then writes the reader, and `Readers` lists the buffer's other
+readers.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ def splice(
     stored: Callable[[Load], int | None],
     numbers: Iterable[int] | None = None,
 ) -> dict[int, int] | None:
-    """Write the reader's instructions (those of `numbers`, if given) at `axes`, its own in terms of the body's. What it
-    loads of `buffers` is what `stored` finds in their place. Returns its values; None where one cannot be had."""
+    """Write the reader's instructions (those of `numbers`, if given) at `axes`, its own in terms of the body's. Loads
+    of `buffers` are replaced by the values that `stored` returns. Returns the reader's values; None if one is not
+    available."""
     values: dict[int, int] = {}
     for n in range(len(reader)) if numbers is None else numbers:
         moved = remap(reader[n], values, axes)
@@ -41,7 +42,7 @@ def splice(
 
 
 class Written:
-    """What the stores of a body put where."""
+    """The values and offsets of a body's stores."""
 
     def __init__(self, body: Sequence[Instr]) -> None:
         self._stores: dict[str, list[Store]] = {}
@@ -53,7 +54,7 @@ class Written:
         return buffer in self._stores
 
     def value(self, load: Load) -> int | None:
-        """What a load finds where its guard lets it look, if the one store to its buffer has just put it there."""
+        """The value of a (guarded) load, if the only store to its buffer has just written it."""
         (store, *others) = self._stores[load.buffer]
         return store.value if store.index == load.index and store.mode == "set" and not others else None
 
@@ -63,14 +64,14 @@ class Written:
 
 @dataclass(frozen=True)
 class Producer:
-    """A loop that fills a temporary, or a part of it, at points that can be found from the place."""
+    """A loop that fills a temporary, or a part of it, at points that can be computed from the offset."""
 
     at: int  # among the kernels
     loop: Loop
     store: Store
 
     def value(self, body: BodyBuilder, index: Dim, reduced: Mapping[str, Dim] | None = None) -> int | None:
-        """What the loop stores at this place, computed there; `reduced` are the points of its rows."""
+        """The value that the loop stores at this offset, recomputed; `reduced` are the points of its rows."""
         point = self._point(index)
         if point is None:
             return None
@@ -110,7 +111,8 @@ def sets_each_once(loop: Loop) -> bool:
 
 
 class Readers:
-    """Who reads what, in a schedule whose kernels a pass replaces one by one. None stands for one that is gone."""
+    """The readers of each buffer, in a schedule whose kernels a pass replaces one by one. None stands for a removed
+    kernel."""
 
     def __init__(self, schedule: Schedule, kernels: Sequence[Kernel | None]) -> None:
         self._buffers, self._kernels = schedule.buffers, kernels
@@ -121,16 +123,16 @@ class Readers:
         return [n for n, kernel in enumerate(self._kernels) if kernel is not None and buffer in kernel.reads]
 
     def are_all(self, buffer: str) -> bool:
-        """Whether nobody but kernels reads it."""
+        """Whether only kernels read the buffer."""
         return buffer not in self._results and self._buffers[buffer].role == "temp"
 
     def can_compute(self, producer: int, last: int) -> bool:
-        """Whether what a kernel computes can as well be computed where a later one stands."""
+        """Whether a kernel's computation can move to the position of a later one."""
         kernel = self._kernels[producer]
         return kernel is not None and can_repeat(kernel, self._kernels[producer + 1 : last])
 
     def producers(self, buffer: str, reader: int) -> list[Producer]:
-        """The loops that fill a temporary which this kernel alone reads, in order; none, if it must be in memory."""
+        """The loops that fill a temporary that only this kernel reads, in order; none if it must be stored."""
         if not self.are_all(buffer) or any(n != reader for n in self(buffer)):
             return []
         found = []

@@ -1,1 +1,2 @@
-"""Never slower, never wrong: each compiled graph is judged before it is used, watched while it is, and taken back."""
+"""Never slower, never wrong: each compiled graph is compared and raced before use, sampled during use, and rolled back
+if wrong."""

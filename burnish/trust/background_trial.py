@@ -1,8 +1,9 @@
 """The gate in a background compile: the compiling thread tries each graph on copies before a call is served by it.
 
-Only what a call could change is copied: its arguments, and what the graph writes. Parameters are shared; if one was
-changed meanwhile (an optimiser's step), the trial does not count, and the first call is the trial, as it is
-without a background. The same holds for graphs that draw random numbers: only calls may advance the generators.
+Only tensors that a call could change are copied: its arguments, and tensors that the graph writes. Parameters are
+shared; if one was changed during the trial (by an optimiser's step), the trial does not count, and the first call is
+the trial, as without background compiling. The first call is also the trial for graphs that draw random numbers,
+because only calls may advance the generators.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from burnish.trust.inputs import SideInputs
 
 
 class OnTrial(Protocol):
-    """Of a Variant, what is needed here."""
+    """The part of a Variant that this module needs."""
 
     state: Any
     is_provisional: bool
@@ -53,13 +54,13 @@ def propose(variant: OnTrial, inputs: Sequence[Any]) -> None:
 
 
 def try_in_background(variant: OnTrial, inputs: Sequence[Any]) -> None:
-    """After this the variant is judged or, where that cannot be done here, as it was."""
+    """Judge the variant; where that is not possible in this thread, leave it unchanged."""
     if variant.state != "on trial" or variant.facts.stays_in_thread or variant.facts.unjudgeable:
         return
     shared = variant.facts.static - variant.facts.changed
-    with contextlib.suppress(Exception):  # what goes wrong here, goes wrong in the trial of a call, which can say so
+    with contextlib.suppress(Exception):  # the trial of a call will meet the same error, and can report it
         if any(isinstance(x, torch.Tensor) and x.is_cuda for x in inputs):
-            wait_for_device()  # they may still be on their way, on the stream of the thread that called
+            wait_for_device()  # the copies may still be pending on the calling thread's stream
         versions = _versions(inputs, shared)
         side = SideInputs(inputs, [i for i in range(len(inputs)) if i not in shared])
         variant.call(*side.take())

@@ -1,6 +1,6 @@
-"""A compiled backward: compiled when it is first wanted, judged then, and done over with ATen's ops if it fails.
+"""A compiled backward: compiled and judged at its first call, and repeated with ATen's ops if it fails.
 
-By that time its forward is over and cannot be taken back; so the stand-in is the captured backward graph itself.
+By then its forward is over and cannot be repeated in eager. So the fallback is the captured backward graph itself.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from burnish.trust.referee import ROOM, InFloat64, Opinion, Results, first_look,
 from burnish.trust.stored_verdicts import Verdicts
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
-# Runs eager's form of it, and hands each result over once: whole, or in pieces along a dimension, from a place on; and
-# together with it that of a run beside, within a context.
+# Runs eager's form of the backward, and passes on each result once: whole, or in pieces along a dimension from a start
+# index. Each comes with the result of a second run, made within a context.
 Piecewise = Callable[[Sequence[Any], Handed, AbstractContextManager[Any] | None], None]
 
 
@@ -45,8 +45,9 @@ class WatchedBackward:
         verdicts: Verdicts | None = None,
         spent: Callable[[float], None] = lambda seconds: None,
     ) -> None:
-        """`draws`: from a random generator, so that runs are compared that begin with its state. `piecewise` is `eager`
-        for those who compare, and have no room for a second set of gradients. `spent` is told how long judging took."""
+        """`draws`: the graph draws random numbers, so compared runs must start from the same generator state.
+        `piecewise` is `eager` for a comparison without memory for a second set of gradients. `spent` is called with the
+        seconds that judging took."""
         self._draws = draws
         self._program = program
         self._eager = eager
@@ -84,8 +85,8 @@ class WatchedBackward:
             self._spent(time.perf_counter() - start)
 
     def _run_without_holding(self, args: list[Any]) -> Sequence[Any]:
-        """What the forward saved is most of the memory: holding it to the end, only to be able to start again, would
-        cost more than it is worth. Once some of it is gone, a failure is the caller's, as it is in eager."""
+        """Saved tensors take most of the memory, so they are not held until the end only to allow a restart in eager.
+        Once some of them are freed, a failure is raised to the caller, as in eager."""
         try:
             return self._program(args)
         except Exception as error:
@@ -114,7 +115,7 @@ class WatchedBackward:
         if opinion is None:
             try:
                 expected = eager()
-            except Exception:  # no memory, or an op that does not take what tracing said it would: nothing was learnt
+            except Exception:  # no memory, or an op that rejects the traced arguments: no verdict
                 return result
             opinion = judge(
                 _tensors(result),
@@ -136,7 +137,7 @@ class WatchedBackward:
             return _tensors(self._eager(*wide.arguments(held, written=())))
 
     def _look(self, result: Sequence[Any], held: tuple[Any, ...]) -> Opinion | None:
-        """At eager's results one by one; None if they have to be there together."""
+        """Compare eager's results one by one; None if they must all exist at the same time."""
         piecewise, self._piecewise = self._piecewise, None  # which is needed once
         if piecewise is None:
             return None

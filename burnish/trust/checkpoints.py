@@ -1,10 +1,10 @@
-"""Activation checkpointing around compiled objects: whoever served a region's forward serves what is run again of it.
+"""Activation checkpointing around compiled objects: the recomputation of a region uses the engines of its forward.
 
-torch.utils.checkpoint counts what is saved, and eager and compiled code save different tensors. "Eager" is two things
-besides: the user's Python, and a graph's own operations one by one, which save otherwise where the user has custom
-functions or checkpoints of his own. So each call of an object within a region is recorded, with the engines that served
-its graphs; a call that reached no graph was Python's. What is run again follows the record, call by call and graph by
-graph, whatever has been compiled, judged or rolled back in between.
+torch.utils.checkpoint checks the number of saved tensors, and eager and compiled code save different tensors. "Eager"
+also means two things: the user's Python, or the graph's operations one by one. These save different tensors where the
+user has custom autograd functions or checkpoints of his own. So each call of an object within a region is recorded,
+with the engines that served its graphs; a call that reached no graph was served by Python. The recomputation follows
+the record, call by call and graph by graph, whatever has been compiled, judged or rolled back in between.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from burnish.trust.saved_tensor_hooks import hooks_are_active, innermost_hooks
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A part of a model that torch.utils.checkpoint runs again in the backward. `region` is one object for its forward
-    and for what is run again, and goes with them. `time` is one for each time that it is run again; None in the
-    forward."""
+    """A part of a model that torch.utils.checkpoint recomputes in the backward. `region` is the same object in the
+    forward and in its recomputations, and lives as long as they do. `time` is a new object for each recomputation; None
+    in the forward."""
 
     region: Any
     time: Any = None
@@ -38,7 +38,7 @@ class Checkpoint:
 
 
 def checkpoint_here() -> Checkpoint | None:
-    """The innermost one that this thread is in, of those that keep no graph of their own (use_reentrant=False)."""
+    """The innermost non-reentrant checkpoint (use_reentrant=False) that this thread is in."""
     if not hooks_are_active():
         return None
     hooks = innermost_hooks(True)
@@ -57,20 +57,20 @@ def checkpoint_here() -> Checkpoint | None:
 
 # -- what is recorded -------------------------------------------------------------------------------------------------
 
-Call = list[Engine]  # what served each graph that a call reached
+Call = list[Engine]  # the engine of each graph that a call reached
 
 
 @dataclass
 class _Time:
-    """How far a region has been run again."""
+    """How far the recomputation of a region has come."""
 
     calls: int = 0
-    graphs: int = 0  # of the call after those, where graphs come without a call that is known of
+    graphs: int = 0  # of the next call, for graphs that run outside a recorded call
 
 
 @dataclass
 class _Record:
-    """Of one object's calls within one region."""
+    """The record of one object's calls within one region."""
 
     owner: object
     calls: list[Call] = field(default_factory=list)
@@ -80,7 +80,7 @@ class _Record:
         return self.times.setdefault(here.time, _Time())
 
 
-_records: dict[int, tuple[weakref.ref[Any], list[_Record]]] = {}  # by the region, as long as it lasts
+_records: dict[int, tuple[weakref.ref[Any], list[_Record]]] = {}  # keyed by the region, for its lifetime
 
 
 def _recorded(region: Any, owner: object) -> _Record | None:
@@ -104,7 +104,7 @@ def regions_are_recorded() -> bool:
 
 
 def has_graphs(here: Checkpoint, owner: object) -> bool:
-    """Whether graphs of `owner` have had a part in the region's forward."""
+    """Whether graphs of `owner` ran in the region's forward."""
     record = _recorded(here.region, owner)
     return record is not None and any(record.calls)
 
@@ -139,13 +139,13 @@ def _within(entered: _Entered | None) -> Iterator[None]:
 
 
 def is_entered(here: Checkpoint, owner: object) -> bool:
-    """Whether this thread is in a call of `owner` that belongs to this very region, and to none within the call."""
+    """Whether this thread is in a call of `owner` whose innermost region is this one."""
     entered = _thread.entered
     return entered is not None and entered.region is here.region and entered.owner is owner
 
 
 def region_of_call(owner: object) -> Checkpoint | None:
-    """The region that a call of `owner` is to be recorded in, or to follow the record of."""
+    """The region in which a call of `owner` is recorded, or whose record it follows."""
     here = checkpoint_here()
     return here if here is not None and not is_entered(here, owner) else None
 
@@ -155,8 +155,8 @@ def _without_modes() -> contextlib.AbstractContextManager[Any]:
 
 
 class RegionCalls:
-    """How calls of an object go that a checkpoint is around: `python` runs the original, `compiled` what was compiled,
-    whatever the circumstances."""
+    """Serves calls of an object inside a checkpointed region: `python` always runs the original, `compiled` always runs
+    the compiled code."""
 
     def __init__(self, owner: object, python: Callable[..., Any], compiled: Callable[..., Any]) -> None:
         self._owner = owner
@@ -164,7 +164,7 @@ class RegionCalls:
         self._compiled = compiled
 
     def run(self, here: Checkpoint, ordinary: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """`ordinary` is what a call does in the forward."""
+        """`ordinary` serves a call in the forward."""
         record = _record(here.region, self._owner)
         if not here.is_again:
             call: Call = []
@@ -177,14 +177,15 @@ class RegionCalls:
         if not call:
             with _within(None):
                 return self._python(*args, **kwargs)
-        # No mode was active when graphs served the forward: one that is by now (it counts what the backward does) would
-        # keep them away.
+        # No dispatch mode was active when graphs served the forward. A mode that is active now (one that counts the
+        # backward's operations) would prevent the graphs from serving.
         with _within(_Entered(here.region, self._owner, call)), _without_modes():
             return self._compiled(*args, **kwargs)
 
 
 def recorded_python(target: Callable[..., Any], through: Callable[..., Any], owner: object) -> Callable[..., Any]:
-    """`target`, where something has decided for it; what is run again goes `through` what knows the record."""
+    """`target`, if it was selected for the call; a recomputation goes `through` the function that follows the
+    record."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if innermost_hooks(True) is not None and (here := region_of_call(owner)) is not None:
@@ -200,26 +201,26 @@ def recorded_python(target: Callable[..., Any], through: Callable[..., Any], own
 
 
 class RegionGraphs:
-    """How a variant's graph is served within a region. `owner` stands for the compiled object that it is a part of;
-    `alone` is what an engine does, whoever serves."""
+    """Serves a variant's graph within a region. `owner` identifies the compiled object of the graph; `alone` runs a
+    given engine, regardless of the current one."""
 
     def __init__(self, owner: object, alone: Callable[[Engine], Boxed]) -> None:
         self._owner = owner
         self._alone = alone
-        self._last = threading.local()  # `engine`: what served this thread's last call, if that was chosen in the call
+        self._last = threading.local()  # `engine`: that of this thread's last call, if selected in the call
 
     def serves(self, engine: Engine | None) -> None:
-        """Serves this thread's call, whatever was to serve when it began."""
+        """Serves this thread's call, whatever engine was current when the call began."""
         self._last.engine = engine
 
     def run(self, here: Checkpoint, boxed: list[Any], serve: Boxed, expected: Callable[[], Engine]) -> Any:
-        """`expected` has served where `serve` did not choose. What is run again is never judged."""
+        """`expected` is the engine if `serve` did not select one. A recomputation is never judged."""
         entered = _thread.entered
         if entered is not None and entered.owner is self._owner and entered.region is not here.region:
-            return self._alone("eager")(boxed)  # a checkpoint within the call: nobody follows a record there
+            return self._alone("eager")(boxed)  # a checkpoint within the call: it has no record to follow
         if here.is_again:
             return self._alone(self._recorded_engine(here, entered))(boxed)
-        if entered is None or entered.owner is not self._owner:  # a sealed object's, which goes straight to its graphs
+        if entered is None or entered.owner is not self._owner:  # a sealed object's, which goes directly to its graphs
             _record(here.region, self._owner).calls.append(call := [])
         else:
             call = entered.call

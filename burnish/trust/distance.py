@@ -1,7 +1,7 @@
-"""How far apart two tensors are: measured a piece at a time, so that it takes no memory to speak of.
+"""The distance between two tensors, measured in pieces so that it takes little memory.
 
-Gradients together are as large as their model. `distance` looks at two tensors that are both there; `Nearness` at
-results of which eager's side is seen once, in pieces and in any order, and never whole.
+All gradients together are as large as their model. `distance` compares two existing tensors. `Nearness` compares
+results with eager's, which arrive once, in pieces and in any order, and are never held whole.
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ import torch
 
 from burnish.trust.strictness import GATE
 
-# Relative distance that needs no explanation: a unit in the last place for half types, sums in another order else.
+# The relative distance that rounding explains: a unit in the last place for half types, another order of sums for other
+# types.
 FLOOR = {torch.float64: 1e-11, torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 4e-3}
 FLOOR |= {torch.complex128: 1e-11, torch.complex64: 1e-5}
 _OTHER_FLOOR = 6e-2  # eight-bit floats
 _WORST_FLOORS = 8.0  # the worst element may be this many floors away
 _TINY = torch.finfo(torch.float32).tiny
-# Elements looked at together. On a CPU: so few that each operation stays in one thread and in its cache, and need not
-# wait for the other threads, which takes long on a busy machine. On a GPU: so many that asking takes less.
+# Elements compared in one operation. On a CPU: few enough that the operation stays in one thread and in its cache,
+# because waiting for other threads takes long on a busy machine. On a GPU: enough that launch time does not matter.
 _PIECE, _DEVICE_PIECE = 1 << 15, 1 << 24
 
 
 @dataclass(frozen=True)
 class Distance:
-    """`rms` and `worst` are relative to the values' size; `lost` counts elements that are not finite but should be,
-    or, where values are no numbers to be rounded, that are not equal."""
+    """`rms` and `worst` are relative to the values' size; `lost` counts elements that should be finite and are not; for
+    exact values it counts unequal elements."""
 
     rms: float
     worst: float
@@ -65,7 +66,7 @@ def distance(candidate: torch.Tensor, truth: torch.Tensor, like: torch.Tensor) -
 
 
 def unequal(ours: torch.Tensor, theirs: torch.Tensor, signs: bool) -> int:
-    """How many elements of exact results differ. One NaN is as good as another; `signs`: zeros have theirs."""
+    """The number of elements of exact results that differ. All NaNs are equal. `signs`: the signs of zeros count."""
     count = 0
     for a, b in _pieces(ours.detach(), theirs.detach()):
         a, b = _readable(a), _readable(b)
@@ -79,18 +80,18 @@ def unequal(ours: torch.Tensor, theirs: torch.Tensor, signs: bool) -> int:
 
 
 class Nearness:
-    """Of results to eager's. The worst element is measured by the size of ours: if that is not eager's, the mean
-    distance says so."""
+    """Compares results with eager's. The worst element is relative to the size of our values; if that size differs from
+    eager's, the mean distance shows it."""
 
     def __init__(self, ours: Sequence[Any]) -> None:
         self._ours = ours
         self._sums: dict[int, _Sums] = {}
         self._spread: dict[int, _Sums] = {}
-        self.unlike = ""  # what needs no numbers to be wrong
+        self.unlike = ""  # errors that need no distance (a wrong type or shape)
 
     def see(self, index: int, theirs: Any, dim: int = 0, start: int | None = None, again: Any = None) -> None:
-        """Eager's result, or with `start` what it has from there on along `dim`; and the same `again`, of a run that
-        tells how far eager's may be off."""
+        """Take eager's result or, with `start`, the piece of it from there on along `dim`. `again` is the same from a
+        second run, which shows how far eager itself may be off."""
         ours = self._ours[index]
         if not isinstance(ours, torch.Tensor) and not isinstance(theirs, torch.Tensor):
             return
@@ -112,7 +113,7 @@ class Nearness:
         return [so_far.distance() for so_far in self._sums.values()]
 
     def spreads(self) -> list[Distance]:
-        """How far eager's results are from those that were seen again."""
+        """The distance of eager's results from those of the second run."""
         return [so_far.distance() for so_far in self._spread.values()]
 
     @property
@@ -133,7 +134,7 @@ def _is_rounded(kind: torch.dtype) -> bool:
 
 
 class _Sums:
-    """Of two tensors, as far as they have been seen. `size` is what a typical element amounts to."""
+    """Running sums over the pieces of two tensors so far. `size` is the magnitude of a typical element."""
 
     def __init__(self, kind: torch.dtype, size: float) -> None:
         self._is_rounded = _is_rounded(kind)
@@ -143,7 +144,7 @@ class _Sums:
         self._finite = self._lost = self.count = 0
 
     def add(self, candidate: torch.Tensor, truth: torch.Tensor, like: torch.Tensor, roughly: bool = False) -> None:
-        """`roughly`: the worst element may be given as too far away, where it is near enough even so."""
+        """`roughly`: an upper bound suffices for the worst element, if even that is near enough."""
         self.count += truth.numel()
         wide = torch.promote_types(_wide(candidate.dtype), _wide(truth.dtype))
         for ours, exact, theirs in _pieces(candidate.detach(), truth.detach(), like.detach()):
@@ -158,7 +159,7 @@ class _Sums:
         if not math.isfinite(squares):
             wanted = truth.isfinite() & like.isfinite()
             self._lost += int((wanted & ~candidate.isfinite()).sum())
-            both = wanted & candidate.isfinite()  # what overflows in eager, or only there, is no error of ours
+            both = wanted & candidate.isfinite()  # an overflow in eager is not our error
             apart, truth = apart[both], truth[both]
             if truth.numel() == 0:
                 return
@@ -183,7 +184,7 @@ class _Sums:
 
 
 def _size(values: torch.Tensor) -> float:
-    """The root of the mean square of its finite elements."""
+    """The root mean square of the finite elements."""
     total, count = 0.0, values.numel()
     for (piece,) in _pieces(values.detach()):
         wide = piece.to(_wide(piece.dtype))
@@ -197,12 +198,12 @@ def _size(values: torch.Tensor) -> float:
 
 
 def _wide(kind: torch.dtype) -> torch.dtype:
-    """What to measure in. torch promotes eight-bit floats to nothing."""
+    """The type to measure in. torch does not promote eight-bit floats."""
     return torch.float32 if _is_eight_bit_float(kind) else torch.promote_types(kind, torch.float32)
 
 
 def _readable(piece: torch.Tensor) -> torch.Tensor:
-    """The same values in a type that comparisons take."""
+    """The same values in a type that supports comparison."""
     return piece.float() if _is_eight_bit_float(piece.dtype) else piece
 
 
@@ -216,14 +217,14 @@ def _most(values: torch.Tensor) -> float:
 
 
 def _square_sum(values: torch.Tensor) -> float:
-    """Of a piece: one sum of many millions of squares in float32 would be off by percents. May be infinite for finite
-    values, if they are very large."""
+    """The sum for one piece: a float32 sum of many millions of squares would be off by percents. It may overflow to
+    infinity for very large finite values."""
     norm = float(torch.linalg.vector_norm(values))
     return norm * norm
 
 
 def _pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-    """The same places of tensors of one shape."""
+    """Corresponding pieces of tensors of the same shape."""
     first = tensors[0]
     most = _PIECE if first.device.type == "cpu" else _DEVICE_PIECE
     if first.numel() <= most:

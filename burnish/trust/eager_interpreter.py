@@ -1,8 +1,8 @@
-"""A graph of AOTAutograd's run op by op, each result handed over as soon as it is known and then let go.
+"""An interpreter for AOTAutograd's graphs: runs op by op, passes on each result as soon as it exists, and frees it.
 
-For comparing gradients, which together are as large as their model. A single one can be large, too (of a vocabulary,
-by a product and a lookup): what leads to it alone is not computed until the rest is there, and then in pieces, by
-taking pieces of what it is made of.
+It is used to compare gradients, which together are as large as their model. A single gradient can be large, too (that
+of a vocabulary, through a product and a lookup). The nodes that lead only to such a gradient run last and in pieces, by
+slicing their operands.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from torch import fx
 
 from burnish.runtime.process import give_back_freed_memory
 
-_LARGE = 32 << 20  # bytes of a result from which on pieces are worth it
+_LARGE = 32 << 20  # bytes of a result above which it is computed in pieces
 _PIECE = 8 << 20
-_GIVEN_BACK = 16 << 20  # bytes of a value that the system gets back when it is dead
+_GIVEN_BACK = 16 << 20  # bytes of a dead value above which its memory is returned to the system
 
 T = TypeVar("T")
 aten = torch.ops.aten
-# A result's number and its value, or a piece of that: along which dimension, and from where.
+# A result's number and its value, or a piece of it: its dimension and start index.
 Part = tuple[int, Any, int, int | None]
-# Called with each part, and with the same one of the run beside.
+# Called with each part, and with the same part of the second run.
 Handed = Callable[[int, Any, int, int | None, Any], None]
-Operands = dict[int, int]  # which arguments are cut, and along which of their dimensions
+Operands = dict[int, int]  # the arguments that are sliced, and the dimension of each
 
 
 class PiecewiseGraph:
-    """`run` hands over every result of `graph`, and returns nothing."""
+    """`run` passes on every result of `graph`, and returns nothing."""
 
     def __init__(self, graph: fx.GraphModule) -> None:
-        """Raises NotImplementedError for what is no plain list of operations."""
+        """Raises NotImplementedError if the graph is not a plain list of operations."""
         self._graph = graph
         self._cut: dict[fx.Node, int] = {}  # nodes that exist in pieces only, and along which dimension
         nodes = list(graph.graph.nodes)
@@ -51,7 +51,7 @@ class PiecewiseGraph:
         self._dead_after = _by_last(nodes, self._readers())
 
     def _sources(self, result: Any) -> set[fx.Node]:
-        """What must have been computed before a result, or a piece of it, can be had."""
+        """The values needed to compute a result, or a piece of it."""
         if not isinstance(result, fx.Node):
             return set()
         if result not in self._cut:
@@ -59,7 +59,7 @@ class PiecewiseGraph:
         return set().union(*map(self._sources, result.all_input_nodes))
 
     def _readers(self) -> dict[fx.Node, set[fx.Node]]:
-        """For every value, the nodes after which it may still be read. What is cut is read when it is handed over."""
+        """For every value, the nodes that may still read it. Sliced values are read when they are passed on."""
         readers: dict[fx.Node, set[fx.Node]] = {}
         for node in self._steps:
             for read in (node, *node.all_input_nodes):
@@ -71,7 +71,8 @@ class PiecewiseGraph:
         return readers
 
     def run(self, args: Sequence[Any], handed: Handed, beside: AbstractContextManager[Any] | None = None) -> None:
-        """With `beside`, everything is computed once more within it, and the two are handed over together."""
+        """With `beside`, everything is computed a second time within that context, and both results are passed on
+        together."""
         again = self._parts(args) if beside is not None else None
         for part in self._parts(args):
             other = None
@@ -88,7 +89,7 @@ class PiecewiseGraph:
             yield from self._known_after(node, values)
             freed = [_host_bytes(values.pop(dead, None)) for dead in self._dead_after.get(node, ())]
             if max(freed, default=0) > _GIVEN_BACK:
-                give_back_freed_memory()  # malloc would not put the next one, of the same size, into the gap
+                give_back_freed_memory()  # malloc would not reuse the gap for the next value of the same size
 
     def _value(self, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
         if node.op == "get_attr":
@@ -124,7 +125,7 @@ class PiecewiseGraph:
 
 
 def _by_last(nodes: Sequence[fx.Node], needs: dict[T, set[fx.Node]]) -> dict[fx.Node | None, list[T]]:
-    """Turned round: for each node those that need nothing after it; None has those that need inputs only."""
+    """The inverse map: for each node, the values that need no later node; None has those that need inputs only."""
     order = {node: position for position, node in enumerate(nodes) if node.op != "placeholder"}
     found: dict[fx.Node | None, list[T]] = {}
     for thing, wanted in needs.items():
@@ -137,13 +138,13 @@ def _by_last(nodes: Sequence[fx.Node], needs: dict[T, set[fx.Node]]) -> dict[fx.
 
 
 def _best_cut(result: fx.Node) -> dict[fx.Node, int]:
-    """Along the dimension by which most is never whole."""
+    """The cut along the dimension that keeps the most bytes in pieces."""
     cuts = [_cut(result, dim) for dim in range(len(result.meta["val"].shape))]
     return max(cuts, key=lambda cut: sum(map(_bytes, cut)), default={})
 
 
 def _cut(node: fx.Node, dim: int) -> dict[fx.Node, int]:
-    """`node` and what leads to it alone, as far as pieces of it are made of pieces of that."""
+    """`node` and the nodes that only it needs, as far as a piece of the result needs only pieces of them."""
     operands = _CUTS[node.target](node, dim) if node.op == "call_function" and node.target in _CUTS else None
     if operands is None:
         return {}
@@ -174,7 +175,7 @@ def _shape(node: Any) -> tuple[Any, ...] | None:
 
 
 def _each_element(node: fx.Node, dim: int) -> Operands | None:
-    """Tensors of the result's own shape are cut as it is; numbers are as they are."""
+    """Tensors of the result's shape are sliced like the result; numbers are used unchanged."""
     tensors = {k: arg for k, arg in enumerate(node.args) if isinstance(arg, fx.Node)}
     return dict.fromkeys(tensors, dim) if all(_shape(arg) == _shape(node) for arg in tensors.values()) else None
 
@@ -193,7 +194,7 @@ def _turned(node: fx.Node, dim: int) -> Operands | None:
 
 
 def _looked_up(node: fx.Node, dim: int) -> Operands | None:
-    """Rows are added to where the indices say, in every column alike."""
+    """A scatter-add of rows treats every column alike, so it can be sliced by columns."""
     shape = _shape(node.args[0])
     return {0: len(shape) - 1} if dim == 1 and shape else None
 

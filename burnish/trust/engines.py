@@ -1,4 +1,4 @@
-"""The engines of one graph, eager and its compiled forms: how a call reaches each, and what is checked on the way."""
+"""The engines of one graph, eager and its compiled forms: the call path of each, and the checks on it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from burnish.trust.record import Engine
 
 
 class EagersOwn(Exception):
-    """Carries what eager raised past the code that watches compiled programs for failures."""
+    """Wraps an exception that eager raised, so that it is not mistaken for a failure of a compiled program."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__()
@@ -36,9 +36,9 @@ class Engines:
         host: Callable[[], Host | None] = lambda: None,
         guarded: bool = True,
     ) -> None:
-        """`direct` is what engine "burnish" does, called with one list. `timed` adds what measures latency. `host`
-        gives the extension that checks assumptions natively, if it is there; `guarded`: Dynamo's guards look at all
-        inputs, so that without it only the rest has to be asked."""
+        """`direct` runs engine "burnish" on one list of arguments. `timed` adds the latency measurement. `host` returns
+        the extension that checks assumptions natively, if available. `guarded`: Dynamo's guards check all inputs, so
+        only the assumptions that guards do not cover are left to check."""
         self.eager = eager
         self._compiled = dict(compiled)
         self._direct = direct
@@ -62,12 +62,12 @@ class Engines:
 
     @property
     def first(self) -> Engine:
-        """Who serves what cannot be tried."""
+        """The engine for a graph that cannot be tried."""
         return next(iter(self._compiled), "eager")
 
     def behind_assumptions(self, engine: Engine) -> Boxed:
-        """The engine behind its assumptions, and timed where that is asked for. Eager makes no assumptions, as long as
-        guards say that it is this graph that a call wants: a sealed one asks no guards."""
+        """The engine with the check of its assumptions in front, and timed if requested. Eager needs no check, because
+        guards have selected this graph; a sealed call evaluates no guards."""
         serve: Boxed
         if engine == "eager":
             serve = self._run_eager
@@ -86,7 +86,7 @@ class Engines:
         return serve
 
     def settle_again(self) -> None:
-        """Something about the way to them has changed."""
+        """Rebuild the engines' call paths after a change."""
         self._serving = {engine: self.behind_assumptions(engine) for engine in self._serving}
 
     def unsettle(self) -> None:
@@ -94,18 +94,18 @@ class Engines:
         self._serving = {"eager": self._run_eager}
 
     def alone(self, engine: Engine) -> Boxed:
-        """What one does, whoever serves."""
+        """Run a given engine, regardless of the current one."""
         if (serving := self._serving.get(engine)) is not None:
             return serving
         call = self._compiled.get(engine, self.eager)
         return lambda boxed: call(*boxed)
 
     def without_guards(self, host: Host | None) -> None:
-        """The object is sealed: from now on assumptions are all that is asked."""
+        """The object is sealed: from now on only assumptions are checked."""
         self._host, self._is_sealed = (lambda: host), True
 
     def give_up(self) -> None:
-        """What was compiled cannot be had, after all: as if there had been nothing."""
+        """Drop the compiled forms, which are not available after all."""
         self._compiled.clear()
         self._direct = None
         self.unsettle()
@@ -118,17 +118,17 @@ class Engines:
 
 
 def _or_undrawn(engine: Call, boxed: bool = False) -> Call:
-    """As the engine, but where it raises and the call is to be repeated, it has drawn no random numbers."""
+    """The engine, with the random state restored if it raises and the call will be repeated."""
 
     def run(*args: Any) -> Any:
         devices = devices_of(args[0] if boxed else args)
         if any(d.type == "cuda" for d in devices) and torch.cuda.is_current_stream_capturing():
-            return engine(*args)  # generators cannot be asked then, and a capture that fails is not repeated
+            return engine(*args)  # during a capture, generators cannot be read, and a failed capture is not repeated
         before = RandomState(devices)
         try:
             return engine(*args)
         except Exception as error:
-            if not getattr(error, "inputs_changed", False):  # then nothing is repeated, and eager would have drawn
+            if not getattr(error, "inputs_changed", False):  # not repeated, and eager would have drawn too
                 before.restore()
             raise
 

@@ -1,18 +1,18 @@
 """Which operations are exact, which round, and which mean something else in another type.
 
-Two right computations of a rounded result differ in its last bits, and float64 says which is nearer. An exact result
-(a copy, a choice, a comparison, a count) has one right value in its own type: it is compared with eager's bit by bit.
-Where an operation's meaning depends on its type (the next number after x; the bits of x), float64 would compute
-something else, and is not asked.
+Two correct computations of a rounded result differ in its last bits, and a float64 run shows which is closer. An exact
+result (a copy, a select, a comparison, a count) has one correct value in its type, so it is compared with eager's bit
+by bit. Where an operation's meaning depends on its type (the next number after x; the bits of x), float64 would compute
+something else and is not used.
 
-Casts are exact: each has one result, of whichever width. (Inside a graph that rounds anyway, the referee leaves them
-out all the same, since a float64 run that followed a cast to a half type would tell nothing.) What is not named here
-rounds, as far as anybody knows.
+Casts are exact: each has one result, of whichever width. (In a graph that rounds anyway, the referee still skips casts,
+because a float64 run with a cast to a half type would lose its precision.) Operations that are not listed here are
+assumed to round.
 """
 
 from __future__ import annotations
 
-ROUNDED, EQUAL, BITWISE = 0, 1, 2  # EQUAL: but for the sign of a zero, which processors choose differently
+ROUNDED, EQUAL, BITWISE = 0, 1, 2  # EQUAL: except for the sign of a zero, which differs between processors
 
 _MOVES = """
     view reshape view_as reshape_as permute transpose t T mT swapaxes swapdims movedim moveaxis expand expand_as
@@ -37,7 +37,7 @@ EXACT: dict[str, int] = {
     **dict.fromkeys(_EXTREMES, EQUAL),
 }
 
-# Exact in integers, which wrap around, and rounded in anything else.
+# Exact for integers, which wrap around; rounded for other types.
 EXACT_IN_INTEGERS = frozenset(
     """
     add sub rsub mul multiply subtract floordiv floor_divide div mod remainder fmod pow square lshift rshift
@@ -46,5 +46,5 @@ EXACT_IN_INTEGERS = frozenset(
     """.split()
 )
 
-# What they compute depends on the type they compute in.
+# The meaning of these operations depends on their type.
 DEPENDS_ON_TYPE = frozenset("nextafter frexp nan_to_num spacing".split())

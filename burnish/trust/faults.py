@@ -1,7 +1,7 @@
-"""Faults on purpose, to see that burnish notices: pass one as `options={"fault": WrongBy(0.01)}`.
+"""Fault injection, to test that burnish notices: pass one as `options={"fault": WrongBy(0.01)}`.
 
-A fault stands between a compiled program and its variant. It knows the variant's number within its object, counted
-from 1, so that it can choose whom to hit.
+A fault stands between a compiled program and its variant. It knows the variant's number within its object, counted from
+1, so that it can select the variants to affect.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ Call = Callable[..., Any]
 
 
 class Fault:
-    """No fault. Subclasses spoil what they want to."""
+    """No fault. Subclasses override the methods that should fail."""
 
     def compiling(self, variant: int) -> None:
         """Called before a graph is compiled: raise to make that fail."""
 
     def program(self, variant: int, call: Call) -> Call:
-        """What runs in the place of a compiled program."""
+        """The replacement of a compiled program."""
         return call
 
 
@@ -30,7 +30,7 @@ class WrongBy(Fault):
 
     def __init__(self, fraction: float, *, after: int = 0) -> None:
         self.fraction = fraction
-        self.after = after  # calls of a variant that are still right
+        self.after = after  # calls of a variant before the fault starts
 
     def program(self, variant: int, call: Call) -> Call:
         calls = 0

@@ -1,6 +1,6 @@
 """The gate: at a variant's first call, eager and each engine run on the call's own inputs, are compared, and race.
 
-It may cost a tenth of what compiling cost: the race stops as soon as its answer is clear or that time is spent.
+The race may take a tenth of the compile time. It stops as soon as the result is clear or that time is used up.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ __all__ = ["Call", "Failure", "Gate", "GraphFacts", "Verdict"]
 
 _SHARE_OF_COMPILE = 0.10
 _CLEAR = 0.15  # ratios this far from 1 need no further rounds
-_OBVIOUS = 2.0  # times as fast as eager: nor a second one
-_TO_LOSE = ENOUGH  # rounds: a busy machine, or the call that captures a CUDA graph, is slow for once
+_OBVIOUS = 2.0  # times as fast as eager: not even a second round
+_TO_LOSE = ENOUGH  # rounds: a single slow round may be a busy machine, or the capture of a CUDA graph
 _LOSES_ABOVE = 1.02
 _LOSES_UNPROVEN_ABOVE = 1.25  # with too few rounds to be sure
 _FEW_ROUNDS = 3
 _MOST_ROUNDS = 11
-_LONG_CALLS = 0.05  # seconds for one call of everybody; below, first calls are mostly what a first call costs
-_SMALL_CHANGE = 5e-3  # seconds that a race of tiny graphs may take in any case: less than any compile's tenth
-_CHEAP_ROUND = 5e-3  # seconds: there are enough of these for an interval, however clear the first ones are
-_BLOCK_SECONDS = 2e-4  # so many calls are timed together that the clock and cold caches do not matter
+_LONG_CALLS = 0.05  # seconds for one call of every engine; below this, the overhead of a first call dominates
+_SMALL_CHANGE = 5e-3  # seconds that a race of tiny graphs may always take: less than a tenth of any compile
+_CHEAP_ROUND = 5e-3  # seconds: below, calls get enough rounds for an interval, however clear the first are
+_BLOCK_SECONDS = 2e-4  # calls timed together, so that the clock's resolution and cold caches do not matter
 _LONGEST_BLOCK = 64
 
 
@@ -56,7 +56,7 @@ class Failure:
 
 @dataclass
 class Verdict:
-    """`winner` serves from now on. `failures` are engines that must not; what is in neither was slower."""
+    """`winner` serves from now on. `failures` are engines that must not serve. An engine in neither was slower."""
 
     winner: Engine
     stats: GateStats
@@ -67,7 +67,7 @@ class Verdict:
 
 @dataclass
 class _Trial:
-    """What comparing found. `raws` has the results of those that are right."""
+    """The outcome of the comparison. `raws` has the results of the engines that are right."""
 
     eager_raw: Any = None
     raws: dict[Engine, Any] = field(default_factory=dict)
@@ -97,14 +97,14 @@ class Gate:
         patient: bool = False,
         clock: Clock = time.perf_counter,
     ) -> None:
-        """`share` of the compile's time is what judging may take. `patient`: however long calls are, first runs decide
-        nothing (at another size, memory is new to eager as well)."""
+        """`share`: the fraction of the compile time that judging may take. `patient`: first runs never decide, however
+        long calls are (at another size, eager allocates new memory as well)."""
         self.facts = facts
         self.compare = compare
         self.race = race
-        self.backward = backward  # of a training graph: whether to run it, too
-        self.left_out = left_out  # results that losses make no use of
-        self.strict = strict  # whether float64 is asked about little, too, at several times the cost of a call
+        self.backward = backward  # of a training graph: whether to run the backward, too
+        self.left_out = left_out  # results that the loss does not use
+        self.strict = strict  # whether small differences are also checked in float64, several times as costly as a call
         self.again = again  # everybody has run before
         self.compile_seconds = compile_seconds
         self.capture_us = capture_us
@@ -112,7 +112,7 @@ class Gate:
         self.clock = clock
         self.share = share
         self.patient = patient
-        self._until = 0.0  # by the clock: what is nice to know is not measured later
+        self._until = 0.0  # a point in time: optional measurements stop there
         self._block = 0  # calls that are timed together
 
     def judge(
@@ -122,9 +122,9 @@ class Gate:
         args: Sequence[Any],
         ready: Callable[[], object] = lambda: None,
     ) -> Verdict:
-        """Raises what eager raises on these inputs, in the trial's own backward as well: no verdict on anybody, and
-        nothing of the caller's is written or drawn. `ready` waits for what of our program is still being built: the
-        compile's time, and not the trial's."""
+        """Raises eager's exception on these inputs, also that of the trial's own backward. Then there is no verdict,
+        and no tensor or generator of the caller has changed. `ready` waits for the parts of our program that are still
+        being built; that wait counts as compile time."""
         started = self.clock()
         try:
             runs = self._shadow_runs(args)
@@ -132,7 +132,7 @@ class Gate:
             return self._by_rule(engines, str(reason), started)
         try:
             trial = self._one_by_one(runs, eager, engines) or self._side_by_side(runs, eager, engines, ready)
-        except torch.OutOfMemoryError:  # beside what the other returned: alone an engine may well do
+        except torch.OutOfMemoryError:  # memory for both engines' results: each engine alone may still run
             runs.same_numbers()
             return self._by_rule(engines, "no memory for a second run", started)
         except Exception:
@@ -193,8 +193,8 @@ class Gate:
         return trial
 
     def _one_by_one(self, runs: ShadowRuns, eager: Call, engines: Mapping[Engine, Call]) -> _Trial | None:
-        """A training step's gradients, of which eager's are never there all at once; None where that cannot be done,
-        or leaves a doubt."""
+        """Compare a training step's gradients without holding all of eager's at once. None if that is not possible or
+        not conclusive."""
         if not self.compare or (self.strict and not self.facts.draws) or not runs.can_hand_over or len(engines) > 1:
             return None
         (name, call), spent = next(iter(engines.items())), 0.0
@@ -237,7 +237,7 @@ class Gate:
     def _timed(
         self, runs: ShadowRuns, run: Callable[[Call], tuple[Any, Results]], call: Call
     ) -> tuple[Any, Results, float]:
-        runs.synchronise()  # what the caller has queued before is nobody's time
+        runs.synchronise()  # work that the caller queued before must not count as an engine's time
         start = self.clock()
         raw, results = run(call)
         runs.synchronise()
@@ -258,7 +258,8 @@ class Gate:
         )
 
     def _by_rule(self, engines: Mapping[Engine, Call], reason: str, started: float) -> Verdict:
-        """What cannot be run twice is trusted unseen: the first engine serves, watched for exceptions only."""
+        """A graph that cannot run twice is not compared: the first engine serves, and only exceptions cause a
+        rollback."""
         seconds = self.clock() - started
         stats = GateStats(
             None, None, self.capture_us, self.modules_us, 0, None, None, seconds, self.compile_seconds,
@@ -269,13 +270,14 @@ class Gate:
     # -- the race ------------------------------------------------------------------------------------------------
 
     def _race(self, runs: ShadowRuns, calls: Mapping[str, Call], times: dict[str, list[float]], started: float) -> int:
-        """Times in turns, the comparing run's being the first. Returns how many rounds there are."""
+        """Time the engines alternately; the runs of the comparison are the first round. Returns the number of
+        rounds."""
         if not self.race:
             return 0
         budget = max(self.share * self.compile_seconds, self.clock() - started + _SMALL_CHANGE)
         self._until = started + budget
         first = sum(values[0] for values in times.values())
-        # A tiny graph's first run in eager may take long, too: its Python is written then.
+        # A tiny graph's first run in eager may also be slow, because its Python code is generated then.
         are_long = len(times) * min(values[0] for values in times.values()) > _LONG_CALLS
         spent = self.clock() - started + first > budget
         if are_long and spent and not self.patient and self._wins_at_once(times):
@@ -285,7 +287,7 @@ class Gate:
             warm = min(runs.seconds(call, 1, self.clock) for call in calls.values())
             block = max(1, min(_LONGEST_BLOCK, int(_BLOCK_SECONDS / max(warm, 1e-7))))
         to_lose = 1 + self.patient if are_long and not runs.on_cuda else _TO_LOSE  # long calls are dear
-        times.update({name: [] for name in times})  # what ran but once, with cold caches, is no measure of the rest
+        times.update({name: [] for name in times})  # a single run with cold caches does not predict later ones
         rounds = 1
         while rounds < _MOST_ROUNDS:
             begin = self.clock()
@@ -304,7 +306,8 @@ class Gate:
     def _backwards(
         self, runs: ShadowRuns, eager: Call, engine: Call, times: Mapping[str, list[float]], name: Engine
     ) -> tuple[float | None, float | None]:
-        """Eager's and the engine's, in us: what of a step's time is not its forward's, where there is time to look."""
+        """The backward's time of eager and of the engine in µs: the step's time minus the forward's, if there is time
+        to measure it."""
         if not runs.training:
             return None, None
         if not self.backward:
@@ -328,8 +331,9 @@ class Gate:
         return dataclasses.replace(stats, ratio_median=found.median, ratio_low=found.low, ratio_high=found.high)
 
     def _wins_at_once(self, times: Mapping[str, list[float]]) -> bool:
-        """The first run of a program is its slowest: where a second is dear, one that wins even so may serve until the
-        next call. (Eager's is slow, too, so the `Variant` has them race again then: one run settles what is clear.)"""
+        """The first run of a program is its slowest. Where a second run is expensive, an engine that wins with its
+        first run serves until the next call. (Eager's first run is slow, too, so the `Variant` races again at that
+        call, with one run each.)"""
         limit = 1.0 - _CLEAR if self.again else 1.0
         return any(self._ratio(times, name) <= limit for name in times if name != "eager")
 
@@ -343,7 +347,8 @@ class Gate:
         return any(self._ratio(times, name) > 1.0 for name in times if name != "eager")
 
     def _ratio(self, times: Mapping[str, list[float]], name: str) -> float:
-        """The engine's time over eager's with all that each call costs. Minima: noise only ever adds."""
+        """The engine's time divided by eager's, with the overhead of each call. Minima are used because noise only adds
+        time."""
         ours = min(times[name]) * 1e6 + self.capture_us
         return ours / max(min(times["eager"]) * 1e6 + self.modules_us, 1e-9)
 

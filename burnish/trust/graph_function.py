@@ -1,4 +1,4 @@
-"""The function that Dynamo calls for a graph: what it goes to is the content of one closure cell."""
+"""The function that Dynamo calls for a graph. Its target is the content of one closure cell."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from burnish.trust.sampling import Watched, gaps, sampled
 
 
 class Served(Watched, Protocol):
-    """Of a Variant, what is needed here."""
+    """The part of a Variant that this module needs."""
 
     number: int
     state: State
@@ -25,7 +25,7 @@ class Served(Watched, Protocol):
 
 
 def graph_function(variant: Served, share: float) -> tuple[Call, Callable[[Boxed], None]]:
-    """It, and what changes where it goes. `share` of its calls are compared with eager."""
+    """The function, and a setter for its target. The fraction `share` of its calls is compared with eager."""
     recover = variant.recover
     training = variant.facts.kind == "training"
     serve: Boxed = list

@@ -1,7 +1,7 @@
-"""Arguments for a shadow run: what a call changes is copied, everything else is shared.
+"""Arguments for a shadow run: tensors that a call changes are copied, all others are shared.
 
-A captured graph is pure but for the inputs it writes, so that with those copied it can be run as often as one likes.
-Parameters are never copied unless they are written: a captured CUDA graph knows them by their address.
+A captured graph is pure except for the inputs it writes. With copies of those it can run any number of times.
+Parameters are never copied unless they are written, because a captured CUDA graph refers to their addresses.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 
 class CannotCopy(Exception):
-    """A changed input that has no plain memory of its own, or too much of it; the text says which."""
+    """A written input that does not own plain memory, or has too much of it; the message says which."""
 
 
 Key = tuple[str, int]  # a device, and an address in it
@@ -23,7 +23,7 @@ Key = tuple[str, int]  # a device, and an address in it
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a tensor lies in its storage."""
+    """A tensor's position in its storage."""
 
     key: Key
     dtype: torch.dtype
@@ -48,7 +48,7 @@ class _Place:
         return _Place(key, tensor.dtype, tensor.device, start, end, shape, strides, tensor.requires_grad)
 
     def over(self, memory: torch.Tensor, begin: int) -> torch.Tensor:
-        """Such a tensor in `memory`, which holds the bytes of the storage from `begin` on."""
+        """The same view over `memory`, which holds the bytes of the storage from `begin` on."""
         tensor = torch.empty(0, dtype=self.dtype, device=self.device)
         offset = (self.start - begin) // self.dtype.itemsize
         tensor.set_(memory.untyped_storage(), offset, self.shape, self.strides)
@@ -56,12 +56,12 @@ class _Place:
 
 
 class SideInputs:
-    """`take()` gives the arguments of one more run. Until the real call is made, the real inputs hold what to
-    start from; after it, `keep_start()` must have been asked for before."""
+    """`take()` gives the arguments of one more run. Before the real call, the real inputs hold the start values. To use
+    it after the real call, call `keep_start()` before it."""
 
     def __init__(self, args: Sequence[Any], changed: Collection[int], *, detached: bool = False) -> None:
         self._args = list(args)
-        self._detached = detached  # leaves of an autograd graph of their own, so that nobody's .grad is touched
+        self._detached = detached  # leaves of a separate autograd graph, so that no .grad of the caller is changed
         self.devices = devices_of(args)
         if not any(isinstance(args[i], torch.Tensor) for i in changed):
             self._places, self._memory = {}, {}
@@ -75,7 +75,7 @@ class SideInputs:
             raise CannotCopy(f"the {size >> 20} MiB that it changes leave no room for copies")
 
     def _window(self, key: Key) -> tuple[torch.Tensor, int]:
-        """The bytes of one storage that the arguments can see, and where they begin: it may be a whole dataset's."""
+        """The bytes of one storage that the arguments cover, and their start; the whole storage may be a dataset."""
         seen = [(i, place) for i, place in self._places.items() if place.key == key]
         begin = min(place.start for _, place in seen) // 16 * 16
         end = max(place.end for _, place in seen)
@@ -90,11 +90,11 @@ class SideInputs:
 
     @property
     def written(self) -> Collection[int]:
-        """Those of which each run gets a copy of its own."""
+        """The inputs that are copied for each run."""
         return self._places.keys()
 
     def keep_start(self) -> None:
-        """From now on, start from what the changed inputs hold at this moment; the inputs themselves are let go."""
+        """Store the current values of the written inputs as start values, and release the inputs themselves."""
         self._memory = {key: (window.clone(), begin) for key, (window, begin) in self._memory.items()}
         for i in self._places:
             self._args[i] = None
@@ -109,7 +109,7 @@ class SideInputs:
         return tuple(args)
 
     def changed(self, args: Sequence[Any]) -> list[torch.Tensor]:
-        """Of arguments that went through a run: those it may have changed."""
+        """Of the arguments of a run, those that it may have changed."""
         return [args[i] for i in self._places]
 
 
@@ -121,7 +121,7 @@ def _leaf(value: Any, is_written: bool) -> Any:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that could be had on a device now, roughly."""
+    """The approximate free memory of a device."""
     if device.type == "cuda":
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch, for tensors to come
         return torch.cuda.mem_get_info(device)[0] + kept

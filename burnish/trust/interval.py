@@ -1,7 +1,9 @@
-"""How sure a ratio of times is: its median over rounds, and an interval that holds the true one 15 times out of 16.
+"""The confidence interval of a ratio of times: its median over rounds, and an interval that contains the true median 15
+times out of 16.
 
-The interval needs no assumption about how times are spread: it lies between two of the rounds themselves, so that
-binomial odds alone say how often the true median is outside. With fewer rounds than `ENOUGH` there is none.
+The interval makes no assumption about the distribution of times. Its ends are two of the rounds, so the binomial
+distribution gives the probability that the true median is outside. With fewer rounds than `ENOUGH` there is no
+interval.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-ENOUGH = 5  # rounds: all of five are on the same side of the true median once in 16
+ENOUGH = 5  # rounds: all five are on the same side of the true median with probability 1/16
 _OUTSIDE = 2.0 ** (1 - ENOUGH)
 
 
@@ -39,8 +41,8 @@ def median(values: Sequence[float]) -> float:
 
 
 def _rank(n: int) -> int:
-    """How many values at either end are outside of the interval."""
-    below, rank = 2.0**-n, 0  # the odds that at most `rank` of n are below the true median
+    """The number of values at each end that lie outside the interval."""
+    below, rank = 2.0**-n, 0  # the probability that at most `rank` of n are below the true median
     while True:
         more = below + math.comb(n, rank + 1) * 2.0**-n
         if 2 * more > _OUTSIDE:
@@ -49,7 +51,7 @@ def _rank(n: int) -> int:
 
 
 def said(ratio: float | None, low: float | None, high: float | None, rounds: int) -> str:
-    """Of compiled time over eager's, as eager's speed: with its interval, or why it is not said."""
+    """The speed-up over eager in words, with its interval, or the reason why there is none."""
     if not rounds:
         return ""
     if ratio is None or low is None or high is None:

@@ -15,7 +15,7 @@ class JobStats:
     inputs: str  # types and sizes of the tensors of the call that asked for it
     state: JobState
     reason: str = ""
-    seconds: float = 0.0  # from its turn to its end, with all rests it took for calls in flight
+    seconds: float = 0.0  # from its start to its end, pauses for calls in flight included
 
     def __str__(self) -> str:
         took = f" in {self.seconds:.2f} s" if self.seconds else ""

@@ -7,7 +7,7 @@ from typing import Literal
 
 from burnish.trust.interval import said
 
-# on trial: not judged yet.  compiled: in use.  eager: right but not faster.  rolled back: failed, or told to.
+# on trial: not judged yet. compiled: in use. eager: right but not faster. rolled back: failed, or by the user.
 State = Literal["on trial", "compiled", "eager", "rolled back"]
 Engine = Literal["burnish", "inductor", "eager"]
 GraphKind = Literal["inference", "training"]
@@ -19,15 +19,15 @@ class GateStats:
 
     eager_us: float | None  # None: not timed (gate=False, or no time was left within the budget)
     compiled_us: float | None  # of the engine in `VariantStats.engine`, or the best one if eager serves
-    capture_us: float  # what the guards and the way through Dynamo add to each compiled call
-    modules_us: float  # what eager pays for calling its modules, and a captured graph does not
+    capture_us: float  # the overhead of guards and Dynamo in each compiled call
+    modules_us: float  # eager's overhead for module calls, which a captured graph does not have
     rounds: int
     compiled_error: float | None  # largest error of the results relative to their size; None: not compared
     eager_error: float | None  # None: the two agreed so well that the float64 referee was not asked
     seconds: float  # what judging cost
     compile_seconds: float
     engines_us: tuple[tuple[str, float], ...] = ()  # every engine that was timed
-    note: str = ""  # why something was judged by a rule and not by measuring it, or when it was measured
+    note: str = ""  # why a rule decided instead of a measurement, or when it was measured
     source: Literal["measured", "remembered"] = "measured"  # the latter: by an earlier process, of the same program
     # Of a training graph, where its backward took part in the race (0.0: there was none); None: not timed.
     eager_backward_us: float | None = None
@@ -36,20 +36,21 @@ class GateStats:
     ratio_median: float | None = None
     ratio_low: float | None = None
     ratio_high: float | None = None
-    races: int = 1  # processes that held one, and in which it won
+    races: int = 1  # processes that raced, and processes in which it won
     size_class: int | None = None  # of a graph with symbolic sizes: at which it was judged (size_classes.py)
 
     @property
     def ratio(self) -> float | None:
-        """Compiled time over eager's, the best of each, all that a call costs included: below 1 is a gain. The gate
-        decides by it; to be shown, it wants an interval (`speed`)."""
+        """Compiled time divided by eager's, the best of each, with the overhead of a call: below 1 is a gain. The gate
+        decides by this ratio; `speed` shows it with an interval."""
         if self.eager_us is None or self.compiled_us is None:
             return None
         return (self.compiled_us + self.capture_us) / max(self.eager_us + self.modules_us, 1e-9)
 
     @property
     def speed(self) -> str:
-        """In words, with its interval; that there were too few rounds; or nothing, where there was no race."""
+        """The ratio in words with its interval, a note that there were too few rounds, or nothing if there was no
+        race."""
         timed = max(self.rounds - 1, 1)  # the first was a comparison, and counts only where there is no other
         return said(self.ratio_median, self.ratio_low, self.ratio_high, timed) if self.ratio is not None else ""
 
@@ -60,7 +61,8 @@ class GateStats:
 
 @dataclass(frozen=True)
 class SizeClass:
-    """Of a graph with symbolic sizes: who serves calls with so much work (the product of its symbols), and why."""
+    """Of a graph with symbolic sizes: the engine for calls with this much work (the product of its symbols), and the
+    reason."""
 
     work: int  # from here to twice as much, and to its neighbours where no race was held there
     engine: Engine
@@ -74,11 +76,11 @@ class SizeClass:
 
 @dataclass(frozen=True)
 class VariantStats:
-    """One captured graph: what serves it, and why."""
+    """One captured graph: the engine that serves it, and the reason."""
 
     id: int  # counts the compiled object's graphs, from 1
     kind: GraphKind
-    signature: str  # types and sizes of the tensors it takes, parameters apart
+    signature: str  # types and sizes of its tensor inputs, except parameters
     state: State
     engine: Engine  # what the next call runs
     reason: str = ""  # why eager serves it
@@ -86,7 +88,7 @@ class VariantStats:
     gate: GateStats | None = None  # None: not judged yet, or verify and gate are off
     rollbacks: int = 0
     samples: int = 0  # live calls compared with eager
-    samples_dropped: int = 0  # live calls that would have been compared, had the comparing thread kept up
+    samples_dropped: int = 0  # sampled calls that were dropped because the comparing thread was busy
     unmet: int = 0  # calls whose inputs it was not compiled for, which eager served (`stats().notices` says why)
     classes: tuple[SizeClass, ...] = ()  # of a graph with symbolic sizes, each raced by itself
 
@@ -99,13 +101,13 @@ class VariantStats:
 
 @dataclass(frozen=True)
 class WholeCall:
-    """Calls of one kind: what the whole compiled object costs, guards and all, against the original."""
+    """Calls of one kind: the time of the whole compiled object, guards included, against the original."""
 
     inputs: str  # sizes and types of the arguments
     served: Literal["compiled", "eager", "racing"]
     compiled_us: float | None  # medians; of a training step with the backwards of its graphs
     eager_us: float | None
-    ratio: float | None  # compiled over eager's, the median of the rounds; None: too few of them
+    ratio: float | None  # compiled time divided by eager's, median over rounds; None: too few rounds
     low: float | None  # the interval of that median
     high: float | None
     rounds: int  # pairs of calls, one by each

@@ -1,18 +1,18 @@
-"""Are two results of one graph equally right? float64 decides, and eager's own error is the measure.
+"""The referee: compares a graph's results with eager's, using a float64 run and eager's own error.
 
-Most results agree with eager's to a few units in the last place, which is cheap to see. Otherwise the graph is run in
-float64: ours must not be further from it than 1.5 times eager's distance (root mean square; 3 times for the worst
-element: `strictness.py`). Before that counts as wrong, honest reasons are ruled out: eager that differs from itself,
-and graphs in which rounding alone moves the result as far (the float64 run is repeated with every operation rounded at
-random).
+Most results agree with eager's to a few units in the last place, which is cheap to check. Otherwise the graph is run in
+float64: our distance from that run may be at most 1.5 times eager's (root mean square; 3 times for the worst element:
+`strictness.py`). A larger distance counts as wrong only after two other explanations are ruled out: eager that differs
+between its own runs, and graphs in which rounding alone moves the result as far (the float64 run is repeated with
+random rounding of every operation).
 
-Results that no rounding operation has a part in are not judged at all: they are eager's, or wrong (`exactness.py`).
+Results without any rounding operation are not judged in float64: they must equal eager's (`exactness.py`).
 
-`tools/verify/judge.py` answers the same question for those who have time and want to know where: tensor by tensor,
-every run made beforehand, three times eager's error allowed. Here a call waits, a verdict takes the compiled program
-out of service or leaves it in, and nobody looks at it again: so runs are made only when they are needed, the measure is
-stricter, and what looks wrong is doubted more. `InFloat64` is for captured graphs, all of whose tensors are arguments;
-`float64.float64_everywhere` is for models, which may write into tensors of their own and must find them again.
+`tools/verify/judge.py` makes the same decision offline: tensor by tensor, with all runs made beforehand and three times
+eager's error allowed. Here a call waits, and the verdict is final for the compiled program. So runs are made only when
+needed, the limit is stricter, and an apparent error is checked for other explanations. `InFloat64` is for captured
+graphs, all of whose tensors are arguments; `float64.float64_everywhere` is for models, which may write to their own
+tensors and read them again.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from burnish.trust.inputs import CannotCopy, free_bytes
 from burnish.trust.rounding import RandomRounding
 
 _ROUNDED_RUNS = 2
-ROOM = 10.0  # floors, where eager alone is asked
+ROOM = 10.0  # allowed floors in a comparison with eager only
 _HALF = (torch.float16, torch.bfloat16)
-_WELL_KNOWN = 0.05  # rounding moves the result by less: a common factor of half a percent means something
-_SMALL = 64 << 20  # bytes about which nobody asks
+_WELL_KNOWN = 0.05  # rounding moves the result by less: a common factor of half a percent is an error
+_SMALL = 64 << 20  # bytes below which free memory is not checked
 _PIECE = 32 << 20  # bytes of a weight in float64
 NARROW = (torch.float16, torch.bfloat16, torch.float32)
 _CASTS = (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16)
@@ -48,8 +48,8 @@ class Opinion:
 
     wrong: str
     error: float  # the candidate's, against float64 if asked, else against eager; relative
-    eager_error: float | None = None  # None: the referee was not needed, or could not say
-    doubt: str = ""  # rounding could explain it, for once: not again and again
+    eager_error: float | None = None  # None: the referee was not needed, or not conclusive
+    doubt: str = ""  # rounding could explain a single case, but not repeated ones
 
     @property
     def is_right(self) -> bool:
@@ -73,11 +73,11 @@ def judge(
 ) -> Opinion:
     """Compare results, then gradients, then changed inputs: lists in the same order.
 
-    `exact` runs the graph under the mode it is given, on float64 inputs; None where that would draw other random
-    numbers, or mean something else. `eager_again` repeats eager's run. `coarsest` is the least exact type that the
-    graph computes in. `room` is how many floors need no referee. `exactness` is that of the first results, as far as
-    it is known: what is exact is not judged, but equal to eager's or wrong. So many as are `returned` to the caller
-    must lie in memory as eager's do: a `view` of them must be one, or raise, where eager's is or does."""
+    `exact` runs the graph under the mode it is given, on float64 inputs; None if float64 would draw other random
+    numbers, or change the meaning. `eager_again` repeats eager's run. `coarsest` is the least exact type in the graph.
+    `room` is the number of floors that need no referee. `exactness` is that of the first results, as far as known:
+    exact results must equal eager's. The first `returned` results, which the caller gets, must have eager's strides, so
+    that `view` succeeds or raises as in eager."""
     problem = _unlike(ours, eagers) or _laid_out_otherwise(ours[:returned], eagers[:returned])
     problem = problem or _inexact(ours, eagers, exactness, eager_again)
     if problem:
@@ -110,8 +110,8 @@ def judge(
 
 
 def _inexact(ours: Results, eagers: Results, exactness: Sequence[int], eager_again: Callable[[], Results]) -> str:
-    """What is wrong with results that have one right value. (Unless eager has several: its order of writes may not be
-    settled, or its memory not filled.)"""
+    """The errors in exact results, which have one right value. (Not if eager has several: its order of writes may be
+    unspecified, or its memory uninitialised.)"""
     differing = {
         k: count
         for k, (a, b, level) in enumerate(zip(ours, eagers, exactness, strict=False))
@@ -125,8 +125,8 @@ def _inexact(ours: Results, eagers: Results, exactness: Sequence[int], eager_aga
 
 
 def first_look(near: Nearness) -> Opinion | None:
-    """What `judge` would say without a referee, of results that were never there together; None if it would want to
-    look at them again."""
+    """The verdict of `judge` without a referee, for results that never exist at the same time; None if it would need
+    them again."""
     found = near.distances()
     is_right = near.is_complete and all(
         d.within(ROOM) or d.is_as_good_as(spread) for d, spread in zip(found, near.spreads(), strict=True)
@@ -137,7 +137,7 @@ def first_look(near: Nearness) -> Opinion | None:
 def _without_referee(
     near: list[Distance], eagers: Results, eager_again: Callable[[], Results], coarsest: torch.dtype
 ) -> Opinion:
-    """Eager alone, with more room, and what rounding does to it."""
+    """Compare with eager only, with a larger tolerance and the effect of rounding on eager."""
     suspects = [k for k, d in enumerate(near) if not d.within(ROOM)]
     for attempt in range(1 + _ROUNDED_RUNS):
         if not suspects:
@@ -150,7 +150,7 @@ def _without_referee(
 
 
 def _common_factor(candidate: torch.Tensor, truth: torch.Tensor) -> float:
-    """By which fraction all values together are too large or too small. Rounding goes both ways."""
+    """The fraction by which all values together are too large or too small. Rounding errors have both signs."""
     if not truth.is_floating_point() or truth.numel() == 0:
         return 0.0
     exact, apart = truth.double(), candidate.double() - truth.double()
@@ -184,7 +184,7 @@ def _is_plain(x: torch.Tensor) -> bool:
 
 
 def _steps(x: torch.Tensor) -> list[int]:
-    """From one element to another: strides of dimensions that have several."""
+    """The strides of dimensions with more than one element."""
     return [step for size, step in zip(x.shape, x.stride(), strict=True) if size > 1] if x.numel() else []
 
 
@@ -193,13 +193,14 @@ def _largest(distances: Sequence[Distance]) -> float:
 
 
 def rounding_beside(coarsest: torch.dtype) -> RandomRounding | None:
-    """What a run beside eager's is made in where rounding is sure to show: results may be of a finer type than that in
-    which they were computed."""
+    """The context of a second run of eager with random rounding: results may have a finer type than the one they were
+    computed in."""
     return RandomRounding(_unit_roundoff(coarsest), 1) if coarsest in _HALF else None
 
 
 def _unit_roundoff(coarsest: torch.dtype) -> float:
-    """Of one operation. Sums of half types are made in float32; those of float32 are rounded many times within one."""
+    """The unit roundoff of one operation. Sums of half types are computed in float32; a float32 sum is rounded many
+    times."""
     unit = torch.finfo(coarsest).eps / 2
     return unit if coarsest in _HALF else 64 * unit
 
@@ -208,20 +209,20 @@ def _unit_roundoff(coarsest: torch.dtype) -> float:
 
 
 def _attempt(exact: Exact | None, noise: RandomRounding | None = None) -> Results | None:
-    """None where the graph does not run in float64: an operation without such a kernel, a type it insists on."""
+    """None if the graph does not run in float64: an operation has no such kernel, or requires a type."""
     if exact is None:
         return None
     for at_once in (False, True):
         try:
             with noise or nullcontext():
                 return exact(InFloat64(at_once))
-        except Exception:  # with some arguments in their own type, or for good
+        except Exception:  # with some arguments in their own type, or in general
             continue
     return None
 
 
 def _all_widened(args: Sequence[Any]) -> tuple[Any, ...]:
-    """Raises where there is no memory for it: that could end the process on a CPU, and on a GPU what runs beside it."""
+    """Raises if there is not enough memory: running out could kill the process on a CPU, and other work on a GPU."""
     narrow = [x for x in args if isinstance(x, torch.Tensor) and x.dtype in NARROW]
     for device in {x.device for x in narrow}:
         size = sum(x.numel() for x in narrow if x.device == device) * torch.float64.itemsize
@@ -237,17 +238,19 @@ def _widened(value: Any) -> Any:
 
 
 class InFloat64(TorchFunctionMode):
-    """Graphs cast inside (norms to float32, logits to half): a referee that followed them would be none.
+    """Ignores casts in a graph (norms to float32, logits to half): a float64 run that followed them would lose its
+    precision.
 
-    What an operation takes is widened for it and no longer, so a model's weights are never all there in float64; only
-    `at_once`, for operations that no mode sees, and which want all of their arguments in one type."""
+    An operation's operands are widened only while it runs, so a model's weights never all exist in float64. With
+    `at_once` they do, for operations that no dispatch mode sees and that need all arguments in one type."""
 
     def __init__(self, at_once: bool = False) -> None:
         super().__init__()
         self._at_once = at_once
 
     def arguments(self, args: Sequence[Any], written: Collection[int] | None) -> tuple[Any, ...]:
-        """Of a run: in float64 are those it writes, by their positions, for they are looked at again; all, if None."""
+        """The arguments of a run: those that it writes (by position) are in float64, because they are compared
+        afterwards; all, if None."""
         if self._at_once or written is None:
             return _all_widened(args)
         first = iter(_all_widened([args[i] for i in sorted(written)]))
@@ -270,7 +273,7 @@ class InFloat64(TorchFunctionMode):
 
 
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Some rows of the weight at a time: a vocabulary's is several times as large in float64 as what a step takes."""
+    """Some rows of the weight at a time: in float64 a vocabulary's weight takes several times the memory of a step."""
     rows = max(1, _PIECE // (weight.shape[-1] * torch.float64.itemsize))
     if weight.dim() != 2 or len(weight) <= rows:
         return torch.nn.functional.linear(_wide(x), _wide(weight), _wide(bias))

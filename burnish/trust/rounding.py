@@ -1,4 +1,4 @@
-"""How much of a result is rounding? Every operation, the backward's as well, is off by a random last unit."""
+"""Measures the rounding error of a result: perturbs every operation, also in the backward, by a random last unit."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from burnish.torch_private.dispatch import TorchDispatchMode
 
 
 class RandomRounding(TorchDispatchMode):
-    """Multiplies what each operation newly computes by 1 plus or minus at most `unit`; or, where the operation's own
-    type is less exact (a cast, autocast), by a last unit of that type."""
+    """Multiplies each newly computed value by 1 plus or minus at most `unit`; if the operation's own type is less exact
+    (a cast, autocast), by a last unit of that type."""
 
     def __init__(self, unit: float, seed: int) -> None:
         super().__init__()

@@ -1,10 +1,10 @@
-"""Live calls compared with eager, now and then: what the gate saw once can break later, with other data.
+"""Sampling: compares some live calls with eager, because a graph that passed the gate can fail later on other data.
 
-A sampled call copies its inputs before and its results after; a thread of low priority runs eager on the copies and
-compares, with float64 as the referee. Within the call are compared: a graph that draws random numbers, because the
-numbers belong to the caller's thread, or that uses forward mode, which one thread at a time can; and on the CPU a
-result with NaNs or infinities, which is cheap to see. If such a one is wrong, its caller gets eager's result. Samples
-that the thread has no time for are dropped and counted.
+A sampled call copies its inputs before and its results after the program. A low-priority thread runs eager on the
+copies and compares, with float64 as the referee. Three cases are compared within the call: a graph that draws random
+numbers, because the generator belongs to the caller's thread; a graph with forward mode, which only one thread can use
+at a time; and, on a CPU, a result with NaNs or infinities, which is cheap to detect. If such a result is wrong, the
+caller gets eager's. Samples that the thread has no time for are dropped and counted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MOST_DOUBTS = 8
 
 
 class Watched(Protocol):
-    """Of a Variant, what is needed here."""
+    """The part of a Variant that this module needs."""
 
     facts: GraphFacts
     eager: Call
@@ -52,16 +52,17 @@ class Watched(Protocol):
 
 
 def gaps(share: float, seed: int) -> Callable[[], int]:
-    """How many calls until the next sample: at random, so that no rhythm of the caller's can hide from it."""
+    """The number of calls until the next sample: random, so that sampling does not align with a period of the
+    caller's."""
     longest = max(1, round(2 / share) - 1)
     draw = random.Random(seed)
     return lambda: draw.randint(1, longest)
 
 
 def sampled(variant: Watched, run: Callable[[Sequence[Any]], Any], args: Sequence[Any]) -> Any:
-    """`run(args)`, and a comparison of what it does with what eager does."""
+    """`run(args)`, and a comparison with eager."""
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
-        return run(args)  # somebody captures the call as a CUDA graph: copies would become part of it
+        return run(args)  # the caller captures a CUDA graph: copies would become part of it
     try:
         sample = Sample(variant, args)
     except (CannotCopy, CannotSnapshot, torch.OutOfMemoryError):
@@ -69,14 +70,14 @@ def sampled(variant: Watched, run: Callable[[Sequence[Any]], Any], args: Sequenc
         return run(args)
     start = time.perf_counter()
     result = run(args)
-    if not any(isinstance(x, torch.Tensor) and x.is_cuda for x in args):  # whose time a call does not wait for
+    if not any(isinstance(x, torch.Tensor) and x.is_cuda for x in args):  # the call does not wait to read GPU times
         variant.took(time.perf_counter() - start)
     sample.finish(result, args)
     infinite = not variant.knows_infinity and _has_infinities(result)
     if variant.facts.stays_in_thread or infinite:
         if not _is_right(sample):
             return sample.done_over(args)
-        variant.knows_infinity |= infinite  # eager's has them, too: nothing to hold up the next such call for
+        variant.knows_infinity |= infinite  # eager's has them, too: the next such call need not be compared at once
     elif not comparer.submit(sample):
         variant.samples_dropped += 1
     return result
@@ -85,20 +86,20 @@ def sampled(variant: Watched, run: Callable[[Sequence[Any]], Any], args: Sequenc
 def _is_right(sample: Sample) -> bool:
     try:
         return sample.compare()
-    except Exception:  # e.g. no memory for eager beside the call: nothing was learnt
+    except Exception:  # e.g. no memory for eager beside the call: no verdict
         sample.variant.samples_dropped += 1
         return True
 
 
 def _has_infinities(result: Any) -> bool:
-    """Or NaNs. Not asked of a GPU, which the call would have to wait for."""
+    """Or NaNs. Not checked on a GPU, because the call would have to synchronise."""
     floats = (x.detach() for x in _tensors(result) if x.is_floating_point() and x.device.type == "cpu")
     return any(not math.isfinite(float(x.sum(dtype=torch.float64))) for x in floats)
 
 
 @dataclass(frozen=True)
 class _Cuda:
-    """Of one device: copies were made on the caller's stream; the comparison runs on one of its own, after them."""
+    """One CUDA device: copies are made on the caller's stream; the comparison runs after them on its own stream."""
 
     copied: torch.cuda.Event
     stream: torch.cuda.Stream
@@ -124,7 +125,7 @@ class Sample:
         self._cuda: list[_Cuda] = []
 
     def finish(self, result: Any, args: Sequence[Any]) -> None:
-        """Right after the call: what it returned and changed, before anybody changes that."""
+        """Right after the call: copy its results and changed inputs before they change again."""
         self._ours = [x.detach().clone() for x in (*_tensors(result), *self._changed(args))]
         for device in {d for d in (*self._inputs.devices, *devices_of(self._ours)) if d.type == "cuda"}:
             with torch.cuda.device(device):
@@ -137,7 +138,7 @@ class Sample:
         return [args[i] for i in positions if isinstance(args[i], torch.Tensor)]
 
     def compare(self) -> bool:
-        """Whether the call was right, or nothing is known against it."""
+        """Whether the call was right, or not shown to be wrong."""
         after = RandomState(self._inputs.devices) if self._random is not None else None
         try:
             recording = nullcontext() if self.variant.facts.differentiates else torch.no_grad()
@@ -161,7 +162,7 @@ class Sample:
         return False
 
     def done_over(self, args: Sequence[Any]) -> Any:
-        """The call once more, in eager: from the same inputs, with the same random numbers."""
+        """Repeat the call in eager, from the same inputs, with the same random numbers."""
         if self._random is not None:
             self._random.restore()
         start = self._inputs.take()
@@ -172,7 +173,7 @@ class Sample:
         return self.variant.eager(*args)
 
     def _doubt(self, what: str) -> None:
-        """In half types, a percent may be rounding, once. If it is there in sample after sample, it is not."""
+        """In half types, a single error of one percent may be rounding; the same error in several samples is not."""
         self.variant.doubts += 1
         if self.variant.doubts >= _MOST_DOUBTS:
             self.variant.roll_back(Failure(f"in {self.variant.doubts} sampled calls, {what}"))
@@ -197,13 +198,13 @@ class Sample:
         return judge(ours, again(), exact=exact, eager_again=again, coarsest=facts.coarsest, exactness=facts.exactness)
 
     def _is_confirmed(self) -> bool:
-        """Parameters are shared, and may have changed since the call: then what was seen counts for nothing, and both
-        sides run again, side by side."""
+        """Parameters are shared, and may have changed since the call. Then the comparison does not count, and both
+        engines run again."""
         if not self._weights_changed():
             return True
         call = self.variant.compiled()
         if call is None or self._are_others():
-            return False  # rolled back already, or made for other weights: no guard stands in front of it here
+            return False  # rolled back already, or made for other weights: no guard protects the program here
         try:
             self._weights = _fingerprints(self._fixed)
             wrong = not self._opinion(self._run(call)).is_right
@@ -212,7 +213,7 @@ class Sample:
         return wrong and not self._weights_changed()
 
     def _are_others(self) -> bool:
-        """Whether weights lie in memory in another way by now than at the call, which compiled code is for."""
+        """Whether the layout of the weights has changed since the call; the compiled code depends on it."""
         return self._layouts != _layouts(self._fixed)
 
     def _weights_changed(self) -> bool:
@@ -237,8 +238,8 @@ def _layouts(tensors: Results) -> list[tuple[Any, ...]]:
 
 
 def _fingerprints(tensors: Results) -> Results:
-    """A few elements of each: who changes weights, an optimiser or a load, changes all of them. (Their version
-    numbers would not do: writing to `.data` leaves them.)"""
+    """A few elements of each: an optimiser or a load changes all weights. (Version counters do not suffice: a write to
+    `.data` does not advance them.)"""
     return [x.detach().reshape(-1)[:: max(1, x.numel() // _FINGERPRINT)].clone() for x in tensors]
 
 
@@ -257,7 +258,7 @@ class Comparer:
         self._process = 0
 
     def submit(self, sample: Sample) -> bool:
-        """False if there is no room, or no thread: the caller does not wait."""
+        """False if the queue is full, or there is no thread: the caller does not wait."""
         with self._changed:
             if self._ending or len(self._waiting) >= _MOST_WAITING:
                 return False
@@ -286,7 +287,7 @@ class Comparer:
                 sample, self._busy = self._waiting.popleft(), True
             try:
                 sample.compare()
-            except Exception:  # e.g. no memory for eager: nothing was learnt
+            except Exception:  # e.g. no memory for eager: no verdict
                 sample.variant.samples_dropped += 1
             finally:
                 del sample

@@ -1,4 +1,4 @@
-"""The user's hooks on saved tensors (checkpointing, offloading), switched off for burnish's own runs of autograd."""
+"""Disables the user's hooks on saved tensors (checkpointing, offloading) during burnish's own runs of autograd."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from burnish.torch_private.aot import top_saved_tensors_default_hooks
 
-# The innermost pair, or None, given True; asked in every call.
+# The innermost pair of hooks, or None, given True; every call reads it.
 innermost_hooks: Callable[[bool], Any] = top_saved_tensors_default_hooks or (lambda even_in_tracing: None)  # type: ignore
 
 
@@ -19,7 +19,7 @@ def hooks_are_active() -> bool:
 
 
 def own_saved_tensors() -> AbstractContextManager[Any]:
-    """Within it, tensors are saved as they are, whatever hooks are active around it."""
+    """In this context tensors are saved unchanged, whatever hooks are active outside."""
     if not hooks_are_active():
         return nullcontext()  # nor the cost of any
     return torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)

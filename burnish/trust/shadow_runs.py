@@ -1,4 +1,4 @@
-"""Shadow runs of a graph: they use the caller's inputs and random numbers, and change nothing of the caller's."""
+"""Shadow runs of a graph: they use the caller's inputs and random numbers, and do not change the caller's state."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True)
 class GraphFacts:
-    """What the capture layer knows of a graph, in terms of its inputs' positions."""
+    """The capture layer's facts about a graph; inputs are given by position."""
 
     kind: GraphKind
     signature: str = ""
@@ -33,28 +33,28 @@ class GraphFacts:
     static: frozenset[int] = frozenset()  # parameters and buffers
     draws: bool = False  # from a random generator
     coarsest: torch.dtype = torch.float32  # the least exact type it computes in
-    modules: int = 0  # module calls that eager makes, and the captured graph does not
-    unjudgeable: str = ""  # why the graph cannot be run a second time beside the real call
+    modules: int = 0  # module calls in eager that the captured graph does not have
+    unjudgeable: str = ""  # why the graph cannot run a second time beside the real call
     assumptions: Assumptions | None = None  # what engines were made for
     exactness: tuple[int, ...] = ()  # of each result (trust/exactness.py); empty where nothing is known
     depends_on_type: bool = False  # float64 would compute something else
     sizes: tuple[int, ...] = ()  # inputs that are symbols on which tensors' sizes depend
-    process_wide: bool = False  # in eager it changes what the process has one of (the level of forward mode)
-    differentiates: bool = False  # inside (torch.func): without grad mode, its derivatives would be zero
+    process_wide: bool = False  # eager changes process-wide state (the level of forward mode)
+    differentiates: bool = False  # torch.func inside: without grad mode, its derivatives would be zero
 
     @property
     def stays_in_thread(self) -> bool:
-        """Whether eager can run it beside a call in the caller's thread only."""
+        """Whether eager can run it beside a call only in the caller's thread."""
         return self.draws or self.process_wide
 
     @property
     def has_no_referee(self) -> bool:
-        """Whether a run in float64 would tell nothing: other random numbers, or another meaning."""
+        """Whether a float64 run is useless, because of other random numbers or another meaning."""
         return self.draws or self.depends_on_type
 
 
 class ShadowRuns:
-    """Runs a graph beside the real call: same inputs, same random numbers, nothing of the caller's changed."""
+    """Runs a graph beside the real call: same inputs, same random numbers, no change of the caller's state."""
 
     def __init__(
         self,
@@ -65,19 +65,19 @@ class ShadowRuns:
         left_out: frozenset[int] = frozenset(),
         repeats: bool,
     ) -> None:
-        """A backward is that of a loss that leaves these results out. `repeats`: runs that are compared may be followed
-        by others."""
+        """The backward is that of a loss that does not use these results. `repeats`: compared runs may be followed by
+        others."""
         self.facts = facts
         self.training = facts.kind == "training"
         self.backward = backward
         self.left_out = left_out
         self.inputs = SideInputs(args, facts.changed, detached=self.training)
-        # A forward that changes nothing can be the caller's own, if it is right. Not with hooks on what it saves: what
-        # they raise is the caller's, and no failure.
+        # The result of a forward without side effects can be returned to the caller, if it is right. Not with hooks on
+        # saved tensors: their exceptions belong to the caller and are no failure.
         can_serve = self.training and not (backward or repeats or self.inputs.copies_anything or hooks_are_active())
         self._callers = tuple(args) if can_serve else None
         devices = devices_of(args)
-        # Only then: the generators are the process's, and putting them back would repeat other threads' numbers.
+        # Only then: generators are process-wide, and restoring them would repeat the numbers of other threads.
         self.random = RandomState(devices) if facts.draws else None
         self._cuda = [d for d in devices if d.type == "cuda"]
         self._cotangents: list[torch.Tensor] = []
@@ -85,7 +85,7 @@ class ShadowRuns:
 
     @property
     def results_are_real(self) -> bool:
-        """Whether an engine's result can be handed to the caller as that of his call."""
+        """Whether an engine's result can be returned to the caller."""
         return self._callers is not None or self.eagers_is_real
 
     @property
@@ -93,7 +93,7 @@ class ShadowRuns:
         return not self.training and not self.inputs.copies_anything
 
     def run_engine(self, call: Call) -> tuple[Any, Results]:
-        """As `run`, of what may serve the caller."""
+        """As `run`, for an engine whose result may go to the caller."""
         if self._callers is None:
             return self.run(call)
         self.same_numbers()
@@ -101,13 +101,14 @@ class ShadowRuns:
         return raw, [x.detach() for x in _tensors(raw)]
 
     def run(self, call: Call, wide: InFloat64 | None = None) -> tuple[Any, Results]:
-        """The raw result, if it is real; and all its tensors, the gradients of its inputs, and what it changed, to be
-        compared."""
+        """The raw result, if it can be returned; and, for the comparison, its tensors, the gradients of its inputs, and
+        the changed inputs."""
         args = self.inputs.take()
         if wide is not None:
             args = wide.arguments(args, None if self.backward else self.inputs.written)
         self.same_numbers()
-        # In float64 a forward's numbers do not depend on what autograd saves, which is several times the model's size.
+        # In float64 the forward runs without saved tensors, which would take several times the model's memory; its
+        # values do not depend on them.
         saves = torch.is_grad_enabled() and (wide is None or self.backward)
         with self._isolated(), torch.set_grad_enabled(saves), wide or nullcontext():
             origins = self._origins(args)
@@ -125,7 +126,7 @@ class ShadowRuns:
 
     @property
     def can_hand_over(self) -> bool:
-        """Whether gradients can be had one by one, and the time that it takes without looking at them."""
+        """Whether gradients can be passed on one by one, and the time of that without comparing them."""
         return self.backward and not self.inputs.copies_anything and not self._cuda
 
     def run_holding(self, call: Call) -> list[torch.Tensor | None]:
@@ -135,7 +136,7 @@ class ShadowRuns:
         return [found.get(index) for index in range(total)]
 
     def hand_over(self, call: Call, handed: Callable[[int, torch.Tensor], None]) -> int:
-        """The same, each told as soon as it is there, and let go. Returns how many there can be."""
+        """The same, each passed on as soon as it exists, and freed. Returns their number."""
         args = self.inputs.take()
         self.same_numbers()
         with self._isolated():
@@ -156,7 +157,7 @@ class ShadowRuns:
         return [w.to(x.dtype) for w, x in zip(self._cotangents, roots, strict=True)]
 
     def _roots(self, raw: Any) -> Results:
-        """A view made under no_grad requires a gradient as its base does, and has no history to find one by."""
+        """A view made under no_grad requires a gradient like its base, but has no history for one."""
         used = [x for k, x in enumerate(_listed(raw)) if k not in self.left_out and isinstance(x, torch.Tensor)]
         return [x for x in used if x.requires_grad and (x.grad_fn is not None or not x._is_view())]
 
@@ -169,7 +170,7 @@ class ShadowRuns:
         return [origin.nothing() if x is None else x for x, origin in zip(found, origins, strict=True)]
 
     def seconds(self, call: Call, calls: int, clock: Clock, *, whole: bool = True) -> float:
-        """One call's time, the mean of a few in a row; not `whole`: without the backward."""
+        """One call's time, the mean of a few consecutive calls; not `whole`: without the backward."""
         if self.inputs.copies_anything:
             return min(self._one(call, clock, whole) for _ in range(calls))
         args = self.inputs.take()
@@ -221,8 +222,8 @@ class ShadowRuns:
 
 @dataclass(frozen=True)
 class _Origin:
-    """Where an input's gradient is of, before the call: one that the call changes in place has another place in the
-    history of gradients after it, and maybe another shape."""
+    """The autograd node of an input before the call: after an in-place change the input has another node, and maybe
+    another shape."""
 
     leaf: torch.Tensor
     shape: torch.Size

@@ -1,10 +1,11 @@
-"""Which engine serves which sizes of a graph whose sizes are symbols: what was raced at size 4 says nothing of 20,000.
+"""Selects the engine for each class of sizes of a graph with symbolic sizes: a race at size 4 does not predict size
+20,000.
 
-The work of a call is measured by the product of the symbols that it binds. Work is put into classes of a factor of two;
-a race at one of them speaks for its neighbours, too, so for a factor of at most four. The first call of a class that no
-race speaks for is raced. After `MOST` races the nearest one speaks for whatever comes.
+The work of a call is the product of the symbols that it binds. Work is divided into classes of a factor of two. A race
+at one class also decides for its neighbours, so for a factor of at most four. The first call of a class that no race
+covers is raced. After `MOST` races, the nearest race decides for all other classes.
 
-All that a call pays for this is to find its class in a list.
+The only cost per call is to look up its class in a list.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _CLASSES = 64  # by the number of bits; sizes fit into as many
 
 
 class SizeClasses:
-    """Of one variant. `unjudged` is called, in the place of what serves, where no race speaks for a call's class."""
+    """The size classes of one variant. `unjudged` serves a call whose class no race covers."""
 
     def __init__(self, positions: Sequence[int], unjudged: Boxed) -> None:
         self._positions = tuple(positions)  # of the graph's inputs that are its symbols
@@ -50,7 +51,7 @@ class SizeClasses:
         return len(self._raced) >= MOST
 
     def put(self, size: int, serve: Boxed, engine: Engine, gate: GateStats | None) -> None:
-        """What a race at `size` has decided."""
+        """Record the result of a race at `size`."""
         self._raced[size] = serve, engine, gate
         self._table[size] = serve
         for near in (size - 1, size + 1):
@@ -58,7 +59,7 @@ class SizeClasses:
                 self._table[near] = serve
 
     def follow_nearest(self, size: int) -> None:
-        """Without a race: as in the class that is most like it."""
+        """Without a race: use the engine of the most similar class."""
         nearest = min(self._raced, key=lambda raced: abs(raced - size))
         self._table[size] = self._raced[nearest][0]
 
@@ -67,13 +68,13 @@ class SizeClasses:
         self._table[:] = [self._unjudged] * _CLASSES
 
     def serve_by(self, served_by: Callable[[Engine], Boxed]) -> None:
-        """Have each engine that serves any class served in another way."""
+        """Replace the serving function of each engine that serves any class."""
         ways = {id(serve): served_by(engine) for serve, engine, _ in self._raced.values()}
         self._table[:] = [ways.get(id(serve), serve) for serve in self._table]
         self._raced = {size: (ways[id(serve)], engine, gate) for size, (serve, engine, gate) in self._raced.items()}
 
     def engine_of(self, args: Sequence[Any]) -> Engine | None:
-        """What serves such a call; None where no race speaks for it."""
+        """The engine for such a call; None if no race covers it."""
         serve = self._table[self.of(args)]
         return next((engine for raced, engine, _ in self._raced.values() if raced is serve), None)
 
@@ -84,7 +85,7 @@ class SizeClasses:
         return self._table[size]
 
     def found(self, size: int) -> SizeClass:
-        """What a race there has found."""
+        """The result of the race for this class."""
         _, engine, gate = self._raced[size]
         return SizeClass(1 << size >> 1, engine, gate)
 

@@ -1,9 +1,9 @@
-"""Verdicts of earlier processes: the very same program, on the same machine with the same versions, is not tried again.
+"""Stored verdicts of earlier processes: the same program is not tried again on the same machine with the same versions.
 
-What a verdict is of is its key: the program's data, eager's form of the graph, burnish's own source, the options that
-programs depend on, torch, Python, processor and device. Weights are no part of it. So a verdict says that this code
-computes what eager's does and is faster; whether it is right for these very numbers, the first call is compared for,
-beside it (`Variant`).
+A verdict's key is the program's data, eager's form of the graph, burnish's own source, the options that programs depend
+on, torch, Python, processor and device. Weights are not in the key. So a verdict says that this code computes eager's
+results and is faster. To check the results for the current weights, the first call is compared in the sampling thread
+(`Variant`).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from burnish.trust.record import GateStats
 
 KIND = "verdict"
 KEPT_SECONDS = 30 * 86400.0
-# Of eager's time: what was won by less is raced for again, unless there were rounds enough for an interval that says it
-# was won. With few rounds a win must be a clear one; what serves then has no ratio to show, and the race of whole
-# calls, which is held in every process, still finds out if it is slower after all.
+# A fraction of eager's time. A win by less is raced again, unless there were enough rounds for an interval that
+# confirms the win. With few rounds a win must be clear. Such a verdict has no ratio to show; the race of whole calls,
+# which every process holds, still detects a program that is slower after all.
 _CLEARLY, _WON = 0.8, 1.0
-_RACES = 3  # processes in which it won, by however little: it is not raced for ever
+_RACES = 3  # processes in which it won, by any margin, after which it is not raced again
 
-# graph: compared and raced, all that the gate does.  forward, backward: the comparisons of a training step's halves.
+# graph: the full gate, comparison and race. forward, backward: the comparisons of a training step's halves.
 Part = Literal["graph", "forward", "backward"]
 ClassPart = NewType("ClassPart", str)  # the graph at other sizes
 
@@ -38,7 +38,7 @@ def class_part(size: int) -> ClassPart:
 
 
 class Verdicts:
-    """Of one graph. `now` is a clock that processes share."""
+    """The stored verdicts of one graph. `now` is a clock that processes share."""
 
     def __init__(
         self, cache: Cache, factors: tuple[tuple[str, str], ...], now: Callable[[], float] = time.time
@@ -48,12 +48,12 @@ class Verdicts:
         self._now = now
 
     def of_backward(self, program: bytes) -> Verdicts:
-        """Its program is made later than the forward's, or never."""
+        """The backward's program is made after the forward's, or never."""
         factor = ("backward", hashlib.sha256(program).hexdigest())
         return Verdicts(self._cache, (*self._factors, factor), self._now)
 
     def passed(self, part: Part | ClassPart, *, compared: bool, raced: bool) -> GateStats | None:
-        """What was found then, if that was both, as far as it is asked for, and not too long ago."""
+        """The stored verdict, if it covers the requested checks and is not too old."""
         found = self._read(part)
         if found is None or (compared and found.compiled_error is None):
             return None
@@ -77,7 +77,7 @@ class Verdicts:
         return dataclasses.replace(stats, seconds=0.0, source="remembered", note=note)
 
     def keep(self, part: Part | ClassPart, stats: GateStats) -> None:
-        """The graph passed. What was trusted by a rule, or is remembered itself, is no verdict."""
+        """Store that the graph passed. A decision by a rule, or a verdict that was itself loaded, is not stored."""
         if stats.note or stats.source != "measured":
             return
         before = self._read(part)
@@ -95,7 +95,7 @@ class Verdicts:
 
 
 def _as_stats(stored: dict[str, Any]) -> GateStats:
-    """Raises ValueError, TypeError or KeyError for what `keep` did not write."""
+    """Raises ValueError, TypeError or KeyError for data that `keep` did not write."""
     for name, value in stored.items():
         number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         if not (number or value is None or name in ("engines_us", "note", "source")):

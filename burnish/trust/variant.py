@@ -1,7 +1,7 @@
-"""A variant: one captured graph, the engines that can serve it, and which of them does.
+"""A variant: one captured graph, the engines that can serve it, and the one that does.
 
-Its first call goes through the gate. After that the function that Dynamo calls goes straight to the program: what
-serves is the content of one closure cell, and changing it is all that rolling back or retrying takes.
+Its first call goes through the gate. After that, the function that Dynamo calls goes directly to the program. The
+serving function is the content of one closure cell; a rollback or a retry only changes that cell.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from burnish.trust.saved_tensor_hooks import hooks_are_active
 from burnish.trust.size_classes import SizeClasses
 from burnish.trust.stored_verdicts import Verdicts, class_part
 
-_SLOW = 1.25  # times what eager took in the race: a sampled call that takes longer is slow
-_MOST_SLOW = 4  # such samples, not offset by others: the graph is raced again
+_SLOW = 1.25  # multiple of eager's time in the race above which a sampled call is slow
+_MOST_SLOW = 4  # net number of slow samples after which the graph is raced again
 _MOST_REPEATED_RACES = 3
-_MOST_UNJUDGED = 3  # trials that raised: eager serves from then on
-_SHARE_FOR_CLASS = 0.03  # of the compile's time: what racing again at another size may take
+_MOST_UNJUDGED = 3  # trials that raised, after which eager serves
+_SHARE_FOR_CLASS = 0.03  # fraction of the compile time for a race at another size
 
 
 @dataclass(frozen=True)
 class Policy:
-    """How far a compiled graph is trusted; made from Options."""
+    """The checks of a compiled graph; made from Options."""
 
     verify: bool = True  # compare with eager before use
     gate: bool = True  # race against eager before use
@@ -53,7 +53,7 @@ class Policy:
 
 
 class Listener(Protocol):
-    """Told what becomes of a variant (the log, in practice)."""
+    """Receives the events of a variant (in practice the log)."""
 
     def rolled_back(self, variant: Variant, failure: Failure) -> None: ...
 
@@ -67,12 +67,13 @@ class Listener(Protocol):
 
 
 class TrialRaised(Exception):
-    """Eager raised beside the call, in a forward or a backward of the trial's. The call itself is still to be made:
-    what a forward writes before it raises is the caller's, and a backward may never be asked for."""
+    """Eager raised in the trial's own forward or backward. The call itself must still be made: the caller sees what a
+    forward writes before it raises, and may never run a backward."""
 
 
 def _without_anomaly_mode() -> contextlib.AbstractContextManager[object]:
-    """A NaN in the trial's own backward is no reason for the caller's forward to raise; his backward looks again."""
+    """A NaN in the trial's own backward must not make the caller's forward raise; the caller's backward checks
+    again."""
     return torch.autograd.set_detect_anomaly(False) if torch.is_anomaly_enabled() else contextlib.nullcontext()
 
 
@@ -99,29 +100,29 @@ class Variant:
         guarded: bool = True,
         owner: object = None,
     ) -> None:
-        """`direct` is what engine "burnish" does, called with one list. `timed` adds what measures latency. `verdicts`
-        are those of earlier processes, and what is found now is told to it. `ready` waits for what of engine
-        "burnish" is still being built. `before_trial` ends what has been going on since the compile began: before the
-        trial, or at once where there will be none. `host` gives the extension that checks assumptions natively, if it
-        is there; `guarded`: Dynamo's guards look at all inputs, so that without it only the rest has to be asked.
-        `owner` stands for the compiled object that the graph is a part of."""
+        """`direct` runs engine "burnish" on one list of arguments. `timed` adds the latency measurement. `verdicts` has
+        the verdicts of earlier processes and receives new ones. `ready` waits for the parts of engine "burnish" that
+        are still being built. `before_trial` ends the background work of the compile, before the trial or at once if
+        there is none. `host` returns the extension that checks assumptions natively, if available; `guarded`: Dynamo's
+        guards check all inputs, so only the assumptions that guards do not cover are left to check. `owner` identifies
+        the compiled object of the graph."""
         self.number = number
         self.facts = facts
         self.eager = eager
         self.policy = policy
         self.compile_seconds = compile_seconds
-        self.capture_us = 0.0  # what the way through Dynamo costs each call; the capture layer knows
-        self.modules_us = 0.0  # what eager pays beside the graph
+        self.capture_us = 0.0  # Dynamo's overhead per call, from the capture layer
+        self.modules_us = 0.0  # eager's overhead beside the graph
         self.on_verdict: Callable[[], None] = lambda: None
         self.gate: GateStats | None = None
         self.failure: Failure | None = None
         self.rollbacks = 0
         self.samples = 0
         self.samples_dropped = 0
-        self.unmet = 0  # calls whose inputs the graph was not compiled for: eager served them
-        self.doubts = 0  # samples that would be alarms, were they not few
-        self.is_provisional = False  # in use because it won when everybody ran for the first time: the next call races
-        self.knows_infinity = False  # eager's results have been seen to have NaNs or infinities, too
+        self.unmet = 0  # calls that did not meet the graph's assumptions: eager served them
+        self.doubts = 0  # doubtful samples, too few so far for a rollback
+        self.is_provisional = False  # serves because it won with first runs only: the next call races again
+        self.knows_infinity = False  # eager's results have had NaNs or infinities, too
         self.state: State = "on trial"
         self.engine: Engine = "eager"
         if policy.fault is not None and "burnish" in engines:
@@ -135,12 +136,12 @@ class Variant:
         self._verdicts = verdicts
         self._ready = ready
         self._before_trial = before_trial
-        self._lock = threading.Lock()  # held for changes of state, never while a graph runs
-        self._trying = threading.Lock()  # held by the one call that is the trial; nobody waits for it
+        self._lock = threading.Lock()  # held during changes of state, never while a graph runs
+        self._trying = threading.Lock()  # held by the call that is the trial; no other call waits for it
         self._slow = 0  # sampled calls, less those that were not
         self._repeated_races = 0
         self._unjudged = 0  # trials that raised, of calls that did not
-        self.judgings = 0  # calls, or parts of them, that were a trial
+        self.judgings = 0  # calls, or parts of calls, that were a trial
         self._serving: Boxed = list
         self._classes = SizeClasses(facts.sizes, self._other_size) if facts.sizes and policy.gate and engines else None
         self._size_class: int | None = None  # of the call that was judged last
@@ -151,7 +152,7 @@ class Variant:
             self._end_preparing()
 
     def _was_judged(self) -> bool:
-        """Whether an earlier process found the same program right, and faster than eager where that is asked."""
+        """Whether an earlier process found the same program right and, if the race is on, faster than eager."""
         policy = self.policy
         if self._verdicts is None or not self._engines or not policy.tries:
             return False
@@ -170,7 +171,7 @@ class Variant:
         return True
 
     def _first_of_judged(self, boxed: list[Any]) -> Any:
-        """Weights are no part of what was judged: this call is compared, too, but by the thread that samples calls."""
+        """The stored verdict does not cover the weights, so this call is compared, too, but by the sampling thread."""
         args = tuple(boxed)
         boxed.clear()
         with self._lock:
@@ -197,9 +198,9 @@ class Variant:
         boxed.clear()
         assumptions = self.facts.assumptions
         if assumptions is not None and (why := assumptions.unmet(args)):
-            raise AssumptionUnmet(why)  # what is judged is judged on what it was made for
+            raise AssumptionUnmet(why)  # only calls that meet the assumptions are judged
         if not self._trying.acquire(blocking=False):
-            return self._run(args)  # another thread's call is the trial; this one is eager's, or who serves so far
+            return self._run(args)  # another thread's call is the trial; this one runs in eager or the current engine
         try:
             if self.state == "on trial":
                 return self._try(args)
@@ -212,8 +213,8 @@ class Variant:
             self._trying.release()
 
     def _run_unjudged(self, raised: TrialRaised, args: Sequence[Any]) -> Any:
-        """The call whose trial raised. If it does not raise itself, that may happen in every call: it is not tried for
-        ever."""
+        """The call whose trial raised. If the call itself does not raise, every trial may raise, so the number of
+        trials is limited."""
         result = self._run(args)
         with self._lock:
             self._unjudged += 1
@@ -240,8 +241,8 @@ class Variant:
         training = self.facts.kind == "training"
         if training and not self._has_backward and not self._forward_seen:
             return self._try_forward(args)
-        # Both halves of a training step were compared when they first ran. In full precision eager alone can tell the
-        # rest: what goes wrong there is far beyond the room within which float64 is not asked.
+        # Both halves of a training step were compared when they first ran. In full precision a comparison with eager
+        # alone suffices: real errors are far larger than the tolerance below which float64 is not used.
         known = self._forward_seen and self.facts.coarsest in (torch.float32, torch.float64)
         backward = training and self._has_backward
         verdict = self._judge(args, race=self.policy.gate, backward=backward, strict=not (backward and known))
@@ -251,8 +252,8 @@ class Variant:
         return self._run(args)
 
     def _try_forward(self, args: Sequence[Any]) -> Any:
-        """The backward is compiled when it is first wanted, which may be never: until then there is a forward to
-        compare. The next call races, with the backward if there is one by then."""
+        """The backward is compiled at its first call, which may never come, so only the forward is compared now. The
+        next call races, with the backward if it exists by then."""
         self._forward_seen = True
         winner = self._engines.first
         if self._verdicts is None or self._verdicts.passed("forward", compared=True, raced=False) is None:
@@ -270,7 +271,7 @@ class Variant:
         return self._run_alone(winner, args)
 
     def _race_again(self, args: Sequence[Any]) -> Any:
-        """The second call: what a first run costs (memory, kernels that libraries choose) is nobody's time any more."""
+        """The second call: first-run costs (memory, the libraries' selection of kernels) no longer count."""
         verdict = self._judge(args, race=True, backward=False, again=True)
         self._accept(verdict)
         return verdict.result if verdict.has_result else self._run(args)
@@ -285,7 +286,7 @@ class Variant:
         again: bool = False,
         **settings: Any,
     ) -> Verdict:
-        """`again`: they have been compared, and everybody has run before."""
+        """`again`: the engines have been compared, and all have run before."""
         self.judgings += 1
         self._size_class = self._classes.of(args) if self._classes is not None else None
         settings.setdefault("compare", self.policy.verify and not again)
@@ -313,7 +314,7 @@ class Variant:
     # -- other sizes (size_classes.py) ---------------------------------------------------------------------------
 
     def _other_size(self, boxed: list[Any]) -> Any:
-        """A call of a class of sizes that no race speaks for."""
+        """A call of a class of sizes that no race covers."""
         args = tuple(boxed)
         boxed.clear()
         if not self._trying.acquire(blocking=False):
@@ -335,7 +336,7 @@ class Variant:
             self._trying.release()
 
     def _knows_of(self, size: int) -> bool:
-        """Without a race: by an earlier process's, or by those at other sizes, if there were enough of them."""
+        """Decide without a race: by an earlier process's verdict, or by races at other sizes if there were enough."""
         assert self._classes is not None
         if self._classes.is_full:
             self._classes.follow_nearest(size)
@@ -381,7 +382,7 @@ class Variant:
         self.on_verdict()
 
     def gate_here(self) -> GateStats | None:
-        """What was measured, where that says something of every size."""
+        """The measurements, if they hold for every size."""
         return self.gate if self._classes is None else None
 
     def _run_at(self, size: int, args: Sequence[Any]) -> Any:
@@ -422,7 +423,7 @@ class Variant:
         self._put(serve)
 
     def noting(self, note: Callable[[Variant], None]) -> Callable[[], None]:
-        """Have each call told to `note`, until the function that this returns is called or something else serves."""
+        """Call `note` with each call, until the returned function is called or another engine serves."""
         before = self._serving
 
         def noted(boxed: list[Any]) -> Any:
@@ -451,7 +452,7 @@ class Variant:
         self._serve_with(serve)
 
     def without_guards(self, host: Host | None) -> None:
-        """The object is sealed: from now on assumptions are all that is asked."""
+        """The object is sealed: from now on only assumptions are checked."""
         with self._lock:
             self._engines.without_guards(host)
             if self.state == "on trial" or self.is_provisional:
@@ -467,8 +468,8 @@ class Variant:
         return self._regions.run(checkpoint, boxed, serve, lambda: settled or self.engine)
 
     def _run(self, args: Sequence[Any]) -> Any:
-        """What it raises is recovered from where all calls are (graph_function.py), and only there: twice would be to
-        run eager twice, and to write the caller's tensors twice."""
+        """Exceptions are handled where those of all calls are (graph_function.py), and only there: a second recovery
+        would run eager twice and write the caller's tensors twice."""
         return self._run_alone(self.engine, args)
 
     def _run_alone(self, engine: Engine, args: Sequence[Any]) -> Any:
@@ -476,8 +477,9 @@ class Variant:
         return self._engines.alone(engine)(list(args))
 
     def took(self, seconds: float) -> None:
-        """A sampled call, on other values than those that were raced: denormals, or another branch, may be slow. If
-        several take longer than eager did, the next call races; the machine may just be busy, so not for ever."""
+        """A sampled call, on other values than the race's: denormals or another branch may be slow. If several samples
+        take longer than eager did, the next call races. The number of such races is limited, because the machine may
+        just be busy."""
         gate = self.gate
         if self.facts.kind != "inference" or self._classes is not None or gate is None or gate.eager_us is None:
             return
@@ -493,11 +495,11 @@ class Variant:
                 self._serve_with(self._trial)
 
     def compiled(self) -> Call | None:
-        """What serves, if it is not eager."""
+        """The serving engine, if it is not eager."""
         return self._engines.compiled.get(self.engine)
 
     def recover(self, error: Exception, args: Sequence[Any]) -> Any:
-        """A call raised `error`: eager's result, or what eager raises, as if nothing had been compiled."""
+        """A call raised `error`: return eager's result, or raise eager's exception."""
         if isinstance(error, EagersOwn):
             raise error.error from error.error.__cause__
         if isinstance(error, AssumptionUnmet):
@@ -507,15 +509,15 @@ class Variant:
         if self.facts.kind == "training" and hooks_are_active():
             raise error  # the hooks' own: checkpointing ends a recomputation by raising
         if getattr(error, "of_earlier_call", False):
-            raise error  # a device tells late of an index that was out of range: the caller's, and not this call's
+            raise error  # a GPU reports an index out of range late: a caller error, of an earlier call
         if getattr(error, "inputs_changed", False):
             self._refuse_half_done(error)
-        result = self.eager(*args)  # raises as well where the caller made a mistake: then it is his, and not ours
+        result = self.eager(*args)  # also raises for a caller error, which then is not our failure
         self.roll_back(Failure.of(error))
         return result
 
     def _serve_unmet(self, why: str, args: Sequence[Any]) -> Any:
-        """Nothing has run. The graph in eager takes whatever its guards let through."""
+        """Nothing has run yet. The graph in eager accepts all inputs that its guards accept."""
         self.unmet += 1
         if self._listener is not None:
             self._listener.unmet(why)
@@ -533,7 +535,7 @@ class Variant:
     # -- rolling back --------------------------------------------------------------------------------------------
 
     def roll_back(self, failure: Failure) -> None:
-        """Eager serves from now on. Calls that are under way finish with what they began with."""
+        """Eager serves from now on. Calls in flight finish with their engine."""
         with self._lock:
             if self.state == "rolled back":
                 return
@@ -546,13 +548,13 @@ class Variant:
         self.on_verdict()
 
     def abandon(self) -> None:
-        """What was compiled cannot be had, after all: as if there had been nothing."""
+        """Drop the compiled forms, which are not available after all."""
         with self._lock:
             self._engines.give_up()
             self._begin()
 
     def retry(self) -> None:
-        """On trial again, whatever serves now."""
+        """On trial again, whatever engine serves now."""
         with self._lock:
             self.failure = self.gate = None
             self._forward_seen = False
@@ -588,7 +590,7 @@ def _slower(stats: GateStats) -> str:
 
 
 def _together(compared: GateStats, raced: GateStats) -> GateStats:
-    """Of a race that was held again: the times of the second, the errors of the first, and what both took."""
+    """The record of a repeated race: the second's times, the first's errors, and the seconds of both."""
     return dataclasses.replace(
         raced,
         compiled_error=compared.compiled_error,
@@ -598,6 +600,6 @@ def _together(compared: GateStats, raced: GateStats) -> GateStats:
 
 
 def _can_be_tried(args: Sequence[Any]) -> bool:
-    """Not while a CUDA graph is captured: a trial waits for the device, which a capture forbids."""
+    """False during a CUDA graph capture: a trial synchronises, which a capture forbids."""
     on_cuda = any(isinstance(x, torch.Tensor) and x.device.type == "cuda" for x in args)
     return not (on_cuda and torch.cuda.is_current_stream_capturing())

@@ -1,4 +1,4 @@
-"""What becomes of variants, written into the object's log: counted, told to its sinks, and warned about once."""
+"""Writes the events of variants to the object's log: counts them, passes them to its sinks, and warns once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class VariantLog:
         self._name = name  # the variant's: "graph 1"
 
     def judged(self, variant: Variant, seconds: float, at: SizeClass | None = None) -> None:
-        """`at`: only for sizes of a class."""
+        """`at`: for the sizes of one class only."""
         gate = at.gate if at is not None else variant.gate
         if gate is None:
             return
@@ -31,7 +31,7 @@ class VariantLog:
         self._log.emit("gate", variant=self._name, seconds=seconds, reason=reason, **detail)
 
     def compared(self, seconds: float) -> None:
-        """Half of a training step; judging it all comes later."""
+        """Half of a training step was compared; the whole step is judged later."""
         self._log.add_seconds("gate", seconds)
 
     def rolled_back(self, variant: Variant, failure: Failure) -> None:

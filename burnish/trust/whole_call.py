@@ -1,26 +1,26 @@
-"""The race of the user's call: what a compiled object costs with all that is around its graphs, against the original.
+"""The race of whole calls: the compiled object, with everything around its graphs, against the original.
 
-A graph's own race (`gate.py`) is of the graph. Guards, graph breaks and the Python between graphs are in no graph; so
-once nothing compiles and nothing is on trial in a call any more, calls take turns: the compiled object serves one, the
-original the next. Each call is made once, by one of the two: the user's calls may have effects.
+A graph's own race (`gate.py`) covers the graph only, not guards, graph breaks and the Python between graphs. So once
+calls neither compile nor hold trials, they alternate: the compiled object serves one, the original the next. Each call
+is made once, by one of the two, because the user's calls may have side effects.
 
-1. Calls of one kind (sizes, types, grad mode) make pairs; the order within a pair changes in the order of Thue and
-   Morse, so that neither a drift nor data that alternates favours one of the two. Of short calls, the first one of
-   either after the other's does not count: who is called in a loop finds his own data and code in the caches.
-2. After five pairs or more the interval of the ratio's median decides, once it lies on one side. Where it does not
-   after 25, the original serves, unless the median promises a gain: then the race goes on, and after 100 the median
-   decides. Kinds that are raced together are of unlike sizes, whose median says little: for them there is no going on.
-   Long calls that are clearly won are not raced to the end, or, where the whole takes less time than its graphs alone
-   took in eager when they were judged, not at all.
-3. A kind that lost is served by the original. All that remains once each kind is decided is up to the caller
-   (`outcome`): the compiled path itself, the original itself, or, for a mixture, `call`, which looks a kind up.
+1. Calls of one kind (sizes, types, grad mode) make pairs; the order within a pair follows the Thue-Morse sequence, so
+   that neither a drift nor alternating data favours an engine. The first short call after a change of engine does not
+   count, because its caches are cold; in a loop they would be warm.
+2. After five pairs or more, the interval of the ratio's median decides, once it lies on one side of 1. If it is still
+   undecided after 25 pairs, the original serves, unless the median promises a gain: then the race continues, and after
+   100 pairs the median decides. Kinds that are raced together have different sizes, so their median says little and
+   their race is not continued. The race of long calls ends early after a clear win. It is skipped if the whole call
+   takes less time than its graphs alone took in eager when they were judged.
+3. The original serves a kind that lost. Once each kind is decided, the caller of this module applies the `outcome`: the
+   compiled path, the original, or, for mixed results, `call`, which looks up the kind.
 
-A call whose result requires gradients is only half of a step. Its forward is timed as any call; for the backward the
-times count that the gate measured of the graphs which the call runs. Where it measured none (remembered by an older
-version, or trusted by a rule), such calls are left to the graphs' own races.
+A call whose result requires gradients is only half of a training step. Its forward is timed like any call. For the
+backward, the gate's times of the graphs in the call are added. Without such times (a verdict stored by an older
+version, or a decision by a rule), the call is not raced; the races of its graphs decide.
 
-Not timed: a call that raises, one that compiles or judges something, calls of other threads and calls within a call
-while one is timed, and calls in circumstances that `can_time` rules out. Nothing here waits for a lock.
+Not timed: a call that raises, compiles or holds a trial; calls of other threads and nested calls while a call is timed;
+and calls that `can_time` excludes. Nothing here waits for a lock.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ Outcome = Literal["racing", "mixed", "compiled", "eager"]
 KindOf = Callable[[tuple[Any, ...], dict[str, Any]], Hashable]
 
 LOSES_ABOVE = 1.02
-MOST_PAIRS = 25  # of an unclear race, unless there is something to gain
+MOST_PAIRS = 25  # pairs of an unclear race, unless a gain is possible
 LAST_PAIR = 100
-_GAIN = 0.97  # of eager's time: more is not worth racing for any longer
-_CLEAR_WIN = 0.85  # of eager's time: in two pairs of long calls, enough
-_LONG = 0.02  # seconds: the original is not asked for such a call if it cannot win
-_SHORT = 5e-4  # seconds: the first of such calls after the other's finds its caches cold, and is not counted
+_GAIN = 0.97  # fraction of eager's time: a median above this does not justify more pairs
+_CLEAR_WIN = 0.85  # fraction of eager's time: a clear win in two pairs of long calls
+_LONG = 0.02  # seconds of a long call, which the original does not serve if it cannot win
+_SHORT = 5e-4  # seconds of a short call; the first after a change of engine has cold caches and does not count
 _QUIET = 2  # calls in a row that compiled and judged nothing, before the first one is timed
 _MOST_KINDS = 32  # raced one by one; all further ones together
-_LINGERS = 64  # calls of decided kinds only, before nobody looks for others any more
-_PATIENCE = 512  # calls of one kind that could not be paired: then it is left to the graphs' own races
+_LINGERS = 64  # calls of decided kinds only, after which the search for new kinds ends
+_PATIENCE = 512  # unpaired calls of one kind, after which the races of its graphs decide
 _OTHERS: Hashable = "all other kinds"
 _IN_VAIN = "its calls raise, compile or are judged again and again"
 
 
 @dataclass(frozen=True)
 class Graphs:
-    """What the gate knows of the graphs that a call runs, in seconds. `eager` is all of them in eager, a training
-    graph's with its backward: the original cannot take less. None: not known of each of them."""
+    """The gate's times of the graphs that a call runs, in seconds. `eager` is the time of all graphs in eager, with the
+    backward of training graphs: a lower bound of the original's time. None: not known for every graph."""
 
     compiled_backward: float | None = 0.0
     eager_backward: float | None = 0.0
@@ -67,29 +67,29 @@ class Graphs:
 
 
 class Surroundings:
-    """What a race must know of the object whose calls it times; the capture layer knows."""
+    """The race's view of the object whose calls it times; the capture layer implements it."""
 
     def can_time(self) -> bool:
-        """Whether this thread's next call is an ordinary one, with nothing under way that would disturb it."""
+        """Whether this thread's next call is an ordinary one, and no other work would disturb its time."""
         return True
 
     def exempt(self) -> str:
-        """Why calls must not be served by turns at all, if there is a reason."""
+        """The reason why calls must not alternate, if there is one."""
         return ""
 
     def activity(self) -> int:
-        """Another number after anything was compiled or judged for the object."""
+        """A number that changes whenever something is compiled or judged for the object."""
         return 0
 
     def synchronise(self, args: tuple[Any, ...]) -> None:
-        """Wait for devices that calls leave work to."""
+        """Wait for the devices on which calls run."""
 
     def watching(self) -> Callable[[], Graphs]:
-        """Begin to note which graphs run; the function ends that, and says what the gate knows of them."""
+        """Begin to record which graphs run. The returned function ends that, and returns the gate's times of them."""
         return Graphs
 
     def allowance(self) -> float:
-        """Seconds of long calls after which a clear winner need not be raced further."""
+        """Seconds of long calls after which the race of a clear winner ends."""
         return 0.25
 
 
@@ -138,7 +138,7 @@ class _Kind:
         if len(self.ratios) < MOST_PAIRS:
             return None
         if self.is_mixed or self._balanced() > _GAIN:
-            return "eager"  # nobody is ever slower for it
+            return "eager"  # a lost race costs no later call any time
         return "compiled" if len(self.ratios) >= LAST_PAIR else None
 
     def _is_long_and_clear(self, allowance: float) -> bool:
@@ -146,14 +146,14 @@ class _Kind:
         return len(self.ratios) >= 2 and spent > allowance and max(self.ratios) <= _CLEAR_WIN
 
     def _balanced(self) -> float:
-        """The median over two neighbouring pairs each, whose orders are opposite: where data alternates, each side has
-        had both."""
+        """The median over two neighbouring pairs of opposite order each: with alternating data, each engine has had
+        both kinds."""
         twos = zip(self.ratios[::2], self.ratios[1::2], strict=False)
         return median([math.sqrt(one * other) for one, other in twos])
 
 
 class WholeCallRace:
-    """Of one entrance. `changed` is told when `outcome` may be another, `told` of each verdict."""
+    """The race of one entrance. `changed` is called when `outcome` may have changed, `told` with each verdict."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class WholeCallRace:
         self._told = told
         self._words = words
         self._clock = clock
-        self._turn = threading.Lock()  # held by the one call that is timed; nobody waits for it
+        self._turn = threading.Lock()  # held by the call that is timed; no other call waits for it
         self._kinds: dict[Hashable, _Kind] = {}
         self._verdicts: dict[Hashable, Served] = {}
         self._lingers = _LINGERS
@@ -204,21 +204,21 @@ class WholeCallRace:
 
     @property
     def is_undecided(self) -> bool:
-        """Whether some kind of call that has come along is still raced."""
+        """Whether some known kind of call is still raced."""
         return any(entry.served is None for entry in list(self._kinds.values()))
 
     def lost(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether calls of this kind are the original's."""
+        """Whether the original serves calls of this kind."""
         return self._verdicts.get(self._kind_of(args, kwargs)) == "eager"
 
     def look_again(self) -> None:
-        """Something new was compiled or judged: kinds that are not known yet may come."""
+        """Something new was compiled or judged: look for new kinds of calls again."""
         if not self._lingers:
             self._lingers = _LINGERS
             self._changed()
 
     def forget(self) -> None:
-        """What serves has changed: nothing of what was measured holds. A call that is being timed counts no more."""
+        """The serving engine has changed: discard all measurements, also that of a call in flight."""
         self._kinds = {}
         self._verdicts.clear()
         self._lingers = _LINGERS

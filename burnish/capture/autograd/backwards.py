@@ -1,9 +1,10 @@
-"""The backwards of one graph: each is made for the results of which a loss leaves out no gradient, or some.
+"""The backward programs of one graph: one for each set of missing gradients.
 
-A loss may use one of several results: `model(x).loss`, say, and not the logits. Eager's backward then goes through what
-the loss is made of, and through nothing else. A backward that is given zeros for the rest does more, and something
-else: zeros times an infinite derivative are NaN, and a custom function's backward need not make zeros of them. So what
-is made of nothing is left out of the traced graph, and the rest compiled, once for each set of missing gradients.
+A loss may use only some results, for instance `model(x).loss` and not the logits. Eager's backward then visits only the
+nodes that the loss depends on. A backward that gets zeros for the other results does more work, and may compute
+something else: zero times an infinite derivative is NaN, and a custom function's backward may map zeros to non-zeros.
+So nodes that depend only on missing gradients are removed from the traced graph, and the rest is compiled, once for
+each set of missing gradients.
 
     gradients ──► Replay.plain, which says what is missing ──► Backwards ──► the program made for that
 """
@@ -28,7 +29,7 @@ Zeros = tuple[tuple[int, str], ...]  # positions, and devices
 
 
 class NoSuchPart(Exception):
-    """There is no backward without these tangents, and none can be made."""
+    """There is no backward graph without these tangents, and none can be made."""
 
 
 class _Call(threading.local):
@@ -40,7 +41,7 @@ _call = _Call()
 
 @contextlib.contextmanager
 def leaving_out(tangents: LeftOut) -> Iterator[None]:
-    """While open, in this thread, backwards are not given these."""
+    """While open, backwards in this thread do not get these tangents."""
     before, _call.left_out = _call.left_out, tangents
     try:
         yield
@@ -54,8 +55,8 @@ def left_out_now() -> LeftOut:
 
 @dataclass(frozen=True)
 class Part:
-    """A backward graph for calls in which some gradients are missing: which of the whole's inputs it takes, and which
-    of these are missing but have to be zeros (what is made of them could not be left out)."""
+    """A backward graph for calls in which some gradients are missing: the inputs that it takes of the whole graph's,
+    and the missing ones among them that must be zeros (because nodes that use them could not be removed)."""
 
     left_out: LeftOut
     graph: fx.GraphModule
@@ -64,8 +65,8 @@ class Part:
 
 
 class Backwards:
-    """A boxed callable that takes what the whole graph does; in the place of gradients that are missing, something of
-    their form. `whole` is the graph, for the arguments of a call; `make` makes a program for a part of it."""
+    """A boxed callable that takes the whole graph's arguments, with a placeholder of the same form for each missing
+    gradient. `whole` returns the graph for the arguments of a call; `make` makes a program for a part of it."""
 
     _boxed_call = True
 
@@ -87,7 +88,8 @@ class Backwards:
         return self._made[_call.left_out](args)
 
     def prepare(self, args: Sequence[Any]) -> None:
-        """A program for what this thread's call leaves out. Raises NoSuchPart if the graph cannot be had."""
+        """Make a program for the tangents that this thread's call leaves out. Raises NoSuchPart if there is no such
+        graph."""
         with self._making:
             left_out = _call.left_out
             if left_out not in self._made:
@@ -96,7 +98,7 @@ class Backwards:
 
 
 def _taking(inputs: tuple[int, ...], zeros: Zeros, program: Boxed) -> Boxed:
-    """A program of some inputs as one of all."""
+    """Adapt a program that takes some inputs to one that takes all."""
 
     def run(args: list[Any]) -> Sequence[Any]:
         for k, device in zeros:
@@ -128,9 +130,9 @@ def part_of(whole: fx.GraphModule, left_out: LeftOut) -> Part:
 
 
 def without(backward: fx.GraphModule, left_out: LeftOut) -> fx.GraphModule | None:
-    """The graph where these of its tangents are missing, which it still takes. As in autograd, what is made of nothing
-    is nothing: left out of sums, zeros beside what is something, and None as a result. None if there is no such
-    graph."""
+    """The graph for calls in which these tangents are missing; it still takes them as inputs. As in autograd, a value
+    that depends only on missing gradients is missing: it is left out of sums, is zeros where it is combined with other
+    values, and is None as a result. Returns None if there is no such graph."""
     made = made_of(backward.graph)
     if not can_leave_out(backward.graph, made):
         return None
@@ -143,7 +145,7 @@ def without(backward: fx.GraphModule, left_out: LeftOut) -> fx.GraphModule | Non
 
 
 class _Part:
-    """What is left of a graph, node by node."""
+    """The remainder of a graph, built node by node."""
 
     def __init__(self, nothing: set[fx.Node], sizes: Mapping[str, tuple[fx.Node, int | None]]) -> None:
         self.graph = fx.Graph()

@@ -1,5 +1,5 @@
-"""Checkpoints and custom autograd functions that are no part of a graph, because what Dynamo traces of them is not what
-they do: the graph is broken there, and Python calls them."""
+"""Graph breaks at checkpoints and custom autograd functions that Dynamo would trace incorrectly. Python calls them
+instead."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NOT_LINEAR = "a custom autograd function whose backward is not known to be line
 
 @contextlib.contextmanager
 def breaking_graphs() -> Iterator[None]:
-    """While open, Dynamo breaks the graph at those."""
+    """While open, Dynamo breaks the graph at these calls."""
     with asking_of_checkpoints(_why_not_region), asking_of_functions(_why_not_function):
         yield
 

@@ -1,8 +1,8 @@
 """Checkpointed regions of a captured graph, run in eager.
 
-Dynamo keeps such a region as one operation. Called in eager, that runs the region again in the backward without putting
-the random state back, because AOTAutograd has another way to do so: a dropout would draw another mask for the gradients
-than for the results. The eager form of a graph calls torch.utils.checkpoint itself.
+Dynamo keeps such a region as one operation. In eager, that operation recomputes the region in the backward without
+restoring the random state (AOTAutograd handles that in another way). A dropout would then draw different masks for the
+gradients and the results. So the eager form of a graph calls torch.utils.checkpoint itself.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from burnish.torch_private.aot import tag_activation_checkpoint
 
 
 def drawing_alike_in_checkpoints(graph: fx.GraphModule) -> fx.GraphModule:
-    """The graph, or one like it, whose checkpointed regions, also those in others and in what autograd functions
-    compute, draw the same random numbers both times."""
+    """The graph, or a copy, whose checkpointed regions (nested ones and those in autograd functions included) draw the
+    same random numbers in the forward and in the recomputation."""
     return rewritten(graph, lambda node: node.target is tag_activation_checkpoint, _call_checkpoint)
 
 
@@ -38,8 +38,8 @@ _ARGUMENTS = "burnish_arguments"
 
 
 def note_arguments(node: fx.Node, region: fx.GraphModule, given: Sequence[torch.Tensor]) -> None:
-    """Which operands of a region's node are arguments that the program gives the checkpoint one by one: `given` are the
-    values that stand for those. All else the program's region finds in what it closes over."""
+    """Record which operands of a region's node are arguments that the user's program passes to the checkpoint: `given`
+    are their values. All other operands are closed over by the region."""
     values = [x.meta.get("example_value") if isinstance(x, fx.Node) else None for x in node.args[1:]]
     region.meta[_ARGUMENTS] = tuple(k for k, value in enumerate(values) if any(value is x for x in given))
 
@@ -49,7 +49,7 @@ def _checkpointed(
 ) -> Any:
     tensors = [x for x in args if isinstance(x, torch.Tensor)]
     if is_reentrant and any(x.is_inference() for x in tensors) and not any(x.requires_grad for x in tensors):
-        with torch.no_grad():  # as that kind of checkpoint does; the other would save them, which nobody may
+        with torch.no_grad():  # as the reentrant checkpoint does; the other kind would save them, which is not allowed
             return region(*args, **kwargs)
     context = region.meta.get("_checkpoint_context_fn")
     settings = settings if context is None else {"context_fn": context, **settings}
@@ -57,8 +57,8 @@ def _checkpointed(
     closed_over = [None if k in given else x for k, x in enumerate(args)]
 
     def run(*arguments: Any) -> Any:
-        """A checkpoint saves its arguments, which may not change until the backward. What a region closes over it
-        finds there as it is by then."""
+        """A checkpoint saves its arguments, which must not change until the backward. Closed-over values are read again
+        in the recomputation, with their values at that time."""
         operands = list(closed_over)
         for k, x in zip(given, arguments, strict=True):
             operands[k] = x

@@ -1,9 +1,9 @@
 """Custom autograd functions of a captured graph, run in eager so that their gradients can be differentiated.
 
 Dynamo keeps such a function as one operation, with a graph for its forward and one for its backward. It traces the
-backward as a plain backward runs, under no_grad, and that stands in the graph: run in eager with `create_graph=True`,
-it records nothing, and the second derivative is silently zero. The eager form of a graph leaves grad mode as autograd
-sets it. (Backwards that change it themselves are not traced.)
+backward as in a plain backward, under no_grad, and the graph contains that no_grad. Run in eager with
+`create_graph=True`, such a backward records nothing, and the second derivative is silently zero. The eager form of a
+graph therefore keeps the grad mode that autograd sets. (Backwards that change grad mode themselves are not traced.)
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _ONCE = "burnish_once_differentiable"
 
 
 def recording_custom_backwards(graph: fx.GraphModule) -> fx.GraphModule:
-    """The graph, or one like it, whose custom functions, also those in checkpointed regions and in other functions,
-    have backwards that autograd records if it is asked to."""
+    """The graph, or a copy, whose custom functions (nested ones and those in checkpointed regions included) have
+    backwards that autograd can record."""
     return rewritten(graph, lambda node: function_name(node) == _OPERATION, _record)
 
 
@@ -49,12 +49,13 @@ def _record(node: fx.Node, graph: fx.GraphModule) -> None:
 
 
 def note_once_differentiable(backward: fx.GraphModule, gradients: int) -> None:
-    """That the program says so of a function. The first of its backward's inputs are `gradients`."""
+    """Record that a function is marked `once_differentiable`. The first `gradients` inputs of its backward are
+    gradients."""
     backward.meta[_ONCE] = gradients
 
 
 def _differentiated_once(backward: fx.GraphModule, gradients: int) -> fx.GraphModule:
-    """A graph that calls the backward as the program's decorator does."""
+    """A graph that calls the backward under `once_differentiable`, as the user's decorator does."""
     graph = fx.Graph()
     inner = graph.get_attr("backward")
     inputs = [graph.placeholder(node.name) for node in backward.graph.find_nodes(op="placeholder")]

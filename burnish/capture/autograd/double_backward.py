@@ -1,13 +1,13 @@
 """Gradients of gradients: a compiled backward is differentiated through the captured graph, in eager.
 
-Autograd cannot look into a program. Where it records the backward itself (`create_graph=True`), the program's backward
-is left out: the graph that Dynamo captured runs once more, in eager, on the very inputs of the forward, and autograd
-differentiates that. So the gradients are eager's, with their history, as often as one likes. So it is where one
-backward is given many gradients at once (`is_grads_batched=True`): a program computes with one.
+Autograd cannot differentiate a program. Where autograd records the backward (`create_graph=True`), the compiled
+backward is not used: the graph that Dynamo captured runs again in eager, on the forward's inputs, and autograd
+differentiates that. So the gradients are eager's, with their history, to any order. The same path serves batched
+gradients (`is_grads_batched=True`), because a program computes with one gradient.
 
-For this the inputs are kept beside what the program saves, and are let go when the graph is. Where hooks on saved
-tensors are active, autograd saves them, so that the hooks see them. Elsewhere they are kept here: a plain backward does
-not look at them, and whoever changes one in place in the meantime, which eager may not have saved, need not mind.
+For this the inputs are saved in addition to the program's saved tensors, and freed with the autograd graph. With active
+hooks on saved tensors, autograd saves them, so that the hooks see them. Otherwise they are kept here: a plain backward
+does not check them, so an in-place change of an input that eager does not save raises no error.
 
     forward             keep the inputs (copies of those the call writes and reads)
     backward, plain     as if there were only what the program saves
@@ -40,15 +40,15 @@ from burnish.torch_private.patches.tracing import noticing_functions
 from burnish.trust.inputs import RandomState, devices_of
 from burnish.trust.saved_tensor_hooks import hooks_are_active
 
-_FUNCTION = "CompiledFunction"  # what AOTAutograd calls the class it makes for a training graph
-_SAVED = object()  # in the place of a tensor that autograd keeps
+_FUNCTION = "CompiledFunction"  # the name of the class that AOTAutograd makes for a training graph
+_SAVED = object()  # a placeholder for a tensor that autograd keeps
 _OF_BASES = ("alias_of_intermediate", "alias_of_intermediate_save_as_output")
 
 
 @dataclass(frozen=True)
 class Returns:
-    """Which values of a graph autograd gives gradients for, in its order: inputs that a call changes outside the graph,
-    then results (None for one that is a view of something else here), then tensors that results are views of."""
+    """The values of a graph for which autograd passes gradients, in its order: inputs that a call changes outside the
+    graph, results (None for a view of another value), and the bases of results that are views."""
 
     changed: tuple[int, ...] = ()
     results: tuple[int | None, ...] = ()
@@ -71,11 +71,11 @@ def returns_of(metadata: Any) -> Returns:
 
 @dataclass(frozen=True)
 class Replay:
-    """A graph in eager, run again on a forward's inputs. `written` are inputs that a call changes; of those in `needed`
-    it also reads what they held before. On inputs that are not `decisive` no gradient depends (None: not known).
-    `flow` says which gradients there are none of (None: not known, and those are zeros), `leaves_out` whether there is
-    a program already that leaves these tangents out (None: it can always be made). `shared` are results that may lie
-    in memory of what is saved."""
+    """Runs a graph again in eager on a forward's inputs. `written` are inputs that a call changes; those in `needed`
+    are also read before the change. Gradients depend only on the `decisive` inputs (None: not known). `flow` tells
+    which gradients are missing (None: not known, they are zeros). `leaves_out` tells whether there is already a program
+    without these tangents (None: it can always be made). `shared` are results that may share memory with saved
+    tensors."""
 
     graph: Callable[..., Any]
     returns: Returns
@@ -86,24 +86,25 @@ class Replay:
     flow: Flow | None = None
     leaves_out: Callable[[frozenset[int]], bool] | None = None
     shared: Shared = ()
-    turns: dict[Any, Turn | None] = field(default_factory=dict, compare=False)  # by what is left out, and was before
+    # keyed by the tangents that are left out now, and before
+    turns: dict[Any, Turn | None] = field(default_factory=dict, compare=False)
 
     def hold(self, ctx: Any, args: Sequence[Any]) -> None:
-        """Before the forward: what its inputs and the state of the thread are."""
+        """Before the forward: record its inputs and the thread's state."""
         if self.flow is not None:
             ctx.set_materialize_grads(False)
         held = list(args)
         with torch.enable_grad():
             for k in self.needed:
                 held[k] = args[k].clone()
-        # Of what the call only writes, it does not matter what it holds: it may be another version by then.
+        # The content of an input that the call only writes does not matter, so its version may differ later.
         saved = [isinstance(x, torch.Tensor) and k not in self.written - self.needed for k, x in enumerate(held)]
         ctx.burnish_inputs = [_SAVED if is_saved else x for x, is_saved in zip(held, saved, strict=True)]
         ctx.burnish_tensors = [x for x, is_saved in zip(held, saved, strict=True) if is_saved]
         ctx.burnish_state = autocast_state(), RandomState(devices_of(args)) if self.draws else None
 
     def save(self, ctx: Any, results: Sequence[Any]) -> None:
-        """After the forward, beside what it saves itself."""
+        """After the forward: save the inputs in addition to the program's saved tensors."""
         tensors = ctx.burnish_tensors
         bases = self.returns.bases
         ctx.burnish_bases = [(x.shape, x.stride()) for x in results[len(results) - len(bases) :]] if bases else ()
@@ -116,15 +117,15 @@ class Replay:
             return
         ctx.burnish_watched = ()
         ctx.burnish_own = OwnTensors(len(own), [Layout.of(x) for x in own])
-        for _, j in shared:  # a hook may keep what it is given, or a copy: nobody can tell what a change comes to
+        for _, j in shared:  # a hook may keep its argument or a copy, so the effect of a later change is unknown
             if j < len(own):
                 own[j] = own[j].clone()
-        ctx.burnish_tensors, ctx.burnish_states = None, None  # autograd has them from now on
+        ctx.burnish_tensors, ctx.burnish_states = None, None  # autograd holds them from now on
         ctx.burnish_seen = [weakref.ref(x) for x in tensors]
         ctx.save_for_backward(*own, *tensors)
 
     def plain(self, ctx: Any, gradients: Sequence[Any], backward: Callable[[Any], Sequence[Any]]) -> Sequence[Any]:
-        """What the program's `backward` makes of the gradients, where autograd does not record it."""
+        """The compiled `backward`, for a call that autograd does not record."""
         missing = self.flow.missing(gradients) if self.flow is not None else []
         own: OwnTensors = ctx.burnish_own
         has_changed = any(x.has_changed for x in ctx.burnish_watched)
@@ -153,12 +154,12 @@ class Replay:
         return self.flow.found(found, left_out, waited_for)
 
     def _apart(self, ctx: Any, gradients: Sequence[Any], *, goes_on: bool) -> tuple[Any, ...]:
-        """Eager's gradients, each in memory of its own."""
+        """Eager's gradients, each in its own memory."""
         found = self.gradients(ctx, gradients, goes_on=goes_on)
         return tuple(None if x is None else x.detach().clone() for x in found)
 
     def _turn(self, left_out: frozenset[int], still_open: frozenset[int] | None) -> Turn | None:
-        """None where all that was saved is read, as ever."""
+        """None if all saved tensors are read, as usual."""
         key = left_out, still_open
         if key not in self.turns:
             self.turns[key] = self._turn_of(left_out, still_open)
@@ -180,7 +181,7 @@ class Replay:
         return {k: x for k, x in enumerate(inputs) if isinstance(x, torch.Tensor) and _has_hooks(x)}
 
     def let_go(self, ctx: Any) -> None:
-        """In a backward, before it runs: after it, the inputs are wanted only if the graph is."""
+        """Called in a backward before it runs: afterwards the inputs are needed only if the graph is retained."""
         if not get_current_graph_task_keep_graph():
             ctx.burnish_tensors, ctx.burnish_watched = None, ()
 
@@ -190,12 +191,12 @@ class Replay:
             saved = iter(everything[len(everything) - len(ctx.burnish_seen) :])
         else:
             if ctx.burnish_tensors is None or not (self._is_open(ctx, given) or is_held(ctx)):
-                _ = ctx.saved_tensors  # raises where the graph was let go
+                _ = ctx.saved_tensors  # raises if the graph was freed
             saved = self._unchanged(ctx)
         return [next(saved) if x is _SAVED else x for x in ctx.burnish_inputs]
 
     def _is_open(self, ctx: Any, given: Sequence[Any]) -> bool:
-        """Whether there was a backward before that shares nothing with one of these."""
+        """Whether an earlier backward shares no part of the graph with one of these tangents."""
         own: OwnTensors = ctx.burnish_own
         if self.flow is None or own.open is None:
             return False
@@ -215,8 +216,8 @@ class Replay:
                 yield tensor.new_zeros(then.shape, requires_grad=tensor.requires_grad)
 
     def gradients(self, ctx: Any, given: Sequence[Any], *, goes_on: bool = False) -> tuple[Any, ...]:
-        """Of the inputs, for the gradients of what autograd was given; with their history, if autograd records it.
-        `goes_on`: another backward may follow, although the graph is not retained."""
+        """The inputs' gradients, for the given gradients of the results; with history, if autograd records. `goes_on`:
+        another backward may follow, although the graph is not retained."""
         needs, recorded = ctx.needs_input_grad, torch.is_grad_enabled()
         inputs = self._inputs(ctx, given)
         changed = [x.position for x in ctx.burnish_watched if x.has_changed]
@@ -224,9 +225,9 @@ class Replay:
             self.let_go(ctx)
         autocast, random = ctx.burnish_state
         with torch.enable_grad(), autocast(), _drawing_again(random, inputs):
-            # One input may be made of another: gradients of each are of tensors that nothing else is made of.
+            # One input may depend on another. Gradients are taken for fresh tensors on which no other input depends.
             leaves = [x.view_as(x) if needs[k] else x for k, x in enumerate(inputs)]
-            # Where they are now: an in-place view of a tensor that shares their memory gives them another node.
+            # Their current nodes: an in-place change through a view of the same memory gives them another node.
             edges = [get_gradient_edge(x) for k, x in enumerate(leaves) if needs[k]]
             given_to_graph = [x.clone() if k in self.written else x for k, x in enumerate(leaves)]
             results = self.graph(*given_to_graph)
@@ -259,7 +260,7 @@ class Replay:
 
 
 def is_replayed(gradients: Sequence[Any]) -> bool:
-    """Whether a backward is the captured graph's in eager, and not the program's."""
+    """Whether a backward runs the captured graph in eager instead of the program."""
     return torch.is_grad_enabled() or any(map(_are_many, gradients))
 
 
@@ -272,15 +273,15 @@ def _has_hooks(x: torch.Tensor) -> bool:
 
 
 def _base_of(result: torch.Tensor, shape: torch.Size, strides: tuple[int, ...]) -> torch.Tensor:
-    """The tensor that a result is a view of, as AOTAutograd has it: there an operation may be made of others, the last
-    of them a view, whose result in eager is no view."""
+    """The base of a result according to AOTAutograd. A decomposed operation may end in a view there, while its result
+    in eager is not a view."""
     base = result._base if result._base is not None else result
     return base if base.shape == shape else base.as_strided(shape, strides, base.storage_offset())
 
 
 @contextlib.contextmanager
 def _drawing_again(before: RandomState | None, inputs: Sequence[Any]) -> Iterator[None]:
-    """The random numbers of the forward, without anybody noticing."""
+    """Draws the forward's random numbers again, and restores the generators afterwards."""
     if before is None:
         yield
         return
@@ -296,13 +297,13 @@ def _drawing_again(before: RandomState | None, inputs: Sequence[Any]) -> Iterato
 
 
 def own_tensors(ctx: Any) -> tuple[Any, ...]:
-    """What the program has saved, as it did."""
+    """The program's own saved tensors, as it saved them."""
     own: OwnTensors = ctx.burnish_own
     return own.of(ctx)
 
 
 class _WithoutInputs:
-    """A function's context as AOTAutograd left it: without the inputs that were saved beside."""
+    """A function's context as AOTAutograd expects it: without the inputs that we saved in addition."""
 
     __slots__ = ("_ctx",)
 
@@ -311,7 +312,7 @@ class _WithoutInputs:
 
     @property
     def saved_tensors(self) -> tuple[Any, ...]:
-        """Kept by nobody but who asks: they are freed while the backward runs."""
+        """Held only by the caller, so that they are freed while the backward runs."""
         return own_tensors(object.__getattribute__(self, "_ctx"))
 
     def __getattr__(self, name: str) -> Any:
@@ -323,8 +324,8 @@ class _WithoutInputs:
 
 @contextlib.contextmanager
 def differentiable_twice(replay: Callable[[], Replay]) -> Iterator[None]:
-    """While open, in this thread, AOTAutograd's function for a training graph is made so. `replay` is asked for at the
-    first call: by then all is known."""
+    """While open, AOTAutograd's autograd function for a training graph is made in this form in this thread. `replay` is
+    called at the first call, when all facts are known."""
 
     def notice(cls: type[Any]) -> None:
         if cls.__name__ == _FUNCTION and "backward" in cls.__dict__:
@@ -349,7 +350,8 @@ def _replace(function: Any, replay: Callable[[], Replay]) -> None:
         given = gradients[0] if boxed else list(gradients)
         if is_replayed(given):
             return replay().gradients(ctx, given)
-        # Saved tensors whose memory a backward might write to: ours does not, and need not refuse retain_graph.
+        # Saved tensors whose memory a backward might write. Ours does not write them, so it need not refuse
+        # retain_graph.
         function.metadata.bw_donated_idxs = []
 
         def run(filled: list[Any]) -> Any:
@@ -363,14 +365,14 @@ def _replace(function: Any, replay: Callable[[], Replay]) -> None:
 
 
 def _untraced(backward: Any) -> Any:
-    """Where a function that is compiled calls `backward()`, Dynamo looks at every frame that this enters: it would
-    trace the compiler, which is at work on the backward there, and wait for locks that it holds."""
+    """Where a compiled function calls `backward()`, Dynamo handles every frame that is entered. It would trace our
+    compiler, which compiles the backward there, and wait for locks that it already holds."""
     set_code_exec_strategy(backward.__code__, FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP))
     return backward
 
 
 def inputs_read(graph: fx.GraphModule, first: int) -> frozenset[int]:
-    """Positions of inputs that results of a graph, from the `first` on, are made of."""
+    """Positions of the inputs on which a graph's results, from the `first` on, depend."""
     inputs = {node: k for k, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
     (output,) = graph.graph.find_nodes(op="output")
     todo = [node for node in output.args[0][first:] if isinstance(node, fx.Node)]

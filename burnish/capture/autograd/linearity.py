@@ -1,12 +1,11 @@
-"""Whether the backward of a custom autograd function is linear in the gradients that it is given.
+"""Whether the backward of a custom autograd function is linear in its gradients.
 
-Derivatives are, and that two gradients for one result may be taken one after the other and added is taken for granted
-where a compiled backward is differentiated: it goes through the captured graph, and what comes to the function's result
-by way of that and what comes by way of the compiled backward do not come at once. A backward that clips its gradient,
-or divides it by its norm, has another sum then.
+The double backward of a compiled graph assumes linearity: the function's result gets one gradient through the captured
+graph and another through the compiled backward, and the two are passed separately and added. For a backward that clips
+its gradient, or divides it by its norm, that sum is different.
 
-The backward is read as Dynamo traced it. What is not known to be linear is taken for something else, but for operators
-of other libraries.
+The backward is analysed as Dynamo traced it. Operations that are not known to be linear count as non-linear, except
+operators of other libraries.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from burnish.torch_private.operators import OpOverload, OpOverloadPacket, pytree
 
 
 class Kind(enum.Enum):
-    """What a value is, as a function of the gradients."""
+    """The kind of a value as a function of the gradients."""
 
     ZERO = enum.auto()
     CONSTANT = enum.auto()
@@ -34,7 +33,7 @@ class Kind(enum.Enum):
 
 ZERO, CONSTANT, LINEAR, OTHER = Kind
 
-# Operations by what they are where one operand is linear and all else is constant: in their first operand,
+# The kind of an operation if one operand is linear and all others are constant: in the first operand,
 _KEEPS = frozenset(
     """
     neg negative positive clone contiguous detach to type type_as float double half bfloat16 cpu cuda alias
@@ -63,7 +62,7 @@ _QUOTIENTS = frozenset("div divide true_divide truediv".split())
 # in all operands at once.
 _SUMS = frozenset("add sub subtract rsub".split())
 _JOINS = frozenset("cat concat concatenate stack hstack vstack dstack column_stack".split())
-# These put a value, or a tensor, into their first operand, and so are linear in both.
+# These write a value or a tensor into their first operand, so they are linear in both.
 _PUTS = {
     "setitem": (2, "value"),
     "copy": (1, "src"),
@@ -81,14 +80,14 @@ _PUTS = {
     "diagonal_scatter": (1, "src"),
 }
 _ZEROS = frozenset("zero zeros zeros_like new_zeros empty empty_like new_empty".split())
-# Of their operands these read the form only.
+# These read only the shape and type of their operands.
 _FORMS = _ZEROS - {"zero"} | frozenset(
     """
     ones_like new_ones full_like new_full size shape dim ndim ndimension numel nelement stride dtype device layout
     is_floating_point is_complex is_contiguous is_cuda element_size itemsize get_device requires_grad
     """.split()
 )
-# Drawn for each gradient by itself.
+# Random numbers, drawn separately for each gradient.
 _DRAWS = ("rand", "bernoulli", "normal", "uniform", "multinomial", "poisson", "exponential", "dropout", "rrelu")
 _IN_PLACE = {name: name[1:] for name in ("iadd", "isub", "imul", "itruediv", "imatmul")}
 
@@ -107,10 +106,10 @@ def is_linear(backward: fx.GraphModule, gradients: int) -> bool:
 
 
 class _Reading:
-    """What is known of the values of a graph. Those that lie in one memory are of one kind, which a write changes."""
+    """The kinds of a graph's values. Values that share memory have the same kind, and a write changes it."""
 
     def __init__(self) -> None:
-        self._same: dict[fx.Node, fx.Node] = {}  # the first of those nodes whose values lie in one memory
+        self._same: dict[fx.Node, fx.Node] = {}  # the first of the nodes that share memory
         self._kinds: dict[fx.Node, Kind] = {}
         self._is_pure = True
 
@@ -138,7 +137,7 @@ class _Reading:
         for written in pytree.tree_leaves(list(operands_written(node))):
             if isinstance(written, fx.Node):
                 first = self._same[written]
-                is_its_own = first.op != "placeholder"  # what others see of a write, they see for each gradient
+                is_its_own = first.op != "placeholder"  # a write to external memory happens once for each gradient
                 self._kinds[first] = _together([self._kinds[first], kind if is_its_own else OTHER])
                 self._is_pure = self._is_pure and is_its_own
         own = memory_of_values(node)
@@ -193,7 +192,7 @@ class _Reading:
 
 
 def _together(kinds: Sequence[Kind]) -> Kind:
-    """A sum of such values, or a tensor that is made of them."""
+    """A sum of such values, or a tensor assembled from them."""
     found = set(kinds)
     if OTHER in found or found >= {LINEAR, CONSTANT}:
         return OTHER
@@ -205,7 +204,7 @@ def _argument(node: fx.Node, position: int, name: str) -> Any:
 
 
 def _is_continuous(node: fx.Node) -> bool:
-    """Whether it computes tensors of numbers that are not rounded coarsely: to integers, to floats of a byte."""
+    """Whether the results are not rounded coarsely (to integers, or to one-byte floats)."""
     values = pytree.tree_leaves(node.meta.get("example_value"))
     return bool(values) and all(_is_fine(x) for x in values if x is not None)
 
@@ -215,8 +214,8 @@ def _is_fine(x: Any) -> bool:
 
 
 def _is_of_others(node: fx.Node) -> bool:
-    """Whether it is an operator that somebody has written for a backward (an attention's), which computes a derivative.
-    What is in it nobody can see, and most of those who have one never differentiate it."""
+    """Whether it is another library's operator for a backward (an attention's), which computes a derivative. Its code
+    cannot be analysed, and most users never differentiate it."""
     return isinstance(node.target, OpOverload | OpOverloadPacket) and not _is_torchs(node)
 
 

@@ -1,11 +1,11 @@
-"""Which gradients there are none of, and what a backward reads of what was saved for it then.
+"""Missing gradients: which results get none, and which saved tensors a backward then reads.
 
-A loss may leave a result out: that of a second head, say. For it autograd would hand zeros to a compiled backward,
-which makes zeros of them for every parameter behind that result. In eager those parameters have no gradient, and an
-optimiser leaves them alone; zeros it takes for a step, in which weights decay and momentum goes on. So autograd is
-asked to fill in nothing, and the program that runs is one that is given less (`capture/autograd/backwards.py`). As in
-eager, it does not look at what was saved for the rest, and leaves that to a backward of its own where both share
-nothing.
+A loss may not use a result, for instance that of a second head. Autograd would pass zeros for it to a compiled
+backward, which would give zero gradients to every parameter behind that result. In eager those parameters have no
+gradient, and an optimiser skips them; with zero gradients it would apply weight decay and momentum. So autograd is told
+not to fill in zeros, and a program with fewer inputs runs (`capture/autograd/backwards.py`). As in eager, it does not
+read the tensors saved for the missing gradients. They stay available for a later backward that shares no part with this
+one.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Sources = tuple[frozenset[int] | None, ...]
 
 @dataclass(frozen=True)
 class Behind:
-    """What a backward graph says of its tangents, which are counted here: what each of its results is made of (None
-    where that is not known), which saved tensors are read for each (None: all of them for any), and for each the first
-    of those with which it shares a part of the backward."""
+    """Facts of a backward graph about its tangents (by number): the tangents on which each result depends (None: not
+    known), the saved tensors that are read for each tangent (None: all for any), and for each the first tangent with
+    which it shares a part of the backward."""
 
     sources: Sources
     saved: tuple[frozenset[int], ...] | None
@@ -48,7 +48,7 @@ def behind(backward: fx.Graph) -> Behind:
 
 
 def sources_of(backward: fx.Graph, made: Made) -> Sources:
-    """Of which tangents each result is made; None if that is not known, for it may be a zero that is made of others."""
+    """The tangents on which each result depends; None if not known, because it may be a zero that depends on others."""
     (output,) = backward.find_nodes(op="output")
     known = (made.get(node) if isinstance(node, fx.Node) else None for node in output.args[0])
     return tuple(None if tangents is None or ALWAYS in tangents else tangents for tangents in known)
@@ -56,9 +56,8 @@ def sources_of(backward: fx.Graph, made: Made) -> Sources:
 
 @dataclass(frozen=True)
 class Flow:
-    """`given` are the gradients that the backward reads, its tangents, by their positions among those that autograd has
-    for it: of inputs that the forward has changed, of its results, of what these are views of. There is one input for
-    each of the sources `behind` them."""
+    """`given` are the backward's tangents, by position among autograd's gradients (of inputs that the forward changed,
+    of results, of the results' bases). `behind` has one entry for each of them."""
 
     given: tuple[int, ...]
     behind: Behind
@@ -77,21 +76,21 @@ class Flow:
         return frozenset(range(self.returned)) & {self.given[k] - self.changed for k in left_out}
 
     def apart(self, left_out: frozenset[int]) -> frozenset[int]:
-        """Of the tangents that are left out, those that share no part of the backward with one that is not."""
+        """The missing tangents that share no part of the backward with a present one."""
         groups = self.behind.groups
         begun = {groups[k] for k in range(len(self.given)) if k not in left_out}
         return frozenset(k for k in left_out if groups[k] not in begun)
 
     def saved_for(self, tangents: frozenset[int]) -> frozenset[int] | None:
-        """Saved tensors that a backward of these reads; None for all of them."""
+        """The saved tensors that a backward of these tangents reads; None: all."""
         saved = self.behind.saved
         return None if saved is None else frozenset().union(*(saved[k] for k in tangents))
 
     def found(
         self, gradients: Sequence[Any], left_out: frozenset[int], waited_for: Mapping[int, torch.Tensor]
     ) -> tuple[Any, ...]:
-        """Of the inputs, without those that were made of nothing; but for those that a hook waits for: autograd calls
-        it, and it takes a tensor."""
+        """The inputs' gradients, with None for missing ones, except where a hook needs a tensor because autograd calls
+        it."""
         sources = self.behind.sources
         made = [
             None if tangents is not None and tangents <= left_out else gradient
@@ -104,7 +103,7 @@ class Flow:
 
 
 def filled(ctx: Any, gradients: Sequence[Any], missing: Sequence[int]) -> list[Any]:
-    """With tensors of their form for what is missing, of which only that is read. `ctx` is autograd's node."""
+    """With placeholders for missing gradients, of which only shape and type are read. `ctx` is autograd's node."""
     result, about = list(gradients), ctx._input_metadata
     for k in missing:
         result[k] = torch.empty(about[k].shape, dtype=about[k].dtype, device="meta")
@@ -135,7 +134,7 @@ def _seen_from(forward: fx.Graph, given: Sequence[int], behind: Behind) -> Behin
 
 
 def flow_of(metadata: Any, behind: Behind, forward: fx.Graph) -> Flow | None:
-    """`metadata` is AOTAutograd's. None where its wrapper does more than to hand gradients on."""
+    """`metadata` is AOTAutograd's. None if its wrapper does more than pass gradients on."""
     changed = metadata.mutated_inp_runtime_indices
     infos = [metadata.input_info[k] for k in changed]
     first = [k for k, info in enumerate(infos) if info.mutates_data and info.requires_grad]
@@ -154,10 +153,10 @@ def _has_tangent(info: Any) -> bool:
 
 
 def is_tensor(info: Any) -> bool:
-    """Whether a result is one, of which this is AOTAutograd's information."""
+    """Whether a result is a tensor, given AOTAutograd's information about it."""
     return isinstance(info.raw_type, type) and issubclass(info.raw_type, torch.Tensor)
 
 
 def needs_gradient(info: Any) -> bool:
-    """Whether the backward is given that of a result."""
+    """Whether the backward gets the gradient of a result."""
     return bool(getattr(info, "requires_grad_for_backward", info.requires_grad))

@@ -12,9 +12,9 @@ from burnish.lower.aten_calls import memory_of_node
 
 
 def give_own_memory(backward: fx.Graph) -> int:
-    """Let no gradient share memory with another, nor with what the backward is given. Autograd takes what nobody else
-    holds for a leaf's `.grad`, to which it adds the next gradient in place, and does not see that it is a view of
-    something. Returns how many copies that takes."""
+    """Copy each gradient that shares memory with another gradient or with the backward's arguments. Autograd uses a
+    gradient with no other reference as a leaf's `.grad` and adds the next gradient in place, without noticing that it
+    is a view. Returns the number of copies."""
     (output,) = backward.find_nodes(op="output")
     results, count = list(output.args[0]), 0
     taken: dict[int, list[torch.Tensor]] = {}
@@ -48,7 +48,7 @@ def _lie_apart(a: torch.Tensor, b: torch.Tensor) -> bool:
         return False
     first, second = sorted((a, b), key=torch.Tensor.storage_offset)
     left = int(second.storage_offset() - first.storage_offset())
-    steps, whole = [], []  # from one to the other; what both span together
+    steps, whole = [], []  # the offset between the two; the span of both
     dims = sorted(zip(a.stride(), first.shape, second.shape, strict=True), reverse=True)
     for stride, size, other in dims:
         ahead, left = divmod(left, stride)

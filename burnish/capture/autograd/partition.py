@@ -1,7 +1,7 @@
 """Split the joint forward-and-backward graph that AOTAutograd traces into the two graphs we compile.
 
-The split itself is torch's min-cut. Its own common-subexpression pass is switched off and replaced, because that
-pass imports all of Inductor (most of a second) for one helper.
+The split itself is torch's min-cut. Its common-subexpression pass is disabled and replaced, because that pass imports
+all of Inductor (most of a second) for one helper.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _LONG_ROW = 1024  # shorter ones are not worth a padded copy of the operand
 
 
 def partition(joint: fx.GraphModule, joint_inputs: Sequence[Any], **arguments: Any) -> tuple[fx.GraphModule, ...]:
-    """A `partition_fn` for AOTAutograd; `arguments` are the ones it defines for such a function."""
+    """A `partition_fn` for AOTAutograd; `arguments` are those that AOTAutograd defines for such a function."""
     keep_old_values(joint.graph)
     drop_detaches(joint.graph)
     merge_repeats(joint.graph)
     open_log_softmax(joint.graph)
     padded = pad_ragged_products(joint.graph)
     joint.recompile()
-    # What is kept of a padded product is all of it, not the part inside, which would be a copy.
+    # Save the whole of a padded product, because its inner part would be a copy.
     with functorch_config.patch(cse=False, recompute_views=functorch_config.recompute_views or padded > 0):
         forward, backward = min_cut_rematerialization_partition(joint, joint_inputs, **arguments)
     if give_own_memory(backward.graph):
@@ -40,8 +40,8 @@ def partition(joint: fx.GraphModule, joint_inputs: Sequence[Any], **arguments: A
 
 
 def save_copies(forward: fx.Graph, returned: int, changed: Sequence[int]) -> int:
-    """Save copies of inputs, given by their positions, and of views of them, to which AOTAutograd gives new values when
-    the forward is over. What is saved comes after the `returned` results. Returns how many there are."""
+    """Save copies of the inputs at these positions, and of their views, because AOTAutograd writes new values to them
+    at the end of the forward. Saved tensors come after the `returned` results. Returns the number of copies."""
     inputs = forward.find_nodes(op="placeholder")
     memory = {memory_of_node(inputs[k]) for k in changed} - {None}
     (output,) = forward.find_nodes(op="output")
@@ -59,10 +59,10 @@ def save_copies(forward: fx.Graph, returned: int, changed: Sequence[int]) -> int
 
 
 def keep_old_values(graph: fx.Graph) -> int:
-    """Let everything read a copy of an input that the forward changes. Returns how many there are.
+    """Make all nodes read a copy of an input that the forward changes. Returns the number of copies.
 
-    The min-cut takes inputs for free in the backward, where this one holds another value by then; it never
-    recomputes this copy, and one that the backward does not need costs nothing: its readers read the input."""
+    The min-cut treats inputs as free in the backward, but this input has another value by then. It never recomputes the
+    copy. A copy that the backward does not need costs nothing, because its readers then read the input."""
     changed = [n.args[0] for n in graph.nodes if n.target is torch.ops.aten.copy_.default and _in_forward(n)]
     count = 0
     for held in changed:
@@ -83,8 +83,8 @@ def keep_old_values(graph: fx.Graph) -> int:
 
 
 def drop_detaches(graph: fx.Graph) -> int:
-    """A traced graph knows no gradients, so a detached value is the value; the min-cut would take it for one that must
-    be in memory. Returns how many went."""
+    """Remove `detach` nodes: a traced graph has no gradients, and the min-cut would assume that their results must be
+    in memory. Returns the number of removed nodes."""
     count = 0
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.detach.default):
         if all(user.op != "output" for user in node.users):
@@ -95,8 +95,8 @@ def drop_detaches(graph: fx.Graph) -> int:
 
 
 def open_log_softmax(graph: fx.Graph) -> int:
-    """Show the min-cut what a log-softmax and its gradient are made of, so that it keeps the logits and a number per
-    row for the backward pass instead of the whole result, which may be twice as wide. Returns how many there were."""
+    """Decompose log-softmax and its gradient for the min-cut, so that it saves the logits and one number per row for
+    the backward instead of the whole result, which may be twice as wide. Returns the number of decomposed nodes."""
     aten = torch.ops.aten
     opened: dict[Any, Callable[..., fx.Node]] = {
         aten._log_softmax.default: _log_softmax,
@@ -108,7 +108,7 @@ def open_log_softmax(graph: fx.Graph) -> int:
         if node.target in opened and _is_static_and_full(node.meta["val"]):
             with graph.inserting_before(node):
                 result = opened[node.target](_Maker(graph, node), *node.args)
-            result.meta["val"] = node.meta["val"]  # in eager's strides, which its pieces may not have
+            result.meta["val"] = node.meta["val"]  # in eager's strides, which the decomposition may not have
             node.replace_all_uses_with(result)
             graph.erase_node(node)
             count += 1
@@ -135,7 +135,7 @@ def _log_softmax_backward(make: _Maker, grad: fx.Node, out: fx.Node, dim: int, d
 
 
 def _loss_per_row(make: _Maker, grad: fx.Node) -> fx.Node | None:
-    """The sum of each row of a gradient that has one element a row: nobody needs to look for it."""
+    """The sum of each row of a gradient with one non-zero element per row, without a reduction."""
     aten = torch.ops.aten
     if grad.target is not aten.nll_loss_backward.default or grad.meta["val"].dim() != 2:
         return None
@@ -149,7 +149,7 @@ def _loss_per_row(make: _Maker, grad: fx.Node) -> fx.Node | None:
 
 
 def _nll_loss_backward(make: _Maker, grad: fx.Node, x: fx.Node, *rest: Any) -> fx.Node:
-    """Of the log-probabilities it wants nothing but their shape: anything of that shape will do."""
+    """It needs only the shape of the log-probabilities: any tensor of that shape suffices."""
     like = x.meta["val"]
     blank = make(torch.ops.aten.full.default, list(like.shape), 0.0, dtype=like.dtype, device=like.device)
     return make(torch.ops.aten.nll_loss_backward.default, grad, blank, *rest)
@@ -157,8 +157,8 @@ def _nll_loss_backward(make: _Maker, grad: fx.Node, x: fx.Node, *rest: Any) -> f
 
 def pad_ragged_products(graph: fx.Graph) -> int:
     """Give products of a GPU with rows of odd length (a vocabulary's logits) rows that start at multiples of 128 bytes:
-    the library has quick kernels for those only, and everything that reads them moves 16 bytes at a time. Returns how
-    many there were."""
+    the library has fast kernels for those only, and readers can load 16 bytes at a time. Returns the number of
+    products."""
     aten, count = torch.ops.aten, 0
     for node in graph.find_nodes(op="call_function", target=aten.mm.default):
         value = node.meta["val"]
@@ -172,7 +172,7 @@ def pad_ragged_products(graph: fx.Graph) -> int:
         more = -columns % 64
         with graph.inserting_before(node):
             make = _Maker(graph, node)
-            if b.target is aten.t.default:  # a weight as it is stored gets further rows
+            if b.target is aten.t.default:  # a weight as stored gets additional rows
                 wide = make(aten.t.default, _with_more_rows(make, b.args[0], more))
             else:
                 wide = make(aten.constant_pad_nd.default, b, [0, more])
@@ -184,8 +184,8 @@ def pad_ragged_products(graph: fx.Graph) -> int:
 
 
 def _with_more_rows(make: _Maker, weight: Any, more: int) -> fx.Node:
-    """A weight with so many rows of zeros below it. Of one that is cast, nobody reads the cast but through this one:
-    it is made, and kept for the backward pass, once."""
+    """A weight with this many rows of zeros appended. If the weight is cast, all readers of the cast use the padded
+    one: it is made once, and saved for the backward."""
     aten = torch.ops.aten
     if weight.target is not aten._to_copy.default or set(weight.kwargs) != {"dtype"}:
         return make(aten.constant_pad_nd.default, weight, [0, 0, 0, more])
@@ -231,7 +231,7 @@ def _last_placeholder(graph: fx.Graph) -> fx.Node:
 
 
 def merge_repeats(graph: fx.Graph) -> int:
-    """Compute once what the graph computes twice. Returns how many nodes went."""
+    """Common-subexpression elimination. Returns the number of removed nodes."""
     nodes = list(graph.nodes)
     if any(map(mutates, nodes)):
         return 0  # two reads of one tensor may see different values
@@ -244,7 +244,7 @@ def merge_repeats(graph: fx.Graph) -> int:
         key = (node.target, _frozen(node.args), _frozen(node.kwargs))
         try:
             representative = first.setdefault(key, node)
-        except TypeError:  # an argument that does not hash
+        except TypeError:  # an unhashable argument
             continue
         if representative is not node:
             node.replace_all_uses_with(representative)
@@ -263,7 +263,7 @@ def _is_pure(node: fx.Node) -> bool:
 
 
 def _escaping(graph: fx.Graph) -> set[fx.Node]:
-    """Nodes whose memory the caller gets: if merged, two results of a model would become one tensor."""
+    """Nodes whose memory is returned to the caller: merged, two results of a model would become one tensor."""
     (output,) = graph.find_nodes(op="output")
     pending = list(output.all_input_nodes)
     escaping: set[fx.Node] = set()

@@ -1,9 +1,9 @@
-"""What a forward has saved for its backward, as autograd's node gives it back.
+"""The saved tensors of a forward, as autograd's node returns them.
 
-In eager every operation has a node of its own. A backward that leaves results out does not look at what was saved for
-these: it may have been changed in place. And a later backward may come for them, if both share nothing. A compiled
-graph is one node, whose tensors autograd unpacks all at once, and lets go after the first backward. So a backward that
-leaves something out says which of them it reads, and which are kept for a later one.
+In eager every operation has its own node. A backward that does not use some results does not read the tensors saved for
+them, which may have been changed in place. A later backward may use those results, if the two share no node. A compiled
+graph is one node: autograd unpacks its saved tensors all at once, and frees them after the first backward. So a
+backward with missing gradients declares which saved tensors it reads, and which are kept for a later backward.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from burnish.torch_private.aot import unpack
 
 
 class State(NamedTuple):
-    """A tensor's, when a forward has read it."""
+    """The state of a tensor when a forward has read it."""
 
     version: int | None  # inference tensors have none
     shape: torch.Size
@@ -43,7 +43,8 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """How a program has saved a tensor, and wants it back: a hook on saved tensors may give back another."""
+    """The layout in which a program saved a tensor and needs it back: a hook on saved tensors may return another
+    layout."""
 
     dtype: torch.dtype
     device: torch.device
@@ -61,14 +62,14 @@ class Layout:
         return restrided(x, self.shape, self.strides)
 
     def nowhere(self) -> torch.Tensor:
-        """A tensor of this form, in no memory."""
+        """A placeholder of this form without memory."""
         return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="meta")
 
 
 @dataclass(frozen=True)
 class Turn:
-    """A backward that leaves something out: the saved tensors that it reads, those that a later one may, and for which
-    tangents that would be."""
+    """A backward with missing gradients: the saved tensors that it reads, those that a later backward may read, and the
+    tangents of that one."""
 
     read: frozenset[int]
     later: frozenset[int]
@@ -77,7 +78,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Kept:
-    """For a later backward, of a tensor that was changed before it could be kept the error that says so."""
+    """Saved tensors for a later backward. For a tensor that was changed before it could be kept: the error."""
 
     tensor: torch.Tensor | None
     error: RuntimeError | None
@@ -105,19 +106,18 @@ class Kept:
 
 
 class OwnTensors:
-    """What a program saves beside autograd's node, whose state this is: so many tensors. With `layouts` there are hooks
-    on them."""
+    """The program's own saved tensors in the state of autograd's node: this many. With `layouts`, hooks act on them."""
 
     def __init__(self, count: int, layouts: Sequence[Layout] | None) -> None:
         self._count = count
         self._layouts = layouts
-        self._turn: Turn | None = None  # of the backward that runs; None if it leaves nothing out
-        self._kept: list[Kept | Layout] | None = None  # since there was a backward that another may follow
-        self.open: frozenset[int] | None = None  # tangents for which it may; None before
+        self._turn: Turn | None = None  # of the running backward; None if no gradient is missing
+        self._kept: list[Kept | Layout] | None = None  # set after a backward that another may follow
+        self.open: frozenset[int] | None = None  # the tangents of that later backward; None before
 
     @contextlib.contextmanager
     def during(self, ctx: Any, turn: Turn | None, *, goes_on: bool) -> Iterator[None]:
-        """Of a backward. `goes_on`: the graph is retained."""
+        """The context of a backward. `goes_on`: the graph is retained."""
         self._turn = turn
         if turn is None or goes_on:
             yield
@@ -132,12 +132,12 @@ class OwnTensors:
         self._turn = None
 
     def leave_unread(self, turn: Turn | None, *, goes_on: bool) -> None:
-        """Of a backward that does without all of it."""
+        """For a backward that reads no saved tensor."""
         if turn is not None and not goes_on:
             self.open = turn.open
 
     def of(self, ctx: Any) -> tuple[torch.Tensor, ...]:
-        """As it was saved. What the turn does not read has its form alone."""
+        """The tensors as saved. Tensors that the turn does not read are placeholders."""
         if not self._count:
             return ()
         if self._turn is None:
@@ -193,7 +193,7 @@ class _Slot(Protocol):
 
 
 class _Packed(NamedTuple):
-    """One of autograd's, where some are `changed`."""
+    """A packed tensor of autograd's, where some are `changed`."""
 
     raw: Any
     layout: Layout | None
@@ -202,7 +202,7 @@ class _Packed(NamedTuple):
     def read(self) -> torch.Tensor:
         try:
             x: torch.Tensor = unpack(self.raw)
-        except RuntimeError:  # or it is a result of the graph, of which nobody can say whether it is as it was
+        except RuntimeError:  # or a result of the graph, for which a change cannot be detected
             raise self.changed from None
         return x if self.layout is None else self.layout.restored(x)
 

@@ -1,10 +1,11 @@
-"""Results of a forward that lie in memory which is saved for its backward, and what follows when they are changed.
+"""Results of a forward that share memory with saved tensors, and the backward after they are changed.
 
-Whoever is given `h.view(-1)` or `h.detach()` may write to it before the backward of another result, which in eager has
-saved something else (a log-softmax its own result) and notices nothing. A program may have saved h, in the very memory.
-So such a result is watched: if it has been changed when the backward comes, that goes through the captured graph in
-eager (`double_backward.py`), on the forward's inputs. There the changed result counts as changed, too: autograd raises
-exactly where eager does. Nothing is copied, and what is not changed costs a look at a number.
+The caller may write to a result such as `h.view(-1)` or `h.detach()` before the backward of another result. In eager
+that backward may have saved another tensor (a log-softmax saves its own result) and is not affected. A program may have
+saved h itself, in the same memory. So the version counter of such a result is checked at the backward. If the result
+was changed, the backward runs the captured graph in eager (`double_backward.py`) on the forward's inputs. There the
+changed result counts as changed, too, so autograd raises exactly where eager does. No copies are made, and the check
+costs one comparison of numbers.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from burnish.capture.autograd.saved_values import State
 from burnish.lower.aten_calls import memory_of_node
 from burnish.torch_private.operators import OpOverload
 
-# A result, and of the saved tensors, counted from the first, those that may lie in its memory.
+# A result, and the indices of the saved tensors that may share its memory.
 Shared = tuple[tuple[int, tuple[int, ...]], ...]
 
 
 def shared_with_saved(forward: fx.Graph, returned: int) -> Shared:
-    """In a forward graph, whose first results are the `returned` ones. Memory of inputs is the caller's."""
+    """Such results of a forward graph, whose first `returned` results go to the caller. Memory of inputs belongs to the
+    caller."""
     (output,) = forward.find_nodes(op="output")
     given = {memory_of_node(x) for x in forward.find_nodes(op="placeholder")}
     results = [_memory(x) if memory_of_node(x) not in given else frozenset() for x in output.args[0]]
@@ -38,8 +40,8 @@ def shared_with_saved(forward: fx.Graph, returned: int) -> Shared:
 
 
 def _memory(node: Any) -> frozenset[Any]:
-    """What a value has in common with all that may lie in its memory: what tracing says, and what it is a view of (a
-    pass may have put another node in place of that, which is in memory of its own)."""
+    """Keys that a value shares with all values that may be in its memory: its storage in the trace, and its base (a
+    pass may have replaced the base by another node with its own memory)."""
     if memory_of_node(node) is None:
         return frozenset()
     of = node
@@ -59,7 +61,7 @@ def _is_window(node: fx.Node) -> bool:
 
 
 def in_one_memory(shared: Shared, results: Sequence[Any], saved: Sequence[torch.Tensor]) -> Iterator[tuple[int, int]]:
-    """Of a call, those that do: who serves it may have given either memory of its own."""
+    """The pairs that do share memory in a call: the engine may have allocated separate memory for either."""
     for k, members in shared:
         if isinstance(results[k], torch.Tensor):
             memory = results[k].untyped_storage().data_ptr()
@@ -72,7 +74,7 @@ class Watched(NamedTuple):
     """A result, and how it left."""
 
     position: int
-    tensor: torch.Tensor  # another over its memory, with its count of changes
+    tensor: torch.Tensor  # an alias of its memory with the same version counter
     left: State
 
     @staticmethod

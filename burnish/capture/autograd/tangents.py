@@ -1,8 +1,8 @@
-"""Which of the gradients that a backward is given each part of its graph is made of.
+"""The dependence of each node of a backward graph on the tangents.
 
-A backward is linear in what it is given, so what is made of a gradient that is missing is missing, too: `made_of` says
-of which each node is. From that follows what inputs have a gradient of (`capture/autograd/missing_gradients.py`), what
-can be left out where some are missing (`capture/autograd/backwards.py`), and which of the saved tensors are read then.
+A backward is linear in its tangents, so a value that depends only on missing gradients is missing, too: `made_of` has
+the tangents of each node. This determines which inputs get a gradient (`capture/autograd/missing_gradients.py`), which
+nodes can be removed for missing gradients (`capture/autograd/backwards.py`), and which saved tensors are read then.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from torch import fx
 
 from burnish.lower.aten_calls import mutates
 
-ALWAYS = -1  # beside tangents: something that is there whatever is missing
+ALWAYS = -1  # beside tangents: a value that is never missing
 Made = Mapping[fx.Node, frozenset[int]]
 
 _SUM = "aten.add.Tensor"
 _SUMS = (_SUM, "aten.sub.Tensor")
-_TANGENT = "tangents"  # what AOTAutograd's names of those inputs begin with
-_WHERE, _FORWARD = "partitioner_tag", "is_forward"  # as AOTAutograd marks the nodes of a joint graph
+_TANGENT = "tangents"  # the prefix of AOTAutograd's names of those inputs
+_WHERE, _FORWARD = "partitioner_tag", "is_forward"  # AOTAutograd's mark on the nodes of a joint graph
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
@@ -30,10 +30,10 @@ def tangents_of(backward: fx.Graph) -> list[fx.Node]:
 
 
 def made_of(backward: fx.Graph) -> dict[fx.Node, frozenset[int]]:
-    """Of which tangents, by their positions, each node is that is made of any.
+    """The tangents, by position, on which each node depends, for nodes that depend on any.
 
-    A sum of such a node and one that is made of none of them is made of more: that term is a zero, of which it cannot
-    be seen any more where it comes from (the gradient of `floor` is one)."""
+    A sum of such a node and one without tangents depends on more: the second term is a zero gradient whose origin is no
+    longer visible (such as the gradient of `floor`)."""
     found = {node: frozenset((k,)) for k, node in enumerate(tangents_of(backward))}
     for node in backward.nodes:
         if node.op in ("placeholder", "output") or is_number(node):
@@ -46,20 +46,20 @@ def made_of(backward: fx.Graph) -> dict[fx.Node, frozenset[int]]:
 
 
 def _is_value(node: fx.Node) -> bool:
-    """Whether it is the forward's, and so no gradient, and none that is zero: sums with it are a formula's own, like
-    those of logarithms by which `logcumsumexp` multiplies."""
+    """Whether the node is a value of the forward, and so not a zero gradient: sums with it are part of a formula, such
+    as the sums of logarithms in `logcumsumexp`."""
     while str(node.target) == "aten.detach.default":
         (node,) = node.all_input_nodes
     return node.op == "placeholder" or node.meta.get(_WHERE) == _FORWARD
 
 
 def is_number(node: fx.Node) -> bool:
-    """Such as a size. It is known of what is missing, too."""
+    """Whether it is a number, such as a size. It is also known for missing tensors."""
     return isinstance(node.meta.get("val"), _NUMBERS)
 
 
 def other_term(node: fx.Node, missing: Mapping[fx.Node, Any] | set[fx.Node]) -> fx.Node | None:
-    """Of a sum of which one term is missing: it is the other, where that is all that the sum is."""
+    """For a sum with one missing term: the other term, if the sum does nothing else."""
     if str(node.target) != _SUM or node.kwargs or len(node.args) != 2:
         return None
     terms = [x for x in node.args if isinstance(x, fx.Node) and x not in missing]
@@ -72,14 +72,14 @@ def form(node: fx.Node) -> tuple[Any, ...] | None:
 
 
 def can_leave_out(backward: fx.Graph, made: Made) -> bool:
-    """Whether there is a graph of what is left, whichever tangents are missing."""
+    """Whether a graph can be made for every set of missing tangents."""
     sizes = sizes_in(backward)
     return not any(mutates(node) or _needs_what_is_missing(node, made, sizes) for node in backward.nodes)
 
 
 def sizes_in(backward: fx.Graph) -> dict[str, tuple[fx.Node, int | None]]:
-    """Where sizes that vary are found: inputs, and dimensions of inputs. One that is a number itself comes first, and
-    one of a tangent last: it may be missing."""
+    """Where symbolic sizes are found: inputs, and dimensions of inputs. Inputs that are numbers come first, tangents
+    last, because they may be missing."""
     found: dict[str, tuple[fx.Node, int | None]] = {}
     tangents = set(tangents_of(backward))
     inputs = backward.find_nodes(op="placeholder")
@@ -113,8 +113,8 @@ def _has_known_sizes(node: fx.Node, sizes: Mapping[str, Any]) -> bool:
 
 
 def read_for(backward: fx.Graph, made: Made) -> list[frozenset[int]] | None:
-    """For each tangent, the inputs of the graph that are read where it alone is given; None where that is everything,
-    because nothing can be left out."""
+    """For each tangent, the graph's inputs that are read if only it is given; None: all, because nothing can be left
+    out."""
     if not can_leave_out(backward, made):
         return None
     tangents = frozenset(range(len(tangents_of(backward))))
@@ -133,8 +133,8 @@ def read_for(backward: fx.Graph, made: Made) -> list[frozenset[int]] | None:
 
 
 def groups_of(backward: fx.Graph, made: Made) -> list[int]:
-    """For each tangent, the first of those with which it shares a part of the backward that reads what was saved: in
-    eager, too, no backward of one comes after one of another, unless the graph is retained."""
+    """For each tangent, the first tangent with which it shares a part of the backward that reads saved tensors. In
+    eager, too, the backward of one cannot follow that of the other, unless the graph is retained."""
     group = list(range(len(tangents_of(backward))))
     saved = {x for x in backward.find_nodes(op="placeholder") if not is_number(x)} - set(made)
     reading = set[fx.Node]()

@@ -1,1 +1,1 @@
-"""Compiling beside the calls: frames kept for later, and the thread that compiles them."""
+"""Background compiling: frames deferred to later, and the thread that compiles them."""

@@ -1,9 +1,9 @@
-"""Frames that are compiled by another thread: in the background, or while their call waits no longer than a budget.
+"""Frames that another thread compiles: in the background, or while their call waits at most for its budget.
 
-A call that meets a frame without compiled code for its inputs leaves a snapshot of it to the compiling thread and runs
-in eager. That thread has Dynamo make code and guards of the snapshot, and runs nothing of them. The next call whose
-inputs pass those guards hands the code to the interpreter: so code changes hands between calls, checked against the
-live objects. Functions that resume after a graph break, and new sizes, come the same way.
+A call that enters a frame without compiled code for its inputs gives a snapshot of it to the compiling thread and runs
+in eager. That thread lets Dynamo make code and guards from the snapshot, without running them. The next call whose
+inputs pass those guards passes the code to the interpreter. So the switch to compiled code happens between calls, and
+is checked against the live objects. Resume functions after a graph break, and new sizes, are handled in the same way.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ Key = tuple[types.CodeType, ThreadState, tuple[Any, ...]]
 
 ONCE_IN_EAGER = ConvertFrameReturn(FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP), apply_to_code=False)
 
-LEFT_ALONE = ConvertFrameReturn()  # never compiled; what it calls may be
+LEFT_ALONE = ConvertFrameReturn()  # never compiled; its callees may be
 
-_MOST_PENDING = 8  # frames of one object in the queue; further ones ask again at a later call
-_MOST_TRIES = 3  # for the same inputs, when what was made does not fit the calls that follow
-_MOST_OVERRUNS = 2  # of the budget, by one function
+_MOST_PENDING = 8  # frames of one object in the queue; further ones are submitted again at a later call
+_MOST_TRIES = 3  # attempts for the same inputs, when the compiled code does not fit the following calls
+_MOST_OVERRUNS = 2  # compiles of one function that exceeded the budget
 _MOST_REMEMBERED = 256
 _BACKWARD_TOO = {name: True for name in ("force_non_lazy_backward_lowering",) if hasattr(functorch_config, name)}
-_SERIAL = re.compile(r"__\d+$")  # which makes the name of an entrance's own frame unique
+_SERIAL = re.compile(r"__\d+$")  # makes the name of an entrance's own frame unique
 
 
 class DeferredFrames:
-    """One entrance's frames at the compiling thread. Called where Dynamo would compile."""
+    """One entrance's deferred frames. Called where Dynamo would compile."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class DeferredFrames:
         self._jobs: OrderedDict[Key, Job] = OrderedDict()
         self._tries: OrderedDict[Key, int] = OrderedDict()
         self._made: list[tuple[Key, ConvertFrameReturn]] = []  # code and guards that no call has used yet
-        self._decided: dict[types.CodeType, ConvertFrameReturn] = {}  # frames that Dynamo leaves alone
+        self._decided: dict[types.CodeType, ConvertFrameReturn] = {}  # frames that Dynamo skips
         self._errors: dict[types.CodeType, BaseException] = {}  # graph breaks under fullgraph=True
         self._overruns: dict[types.CodeType, int] = {}
         self._settlements: weakref.WeakKeyDictionary[Job, Settlement] = weakref.WeakKeyDictionary()
@@ -121,7 +121,7 @@ class DeferredFrames:
         for item in candidates:
             guarded: Any = item[1].guarded_code
             if guarded.guard_manager.check(values):
-                if guarded.code in in_use:  # another thread's call came first, after this one had looked
+                if guarded.code in in_use:  # another thread's call submitted it after this one's check
                     return ONCE_IN_EAGER
                 if (job := self._jobs.get(item[0])) is not None:
                     job.used = True
@@ -129,7 +129,7 @@ class DeferredFrames:
         return None
 
     def _job_for(self, frame: Any, cache_entry: Any, frame_state: Any) -> Job | None:
-        """The job that this frame waits for, if there is or now will be one."""
+        """The job of this frame; submits one if possible."""
         values = frame.f_locals
         key: Key = (frame.f_code, ThreadState.here(), signature(values))
         job = self._jobs.get(key)
@@ -149,7 +149,7 @@ class DeferredFrames:
             self._budget,
             on_check=self.pace.check if self._background else None,
             niceness=NICE if self._background else 0,
-            starts_later=self._background,  # a budget is for compiling, not for waiting in a queue
+            starts_later=self._background,  # the budget does not include waiting in the queue
         )
         job = Job(_plain_name(key[0]), inputs_in_words(values), work, deadline, self.pace)
         self._settlements[job] = Settlement()
@@ -185,7 +185,7 @@ class DeferredFrames:
         return False
 
     def is_busy(self) -> bool:
-        """Whether calls are served by eager because something of theirs is being compiled."""
+        """Whether eager serves calls because their frames are being compiled."""
         return bool(self.pending_calls.waiting and self._background) or self._pending() > 0
 
     def _pending(self) -> int:
@@ -194,7 +194,7 @@ class DeferredFrames:
     # -- in the compiling thread -------------------------------------------------------------------------------
 
     def admit_first(self) -> None:
-        """Make a job of what the first call of all left behind. Whoever asks for jobs does it, too."""
+        """Make a job from the stored first call. Every request for jobs does this, too."""
         if (first := self.pending_calls.first_call()) is None:
             return
         frame = first.frame()
@@ -224,7 +224,7 @@ class DeferredFrames:
                     return
                 result = self._compile_now(frame, self._newest_entry(code, cache_entry), frame_state)
                 job.deadline.check("gate")
-                if self._background:  # otherwise the call that waits is the trial
+                if self._background:  # otherwise the waiting call is the trial
                     for variant, inputs in variants:
                         try_in_background(variant, inputs)
                 job.deadline.check("done")
@@ -260,8 +260,8 @@ class DeferredFrames:
 
     @contextlib.contextmanager
     def _compiling(self, state: ThreadState, job: Job) -> Iterator[None]:
-        """In the state of the thread that asked, alone with Dynamo, and out of the way of others."""
-        # A backward compiled when it is first wanted would be compiled by the call that wants it.
+        """Compile in the state of the requesting thread, under Dynamo's lock, with pauses for calls in flight."""
+        # A backward that is compiled at its first call would be compiled by that call.
         backward_too = functorch_config.patch(_BACKWARD_TOO)
         with state.entered(), compile_lock, backward_too, beside_calls(job.deadline.check):
             job.deadline.check("dynamo")
@@ -276,7 +276,7 @@ class DeferredFrames:
         return entries[0] if entries else known
 
     def _keep(self, key: Key, result: ConvertFrameReturn) -> None:
-        """Forget what calls have taken over since the last time."""
+        """Drop the code that calls have taken over since the last time."""
         in_use = [entry.code for code in {key[0] for key, _ in self._made} for entry in self._entries(code)]
         left = [(k, made) for k, made in self._made if made.guarded_code and made.guarded_code.code not in in_use]
         self._made = [*left, (key, result)]
@@ -288,7 +288,7 @@ class DeferredFrames:
         return [each for each in made if each is not None and each.code not in in_use]
 
     def _over_budget(self, code: types.CodeType, job: Job) -> None:
-        """Said once, by whichever thread notices first, and before the call that waits returns."""
+        """Reported once, by the first thread that notices, and before the waiting call returns."""
         overrun = OverBudget(self._budget or 0.0, job.deadline.stage)
         with self._telling:
             if job.done.is_set():
@@ -310,12 +310,12 @@ class DeferredFrames:
         return [job.stats() for job in self.jobs()]
 
     def close(self) -> None:
-        """Calls that are still under way ask for nothing more."""
+        """Calls in flight submit no more jobs."""
         self._closed = True
         self.cancel()
 
     def cancel(self) -> None:
-        """Nothing of what is under way is wanted any more. Later calls ask again."""
+        """Cancel all pending jobs. Later calls submit new ones."""
         for job in self.jobs():
             job.deadline.cancel("no longer wanted")
             job.finish("cancelled", "no longer wanted")

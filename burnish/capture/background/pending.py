@@ -1,8 +1,8 @@
 """Calls of an object whose background compile is still pending: they run in eager without entering Dynamo.
 
-Entering Dynamo takes time, and a copy of a frame: more than a small model's whole call. So the first call of all only
-stores its arguments, wakes the compiling thread, and runs in eager. Calls of a kind that is being compiled run in
-eager, without Dynamo, until the compile is over.
+Entering Dynamo and copying a frame takes longer than a small model's whole call. So the very first call only stores its
+arguments, wakes the compiling thread, and runs in eager. Calls of a kind that is being compiled run in eager, without
+Dynamo, until the compile is over.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from burnish.runtime.host.thread_state import CannotSnapshot, ThreadState
 
 
 class FirstCall:
-    """What the first call of all leaves behind."""
+    """The stored arguments and state of the very first call."""
 
     __slots__ = ("args", "function", "is_ordinary", "kwargs", "state")
 
@@ -38,7 +38,8 @@ class FirstCall:
         self.is_ordinary = is_ordinary
 
     def frame(self) -> FrameSnapshot | None:
-        """The frame it would have entered; None if a later call has to ask, and Dynamo to be asked."""
+        """The frame that the call would have entered; None if a later call must go through Dynamo to request the
+        compile."""
         if not (can_wait(self.args) and can_wait(self.kwargs) and self.is_ordinary()):
             return None
         try:
@@ -51,12 +52,13 @@ _UNCALLED, _FIRST = "no call yet", "the first call"
 
 
 class PendingCalls:
-    """`waiting` says of kinds of calls, by which job they will be over; it is empty most of the time."""
+    """`waiting` maps kinds of calls to the jobs that they wait for; it is empty most of the time."""
 
     def __init__(self) -> None:
         self.waiting: dict[Hashable, Any] = {_UNCALLED: None}
-        self.asked: dict[int, Job] = {}  # by thread: whose call, being made, has been told by Dynamo to wait for a job
-        self.code: types.CodeType | None = None  # of the frame that a call of the object enters
+        # by thread: the job that Dynamo's callback has assigned to the thread's current call
+        self.asked: dict[int, Job] = {}
+        self.code: types.CodeType | None = None  # the code of the frame that a call of the object enters
         self._admitting = threading.Lock()
 
     def entrance(
@@ -68,8 +70,8 @@ class PendingCalls:
         in_flight: list[None],
         ring: Callable[[], None],
     ) -> Callable[..., Any]:
-        """`through`, or `target` while there is nothing to go to. `function` is the frame that `through` enters.
-        Calls in flight are counted, so that the compiling thread keeps out of their way."""
+        """Calls `through`, or `target` while there is no compiled code. `function` is the frame that `through` enters.
+        Calls in flight are counted, so that the compiling thread can pause for them."""
         enter, leave, thread = in_flight.append, in_flight.pop, threading.get_ident
         waiting, asked = self.waiting, self.asked
         self.code = function.__code__
@@ -101,7 +103,7 @@ class PendingCalls:
                 try:
                     result = through(*args, **kwargs)
                 except BaseException:
-                    asked.pop(thread(), None)  # so that the next call does not wait for it
+                    asked.pop(thread(), None)  # so that the next call does not wait for the collection
                     raise
                 if asked and (job := asked.pop(thread(), None)) is not None:
                     waiting[kind_of(args, kwargs)] = job
@@ -114,7 +116,7 @@ class PendingCalls:
     # -- for those who make jobs -------------------------------------------------------------------------------
 
     def first_call(self) -> FirstCall | None:
-        """Once: for the one who will say `admitted`."""
+        """Returned once, to the caller that will call `admitted`."""
         with self._admitting:
             first = self.waiting.get(_FIRST)
             if not isinstance(first, FirstCall):
@@ -128,7 +130,7 @@ class PendingCalls:
         self.waiting.pop(_FIRST, None)
 
     def is_over(self, job: Job) -> None:
-        """From now on calls that waited for it ask Dynamo."""
+        """From now on calls that waited for the job go through Dynamo."""
         for kind, awaited in list(self.waiting.items()):
             if awaited is job:
                 self.waiting.pop(kind, None)

@@ -1,7 +1,7 @@
 """One-time work of a process's first compile: imports, tables of ops and rules, Dynamo's own caches.
 
-A background compile does it before there is anything to compile: `burnish.compile` takes a moment longer, and the
-calls that follow do not share Python with it.
+With background compiling this work is done in `burnish.compile`, which takes longer, so that it does not compete with
+later calls for the GIL.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ class _Small(torch.nn.Module):
 
 
 def warm_up() -> None:
-    """Compile something tiny, up to its C source. Whatever fails here fails again where it can be told."""
+    """Compile a tiny function, up to its C source. An error here is ignored, because it will occur again where it can
+    be reported."""
     if _done.is_set() or len_torch_dispatch_stack() or len_torch_function_stack():
         return
     _done.set()
     with contextlib.suppress(Exception), torch.no_grad():
         compiled = dynamo.optimize(backend=_backend)(_Small())
         compiled(torch.ones(2, 4, device="cpu", dtype=torch.float32))
-    gc.collect()  # a quarter of a second, when so much is new; and otherwise at some call's expense
+    gc.collect()  # a quarter of a second with so many new objects; otherwise a later call would pay for it
 
 
 def _backend(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:

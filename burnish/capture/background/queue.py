@@ -1,11 +1,12 @@
-"""The queue of background compiles, the thread that works through it, and the limits on what it takes from callers.
+"""The queue of background compiles, its thread, and the limits on the time that it takes from callers.
 
-One thread per process compiles (Dynamo lets no two compile at once anyway). It must not
+One thread per process compiles (Dynamo's lock allows only one compile at a time). It must not
 
-- starve callers: Python runs one thread at a time, and every op of an eager call releases the GIL and takes it again.
-  So a compile works in short slices while calls are in flight, and pauses in between (`Pace`);
-- outlive its parent: at exit the current compile is cancelled, its C compiler ended, the thread waited for briefly;
-- break a fork: the compile is interrupted, begun again in the parent, and queued anew by the child's next call.
+- starve callers: Python runs one thread at a time, and every op of an eager call releases and reacquires the GIL. So a
+  compile works in short slices while calls are in flight, and pauses in between (`Pace`);
+- outlive its parent: at exit the current compile is cancelled, its C compiler is ended, and the process waits briefly
+  for the thread;
+- break a fork: the compile is interrupted, restarted in the parent, and queued again by the child's next call.
 """
 
 from __future__ import annotations
@@ -26,24 +27,24 @@ from burnish.runtime.deadline import Cancelled, Deadline
 from burnish.runtime.process import at_exit, has_started
 from burnish.trust.jobs import JobState, JobStats
 
-SLICE_SECONDS = 0.0005  # processor time that a compile takes in one go while calls are in flight ...
-REST_SECONDS = 0.005  # ... and then it rests for at least so long, ...
-TURN_SECONDS = 0.004  # ... until the other threads have had so much processor time, ...
-LONGEST_REST_SECONDS = 0.02  # ... but on a busy machine, or if they wait for something, not forever
+SLICE_SECONDS = 0.0005  # processor time of one slice of a compile while calls are in flight ...
+REST_SECONDS = 0.005  # ... followed by a pause of at least this long, ...
+TURN_SECONDS = 0.004  # ... until the other threads have used this much processor time, ...
+LONGEST_REST_SECONDS = 0.02  # ... but at most this long, on a busy machine or if the threads wait
 NAP_SECONDS = 0.001
-LOOK_SECONDS = 0.005  # between two looks for a first call ...
-LOOKOUT_SECONDS = 30.0  # ... which is expected for so long after an object was compiled
-FIRST_REST_SECONDS = 2.0  # before a job begins: the call that asked for it should be over
-EXIT_SECONDS = 2.0  # how long the end of the process waits for the current compile to notice
+LOOK_SECONDS = 0.005  # between two checks for a first call ...
+LOOKOUT_SECONDS = 30.0  # ... which is expected for this long after `burnish.compile`
+FIRST_REST_SECONDS = 2.0  # before a job begins: the call that submitted it should be over
+EXIT_SECONDS = 2.0  # how long the exit of the process waits for the current compile to stop
 FORK_SECONDS = 1.0  # the same before a fork
 
-SWITCH_SECONDS = 0.0005  # after which a thread that wants Python's turn asks the one that has it
+SWITCH_SECONDS = 0.0005  # the GIL's switch interval while compiling
 
 _FORK = "interrupted by a fork"
 
 
 class Pace:
-    """Calls in flight, and the rests that a compile takes for them."""
+    """Counts calls in flight, and pauses a compile for them."""
 
     def __init__(
         self,
@@ -72,17 +73,18 @@ class Pace:
 
     def _rest(self, shortest: float, longest: float) -> None:
         start, turn_ends = self._clock(), self._others_worked() + TURN_SECONDS
-        self._sleep(shortest)  # in one go: to look whether they have ended takes Python's turn from them
+        self._sleep(shortest)  # one sleep: a check whether the calls have ended would take the GIL from them
         while self.calls and self._clock() - start < longest and self._others_worked() < turn_ends:
             self._sleep(NAP_SECONDS)
         self._since = self._worked()
 
 
 class GoodManners:
-    """How Python shares itself out while the thread for the background has work; as it was, afterwards.
+    """GIL and garbage-collector settings while the background thread has work; restored afterwards.
 
-    A thread that wants its turn asks for it after 5 ms, at each op of its call: here it may after a fraction of that.
-    And the garbage collector, which would hold everybody up for a quarter of a second, has patience."""
+    By default a thread that waits for the GIL requests it after 5 ms, at each op of its call; here it does after a
+    fraction of that. Full garbage collections, which would stop all threads for a quarter of a second, are
+    postponed."""
 
     def __init__(self, patience: Patience = patience) -> None:
         self._before: float | None = None
@@ -98,7 +100,7 @@ class GoodManners:
         self._patience.ask()
 
     def drop(self) -> None:
-        """What somebody else has set meanwhile stays."""
+        """A value that other code has set meanwhile is kept."""
         if self._before is None:
             return
         before, self._before = self._before, None
@@ -124,7 +126,7 @@ class Job:
         self.state: JobState = "pending"
         self.reason = ""
         self.seconds = 0.0
-        self.used = False  # whether a call has taken over what it made
+        self.used = False  # whether a call has taken over the compiled code
         self.done = threading.Event()
         self._work: Callable[[Job], None] | None = work
 
@@ -149,7 +151,7 @@ class Job:
             self.finish("failed", failure_reason(error))
 
     def finish(self, state: JobState, reason: str = "") -> bool:
-        """The first one to say so is right. What the job held (the arguments of a call) is let go."""
+        """The first call of `finish` sets the state. The job's data (a call's arguments) is released."""
         with _lock:
             if self.done.is_set():
                 return False
@@ -158,7 +160,7 @@ class Job:
             return True
 
     def again(self) -> None:
-        """After a fork: as if it had not begun."""
+        """After a fork: reset to the state before its start."""
         self.deadline = self.deadline.renewed()
         self.state = "pending"
 
@@ -173,13 +175,13 @@ def _nothing() -> None:
 class Worker:
     """A thread and its queue.
 
-    The thread keeps its priority: a low one would be held up by other processes while it has Python's turn, and with
-    it everybody who waits for that. Only C compilers it starts run at a low one."""
+    The thread keeps its normal priority: with a low one, other processes could delay it while it holds the GIL, and
+    with it all threads that wait for the GIL. Only its C compilers run at a low priority."""
 
     def __init__(self, urgent: bool = True) -> None:
         self._gives_way = not urgent
         self._jobs: deque[Job] = deque()
-        # What wakes the thread. A call that asks may be over in 40 us: this costs it a tenth of what a condition does.
+        # Wakes the thread. A call that submits a job may take only 40 us: this costs a tenth of a condition variable.
         self._rings: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._looks_out_until = 0.0
         self._current: Job | None = None
@@ -190,7 +192,7 @@ class Worker:
         self._is_there()
 
     def submit(self, job: Job) -> bool:
-        """False where there is no thread to do it, or it has ended with the process."""
+        """False if there is no thread, or it has ended with the process."""
         if not self._is_there():
             return False
         with _lock:
@@ -200,15 +202,14 @@ class Worker:
         return self.ring()
 
     def ring(self, bring: Callable[[], None] = _nothing) -> bool:
-        """Wake the thread and have it call `bring`, which submits jobs. The one who rings waits for nothing. False
-        where there is no thread."""
+        """Wake the thread and let it call `bring`, which submits jobs. Does not wait. False if there is no thread."""
         if self._thread is None and not self._is_there():
             return False
         self._rings.put(bring)
         return True
 
     def _is_there(self) -> bool:
-        """The thread; a system that allows no more of them now may later."""
+        """Start the thread if needed; a system without free threads may have one later."""
         with _lock:
             if self._thread is None:
                 thread = threading.Thread(target=self._loop, name="burnish-compile", daemon=True)
@@ -216,8 +217,8 @@ class Worker:
             return self._thread is not None
 
     def expect(self) -> None:
-        """Somebody will ring soon. To wake a thread costs the one who does it 15 us, a third of a small model's call:
-        so for a while the thread looks by itself."""
+        """A call of `ring` is expected soon. Waking a thread costs the caller 15 us, a third of a small model's call,
+        so for a while the thread polls instead."""
         self._looks_out_until = time.monotonic() + LOOKOUT_SECONDS
         self.ring()
 
@@ -252,7 +253,7 @@ class Worker:
         if self._gives_way:
             _manners.assume()
             time.sleep(NAP_SECONDS)  # the call that rang has not returned yet
-        with contextlib.suppress(Exception):  # nothing that an object does may end the thread of all
+        with contextlib.suppress(Exception):  # an error of one object must not end the shared thread
             bring()
 
     def _next_ring(self) -> Callable[[], None]:
@@ -275,8 +276,8 @@ class Worker:
                 self._rings.get_nowait()()
 
     def hold(self, seconds: float) -> None:
-        """Interrupt the current job; wait until that is done, or for so long."""
-        self._answer_rings()  # so that nobody's wish is lost in the child
+        """Interrupt the current job; wait until it has stopped, or until the timeout."""
+        self._answer_rings()  # so that no request is lost in the child
         with _lock:
             self._held = True
             if self._current is not None:
@@ -301,25 +302,25 @@ class Worker:
             thread.join(seconds)
 
     def abandon(self) -> None:
-        """In a forked child, where the thread is not: its jobs will be asked for again."""
+        """In a forked child, which lacks the thread: its jobs will be submitted again."""
         for job in [*self._jobs, *([self._current] if self._current else [])]:
             job.finish("cancelled", "left to the parent of a fork")
 
 
-# Guards every queue and job state in this file. One lock, so that a fork can hold it; nothing is called under it.
+# Guards every queue and job state in this file. One lock, so that a fork can hold it; no callbacks run under it.
 _lock = threading.RLock()
 _workers: dict[bool, Worker] = {}
-after_fork_in_child: list[Callable[[], None]] = []  # what else must be put right there
+after_fork_in_child: list[Callable[[], None]] = []  # other repairs in the child
 
 
 def submit(job: Job, urgent: bool) -> bool:
-    """`urgent` jobs are those that a call waits for: they have a thread of their own. False where there is none."""
+    """`urgent` jobs, for which a call waits, have their own thread. False if there is no thread."""
     with _lock:
         return worker_for(urgent).submit(job)
 
 
 def worker_for(urgent: bool) -> Worker:
-    """Asked for when an object is compiled, too: starting a thread takes longer than a small model's call."""
+    """Also called by `burnish.compile`, because starting a thread takes longer than a small model's call."""
     if (worker := _workers.get(urgent)) is not None:
         return worker
     with _lock:
@@ -327,7 +328,7 @@ def worker_for(urgent: bool) -> Worker:
 
 
 def wait_for(jobs: Iterable[Job], timeout: float | None = None) -> bool:
-    """Until all are done, or for `timeout` seconds; whether they are."""
+    """Wait until all jobs are done, or for `timeout` seconds. Returns whether they are done."""
     end = None if timeout is None else time.monotonic() + timeout
     return all(job.done.wait(None if end is None else max(end - time.monotonic(), 0.0)) for job in jobs)
 

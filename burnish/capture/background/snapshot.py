@@ -1,13 +1,13 @@
-"""A frame as it was when it was entered, kept for compiling it later in another thread.
+"""A snapshot of a frame at its entry, for compiling it later in another thread.
 
-Dynamo reads a frame's arguments, and the objects they lead to, while it traces, and once more when it makes its
-guards. In between, the call that is going on changes them: it counts steps, fills caches, switches from train() to
-eval(). A graph of the one state under guards of the other would be wrong without anybody noticing. So what Python
-code can change (modules, containers, plain objects) is copied before Dynamo looks, tensors apart: of those only the
-shape matters. A call's own objects are copied when the frame is entered; the model is at first copied by the compiling
-thread, and if what came of that did not fit any call, when the frame is entered, too. Guards name objects by the way to
-them ("self.layers[0].training") and not by identity, and hold for the originals as they do for the copies. Where one
-does not, it is noticed when the code is to be used.
+Dynamo reads a frame's arguments, and the objects they refer to, while it traces and again when it makes guards. In
+between, the running call may change them: it counts steps, fills caches, switches from train() to eval(). A graph of
+one state under guards of another would be silently wrong. So all objects that Python code can change (modules,
+containers, plain objects) are copied before Dynamo reads them, except tensors, of which only the shape matters. A
+call's own objects are copied at frame entry. The model is first copied by the compiling thread; if the resulting code
+fits no call, the next attempt copies it at frame entry, too. Guards name objects by their path
+("self.layers[0].training"), not by identity, so they hold for the originals as for the copies. A guard that does not is
+detected before the code is used.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LEAVES = frozenset((*_CONSTANTS, torch.Tensor, torch.nn.Parameter, types.Functi
 
 @dataclass(frozen=True)
 class FrameSnapshot:
-    """What Dynamo reads of a frame, under the names it reads it by."""
+    """The part of a frame that Dynamo reads, with the same attribute names."""
 
     f_code: types.CodeType
     f_globals: dict[str, Any]
@@ -62,9 +62,9 @@ class FrameSnapshot:
 
 
 def can_wait(value: Any) -> bool:
-    """Whether a call that is given this leaves it as it is, tensors' contents and a model's state apart. Then its frame
-    may be copied later, by another thread: code and guards are made of the same copy, so that they fit each other
-    whatever moment it is of; and of most models, one moment is like any other."""
+    """Whether a call does not change this argument, except for tensors' contents and a model's state. Then another
+    thread may copy the frame later: code and guards are made from the same copy, so they are consistent, and most
+    models have the same state between any two calls."""
     kind = type(value)
     if kind in _LEAVES:
         return True
@@ -76,7 +76,7 @@ def can_wait(value: Any) -> bool:
 
 
 def entered(function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> FrameSnapshot:
-    """The frame of a call of `function`, with nothing copied yet. Raises TypeError where the call does."""
+    """The frame of a call of `function`, without copies so far. Raises TypeError if the call does."""
     code = function.__code__
     bound = inspect.signature(function, follow_wrapped=False).bind(*args, **kwargs)
     bound.apply_defaults()
@@ -88,13 +88,14 @@ def entered(function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[st
 
 
 class _Copies:
-    """Copies of what Python code can change; one for each original, so that what is shared stays shared.
+    """Copies of the objects that Python code can change; one for each original, so that sharing is preserved.
 
-    A call waits for this: a model has hundreds of modules with a dozen dictionaries each, most of them empty."""
+    Speed matters, because a call waits for it: a model has hundreds of modules with a dozen dictionaries each, most of
+    them empty."""
 
     def __init__(self) -> None:
         self._made: dict[int, Any] = {}
-        self._kept: list[Any] = []  # originals, alive for as long as their id is a key
+        self._kept: list[Any] = []  # originals, kept alive while their id is a key
         self._left = _LARGEST
 
     def of(self, value: Any) -> Any:
@@ -175,7 +176,7 @@ _plain_classes: dict[type, bool] = {}
 
 
 def _has_plain_state(cls: type) -> bool:
-    """Whether the instances of a class are written in Python, and their `__dict__` is all they hold."""
+    """Whether a class is written in Python, and its instances hold only their `__dict__`."""
     known = _plain_classes.get(cls)
     if known is None:
         written = all(
@@ -198,14 +199,14 @@ class _Plain:
 
 
 def signature(values: dict[str, Any]) -> tuple[Any, ...]:
-    """Equal for two calls that will most likely share compiled code. Cheap: while a frame is being compiled, every
-    call of it asks. (Guards decide in the end: here it is only about asking for the same thing twice.)"""
+    """Equal for two calls that will most likely share compiled code. Cheap, because every call of a frame computes it
+    while the frame is being compiled. (Guards decide in the end; this only avoids submitting the same job twice.)"""
     left = itertools.repeat(None, 2000)
     return tuple((name, _described(value, left)) for name, value in values.items())
 
 
 def _described(value: Any, left: Iterator[None], depth: int = 16) -> Any:
-    """Objects hold each other in circles: not deeper than so, and not more than are `left`."""
+    """Objects may refer to each other in cycles: limits the depth, and the number of objects to `left`."""
     kind = type(value)
     if isinstance(value, torch.Tensor):
         if value.is_nested:

@@ -1,1 +1,1 @@
-"""The way of a call: into TorchDynamo, past it, or straight to compiled code."""
+"""The path of a call: through TorchDynamo, around it, or directly to compiled code."""

@@ -1,6 +1,6 @@
 """Bypass of Dynamo for an object all of whose graphs run faster in eager: evaluating guards would only cost time.
 
-Eager is always right, so that a look now and then is enough to notice inputs that are worth compiling for.
+Eager is always right, so an occasional check suffices to notice inputs that are worth compiling for.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ def bypass(
     host: Host | None = None,
     sooner: Callable[[], None] | None = None,
 ) -> Callable[..., Any]:
-    """`target`, until inputs come along of a kind not seen before: `through` is shown those once. The longer nothing
-    new is found, the rarer the looks. With `host` it is C that counts calls; without, `sooner` is told of each look, in
-    case there is one by then."""
+    """Calls `target`, except that the first call with a new kind of inputs goes `through`. The longer no new kind is
+    found, the rarer the checks. With `host`, C code counts the calls; without it, `sooner` is called at each check, in
+    case the extension is available by then."""
     known: set[Hashable] = set()
     every = left = 1
 
     def look(*args: Any, **kwargs: Any) -> Any:
         nonlocal every
         kind = kind_of(args, kwargs)
-        # Under hooks on saved tensors, what is run again in the backward would not be shown.
+        # Under hooks on saved tensors, recomputations in the backward would not go `through`.
         is_new = kind not in known and len(known) <= _MOST_KNOWN and not hooks_are_active()
         every = _LOOKS_EVERY if is_new else min(2 * every, _MOST_RARELY)
         if host is not None:
@@ -62,7 +62,7 @@ def bypass(
 
 
 def _without_wrapper(target: Callable[..., Any]) -> Callable[..., Any]:
-    """A module's call, less the layer that only asks whether `Module.compile` was called: ours is in its place."""
+    """A module's call without the layer that only checks for `Module.compile`; our entrance replaces it."""
     if not isinstance(target, torch.nn.Module) or type(target).__call__ is not torch.nn.Module.__call__:
         return target
     if getattr(target, "_compiled_call_impl", True) is not None:
@@ -72,7 +72,7 @@ def _without_wrapper(target: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def kind_of(args: tuple[Any, ...], kwargs: dict[str, Any], grad: bool | None = None) -> Hashable:
-    """Sizes and types: enough to tell most calls apart, and little work. `grad`: as the calling thread has it."""
+    """Sizes and types: enough to distinguish most calls, and cheap. `grad`: the calling thread's grad mode."""
     grad = _grad_mode() if grad is None else grad
     values = (*args, *kwargs.values()) if kwargs else args
     return grad, tuple([_kind_of_tensor(x) if isinstance(x, _Tensor) else _kind_of_value(x) for x in values])

@@ -1,4 +1,4 @@
-"""TorchDynamo's state around a call, read of an entrance by the race of whole calls (`burnish/trust/whole_call.py`)."""
+"""TorchDynamo's state around a call, for the race of whole calls (`burnish/trust/whole_call.py`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LEAST_ALLOWANCE, _SHARE_OF_COMPILE = 0.25, 0.10  # seconds; of what compiling t
 
 
 class Compiler(Protocol):
-    """Of a FrameCompiler, what is needed here."""
+    """The part of a FrameCompiler that this module needs."""
 
     compiles: int
     deferred: DeferredFrames | None
@@ -39,14 +39,14 @@ class EntranceSurroundings(Surroundings):
             return False
         if len_torch_dispatch_stack() or peek_interpreter_stack() is not None:
             return False
-        if hooks_are_active():  # checkpointing counts what is saved: forward and what is run again are served alike
+        if hooks_are_active():  # checkpointing counts saved tensors: forward and recomputation must use the same engine
             return False
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             return False
         return self._is_ordinary()
 
     def exempt(self) -> str:
-        """What one rank decides by its own clock, the others do not know of."""
+        """The ranks of a process group would decide differently, each by its own clock."""
         distributed = torch.distributed
         if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
             return "ranks must not decide alone"
@@ -88,7 +88,8 @@ def _known_of(reached: list[Variant]) -> Graphs:
 
 
 def _backwards(variant: Variant) -> tuple[float | None, float | None]:
-    """In us, of what serves and of eager's. Where eager serves, the two are one, and it does not matter how long."""
+    """The backwards' times in us, of the serving engine and of eager. Where eager serves, the two are equal and their
+    value does not matter."""
     gate = variant.gate
     eager = gate.eager_backward_us if gate is not None else None
     if variant.engine == "eager":

@@ -1,5 +1,5 @@
-"""What of an original may become another after it was compiled, without Dynamo's guards noticing: a module's hooks, and
-a function's own code and defaults, which the frame that the entrance enters has taken over."""
+"""Changes of an original after compiling that Dynamo's guards do not notice: a module's hooks, and a function's own
+code and defaults, which the entrance's frame has copied."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ import torch
 
 from burnish.capture.entry.hooks import Hooks
 
-Attribute = tuple[object, str, object]  # whose, its name, the very object that it was
+Attribute = tuple[object, str, object]  # owner, attribute name, the object at compile time
 
 
 class Definition(Protocol):
-    """Of one original, as it was when this was made."""
+    """The definition of one original at the time of construction."""
 
     def changed(self) -> bool:
         """Asked on every call."""
 
     @property
     def is_asked_each_call(self) -> bool:
-        """Whether there is more to ask than `attributes` tell."""
+        """Whether each call must check more than `attributes`."""
 
     def attributes(self) -> tuple[Attribute, ...]:
-        """As long as each is the same object, nothing has changed."""
+        """While each is the same object, nothing has changed."""
 
 
 class FunctionDefinition:
-    """What a function consists of. (What its default arguments hold is looked at by Dynamo.)"""
+    """A function's code and defaults. (Dynamo guards the contents of default arguments.)"""
 
     is_asked_each_call = False
 

@@ -1,7 +1,7 @@
 """What TorchDynamo did with a frame, in the user's terms: graph breaks, recompiles and failures, with file and line.
 
 Dynamo keeps these records for the whole process. A `Watch` brackets one frame's compilation, under Dynamo's compile
-lock, and hands what was added to the log of the object that was compiling.
+lock, and writes the new records to the log of the object that was compiling.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ _WAY_OUT = "set BURNISH_DUMP=DIR to see how far each stage got, and report it"
 
 @dataclass(frozen=True)
 class Place:
-    """Where a target is written. Its name stands for the frame that burnish puts around it."""
+    """The source location of a target. Its name replaces that of burnish's own frame around it."""
 
     file: str
     line: int
     name: str
-    parameters: tuple[str, ...] = ()  # what that frame calls args[0], args[1], ...
+    parameters: tuple[str, ...] = ()  # the parameter names behind that frame's args[0], args[1], ...
 
     def in_its_names(self, text: str) -> str:
         text = re.sub(r"\bargs\[(\d+)\]", lambda found: self._parameter(int(found[1])) or found[0], text)
@@ -70,7 +70,7 @@ class Place:
 
 
 def serve_eager(log: CompileLog, stage: str, error: BaseException) -> None:
-    """Count one failure and, if it is this object's first in that stage, warn: stage, reason, way out."""
+    """Count one failure and, if it is this object's first in that stage, warn with stage, reason and fix."""
     way_out = _WAYS_OUT.get(stage, _WAY_OUT)
     if isinstance(error, CompileError):
         stage, way_out = error.stage, error.way_out or way_out
@@ -92,11 +92,11 @@ class Watch:
         self._last_metric = metrics[-1] if metrics else None
 
     def says_it_raises(self) -> bool:
-        """Whether the graph breaks where Dynamo saw the call raise: what follows will not be reached."""
+        """Whether the graph breaks where Dynamo saw the call raise: the following code will not run."""
         return any(broken.reason.startswith(_RAISES) for broken in graph_break_reasons[self._breaks :])
 
     def report(self, code: types.CodeType, log: CompileLog, place: Place, doubts: Doubts) -> bool:
-        """Whether Dynamo failed. A break where the call then raises in eager, too, is none."""
+        """Returns whether Dynamo failed. A graph break at which the call also raises in eager does not count."""
         failed = False
         for broken in graph_break_reasons[self._breaks :]:
             file, line = user_line(broken.user_stack) or (place.file, place.line)
@@ -131,7 +131,7 @@ def _note_break(
 
 
 def _told(log: CompileLog, broken: GraphBreak, skipped: types.CodeType | None, place: Place, ending: Ending) -> None:
-    """Unless the call raised in the frame that was skipped, or in the very line that broke the graph."""
+    """Report, unless the call raised in the skipped frame, or in the line of the graph break."""
     raised_there = ending.codes and (broken.file, broken.line) == (ending.line or (place.file, place.line))
     if not (raised_there or skipped in ending.codes):
         log.graph_break(broken)
@@ -157,7 +157,7 @@ def _plain_name(name: str, place: Place) -> str:
 
 
 def user_line(stack: Iterable[FrameSummary] | None) -> tuple[str, int] | None:
-    """The innermost line that is neither torch's nor ours."""
+    """The innermost line outside torch and burnish."""
     return users_line((frame.filename, frame.lineno or 0) for frame in stack or ())
 
 
@@ -179,7 +179,7 @@ def _short(text: str) -> str:
 
 
 def graph_break_error(error: BaseException, place: Place) -> GraphBreakError:
-    """A typed error with the user's line, for what Dynamo raises on a graph break under fullgraph=True."""
+    """A typed error with the user's line, made from Dynamo's exception for a graph break under fullgraph=True."""
     text = str(getattr(error, "msg", None) or error)
     file, line = user_line(getattr(error, "real_stack", None)) or (place.file, place.line)
     hints = [part.strip() for part in text.splitlines() if part.strip().startswith("Hint: ")]
@@ -188,7 +188,7 @@ def graph_break_error(error: BaseException, place: Place) -> GraphBreakError:
 
 
 def is_callers_mistake(error: BaseException) -> bool:
-    """Whether Dynamo says that the call raises: then eager does, unless Dynamo is wrong."""
+    """Whether Dynamo reports that the call raises: then eager also raises, unless Dynamo is wrong."""
     return str(getattr(error, "msg", None) or error).startswith(_RAISES)
 
 
@@ -198,5 +198,5 @@ GRAPH_BREAKS = (
     UncapturedHigherOrderOpError,
 )
 
-# Exceptions by which Dynamo talks to itself: not failures, and never to be caught on their way.
+# Exceptions that Dynamo uses for control flow: not failures, and never to be caught.
 CONTROL_FLOW = (RestartAnalysis, SkipFrame)

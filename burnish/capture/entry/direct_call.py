@@ -1,8 +1,8 @@
-"""A call's way into TorchDynamo, with as little host work as possible.
+"""A call's entry into TorchDynamo, with minimal host overhead.
 
-`torch.compile` gives back a wrapper that prepares for every circumstance on every call: about 8 us of the 16 that a
-compiled call of a tiny module costs. A `DirectCall` finds out with four cheap checks that none of them is at hand,
-installs Dynamo's frame callback and calls. In any other circumstance it goes through torch's own wrapper.
+`torch.compile` returns a wrapper that handles every special case in every call: about 8 us of the 16 that a compiled
+call of a tiny module costs. A `DirectCall` rules out the special cases with four cheap checks, installs Dynamo's frame
+callback and calls. Otherwise it calls torch's own wrapper.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from burnish.torch_private.dynamo import DynamoStance, eval_frame, set_eval_fram
 from burnish.trust.checkpoints import RegionCalls, region_of_call
 from burnish.trust.saved_tensor_hooks import innermost_hooks
 
-# What torch.compiler.set_stance replaces, and puts back. (None, which no stance is, if it had been replaced already.)
+# The object that torch.compiler.set_stance replaces and restores. (None, which is no stance, if it was already
+# replaced.)
 ORDINARY_STANCE = eval_frame._stance if eval_frame._stance == DynamoStance() else None
-_LOOKS = 8  # at Dynamo's list, before a call is served by eager
+_LOOKS = 8  # checks of Dynamo's list before eager serves a call
 _LOOK_SECONDS = 0.0005
 
 
@@ -47,7 +48,7 @@ class DirectCall:
         log: CompileLog,
         place: Place,
     ) -> None:
-        """`afresh` makes a call after `definition` has changed, when nothing of what was compiled fits any more."""
+        """`afresh` makes a call after a change of `definition`, when no compiled code fits any more."""
         self._target = target
         self._frame = frame
         self._callback = callback
@@ -60,7 +61,7 @@ class DirectCall:
         self.call = self._make_call()
 
     def _make_call(self) -> Callable[..., Any]:
-        # Every name the call reads is a local of this function: it has a few us in all.
+        # Every name that the call reads is a local of this function, because a call has a budget of a few us.
         set_callback, dispatch_modes = set_eval_frame, len_torch_dispatch_stack
         stances, ordinary, target = eval_frame, ORDINARY_STANCE, self._target
         fx_tracing, jit_tracing, duals = is_fx_symbolic_tracing, is_tracing, forward_ad
@@ -93,8 +94,8 @@ class DirectCall:
             return run
 
         generally, owner = settling(self._general), self._log
-        # Circumstances change between the forward of a checkpointed region and what is run again: torch.fx traces in
-        # some thread, a stance was set. Who began finishes.
+        # The special cases may change between the forward of a checkpointed region and its recomputation (torch.fx
+        # traces in some thread, a stance was set). The recomputation uses the path of the forward.
         in_region = RegionCalls(owner, target, settling(entered)).run
         saved_tensor_hooks = innermost_hooks
 
@@ -103,7 +104,7 @@ class DirectCall:
                 return in_region(here, call, args, kwargs)
             if definition is not None and definition.changed():
                 return afresh(definition, args, kwargs)
-            if fx_tracing() or jit_tracing():  # somebody takes the model down: as it was written
+            if fx_tracing() or jit_tracing():  # a tracer records the model: run the original code
                 return target(*args, **kwargs)
             if duals._current_level >= 0:  # compiled code would lose the tangents
                 self._log.noticed("call in eager: forward-mode differentiation is going on")
@@ -123,7 +124,8 @@ class DirectCall:
                 if doubts:
                     set_callback(prior)
                     settle(error)
-                if not (isinstance(error, ImportError) and is_ending()):  # a `__del__` then: Dynamo can no longer begin
+                # a `__del__` at interpreter exit: Dynamo cannot start any more
+                if not (isinstance(error, ImportError) and is_ending()):
                     raise
             else:
                 if doubts:
@@ -137,7 +139,7 @@ class DirectCall:
         return call
 
     def _refuse(self, error: BaseException, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
-        """A graph break under fullgraph=True: an error, or the one that eager raises where the call does."""
+        """A graph break under fullgraph=True: raise an error, or eager's exception if the call raises in eager."""
         noted = self._callback.doubts.taken()
         if is_callers_mistake(error):
             self._target(*args, **kwargs)
@@ -146,7 +148,7 @@ class DirectCall:
         raise graph_break_error(error, self._place) from error.with_traceback(None)
 
     def _look_again(self, enter: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Nothing of the frame has run yet. Whatever another thread is doing to Dynamo's list takes it microseconds."""
+        """No code of the frame has run yet, so retry: another thread's change of Dynamo's list takes microseconds."""
         callback = self._callback
         for _ in range(_LOOKS):
             time.sleep(_LOOK_SECONDS)
@@ -166,7 +168,7 @@ class DirectCall:
 
 
 def is_ordinary(definition: Definition | None) -> bool:
-    """The circumstances in which a call is Dynamo's."""
+    """Whether none of the special cases applies, so that Dynamo serves the call."""
     tracing = is_fx_symbolic_tracing() or is_tracing() or forward_ad._current_level >= 0
     changed = definition is not None and definition.changed()
     return not tracing and eval_frame._stance is ORDINARY_STANCE and not changed

@@ -1,7 +1,7 @@
-"""The entrance that serves every call in eager: nothing can be compiled, because torch lacks a private name that
-compiling needs, or cannot load the module that has it.
+"""The entrance that serves every call in eager, for a torch without a private name that compiling needs, or that cannot
+load the name's module.
 
-It stands in for `frame.Entrance`, which cannot even be imported then: the same methods, and each call runs in eager.
+It replaces `entrance.Entrance`, which cannot be imported then, and has the same methods.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from burnish.trust.record import WholeCall
 
 
 def tell(log: CompileLog, lack: Lack) -> None:
-    """Count it, and warn of an object's first."""
+    """Count it, and warn at an object's first."""
     if log.fallback(lack.stage, CompileError(lack.stage, lack.reason, lack.way_out)):
         warn(
             f"burnish: {log.name or 'this graph'} runs in eager: {lack.reason}. Way out: {lack.way_out}.",
@@ -51,7 +51,7 @@ class EagerEntrance:
         return ()
 
     def seal(self, strict: bool = False) -> int:
-        """Nothing is compiled that calls could go to."""
+        """There is no compiled code to seal."""
         return 0
 
     def _nothing(self) -> None:

@@ -1,8 +1,7 @@
-"""The entrance of one compiled object: which way its calls go, and when that changes.
+"""The entrance of one compiled object: selects the path of its calls, and changes it.
 
-Each entrance owns the code object it calls, so that Dynamo's caches, its recompile limit and its memory of sizes
-seen are the object's own, and its callback (`frame_compiler.py`), in which everything that only compiling needs is
-done.
+Each entrance has its own code object, so Dynamo's cache, recompile limit and record of sizes are separate for each
+object. Its callback (`frame_compiler.py`) does all work that only compiling needs.
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ from burnish.trust.checkpoints import recorded_python, regions_are_recorded
 from burnish.trust.record import WholeCall
 from burnish.trust.whole_call import WholeCallRace
 
-_CHANGES_AT_ONCE = 3  # of the original, that are compiled for at once
-_PAYS_AFTER = 20.0  # times as long as the last compiling took: from then on, for the next
+_CHANGES_AT_ONCE = 3  # changes of the original that are recompiled at once
+_PAYS_AFTER = 20.0  # multiple of the last compile's duration that must pass before the next recompile
 
 
 class Entrance:
-    """One callable, compiled. `call` is what to call; `restart` forgets all that was compiled.
+    """One compiled callable. `call` is the function to call; `restart` drops all compiled code.
 
-    `foreign` is for other compilers: arguments for torch.compile, which then does the work."""
+    `foreign` has arguments for torch.compile, if another compiler does the work."""
 
     def __init__(
         self,
@@ -61,10 +60,10 @@ class Entrance:
         self.foreign = foreign
         self.place = place_of(target)
         self.call: Callable[..., Any] = target
-        self._changes = 0  # of the original, after each of which it was compiled anew
+        self._changes = 0  # changes of the original, each followed by a recompile
         self._opened = 0.0  # when, at last
         self.deferred: DeferredFrames | None = None  # with background=True or a budget
-        self._compiled: tuple[types.FunctionType, FrameCompiler] | None = None  # what a seal goes to, if we compile
+        self._compiled: tuple[types.FunctionType, FrameCompiler] | None = None  # the call path of a seal, if we compile
         self._around: Callable[..., Any] | None = None
         self._forget: Callable[[], Any] = lambda: None
         self._lock = threading.RLock()
@@ -88,7 +87,7 @@ class Entrance:
             self.reconsider()
 
     def suspend(self) -> None:
-        """Calls run in eager, and nothing compiles, until `resume`."""
+        """Run calls in eager without compiling, until `resume`."""
         with self._lock:
             self.stop_compiling()
             if self._suspended is None:
@@ -101,7 +100,7 @@ class Entrance:
             self.reconsider()
 
     def reconsider(self) -> None:
-        """A verdict, on one of the graphs or on the whole call, has changed: go around Dynamo if eager serves all."""
+        """A verdict on a graph or on the whole call has changed: bypass Dynamo if eager serves all."""
         with self._lock:
             if self._suspended is not None or self._compiled is None or self._is_sealed:
                 return
@@ -124,7 +123,7 @@ class Entrance:
             self.call = self._around = bypass(target, through, host, _called_weakly(self._go_around_in_c))
 
     def _go_around_in_c(self) -> None:
-        """What counts the calls in C is built meanwhile."""
+        """The native call counter is built meanwhile."""
         if isinstance(self._around, types.FunctionType) and host_if_built() is not None:
             with self._lock:
                 if self.call is self._around:
@@ -144,17 +143,17 @@ class Entrance:
         return self._race is not None and self.call is self._race.call and self._race.is_undecided
 
     def whole_calls(self) -> tuple[WholeCall, ...]:
-        """What the race of whole calls has found so far."""
+        """The results of the race of whole calls so far."""
         return self._race.stats() if self._race is not None else ()
 
     def stop_compiling(self) -> None:
-        """Cancel what the compiling thread still has to do, or does, for this entrance."""
+        """Cancel this entrance's pending and running background compiles."""
         if self.deferred is not None:
             self.deferred.cancel()
 
     def seal(self, strict: bool = False) -> int:
-        """From now on calls go to compiled code by their signature, and nothing compiles; how much there is to go to.
-        Without any, the entrance stays open: 0."""
+        """From now on a call's signature selects the compiled code, and nothing compiles. Returns the number of
+        compiled frames; if it is 0, the entrance stays open."""
         with self._lock:
             if self._compiled is None:
                 return 0
@@ -170,7 +169,7 @@ class Entrance:
             return entries
 
     def seal_off(self) -> None:
-        """Nothing was compiled, and nothing will be."""
+        """Seal an entrance without compiled code: nothing will be compiled."""
         self._is_sealed = True
         self.call = self.target
 
@@ -200,9 +199,10 @@ class Entrance:
         callback.root = frame.__code__
         self.deferred = callback.deferred
         callback.own_code = frame.__code__
-        callback.on_verdict = _called_weakly(self._news)  # Dynamo keeps graphs, which must not keep the module
+        # Dynamo keeps graphs alive, and these must not keep the module alive
+        callback.on_verdict = _called_weakly(self._news)
         self._compiled = frame, callback
-        # Dynamo remembers the code it has read, and the code what was compiled for it: programs and their memory.
+        # Dynamo keeps references to code objects, and these to their compiled programs and memory.
         self._forget = forget = weakref.finalize(self, reset_code, frame.__code__)
         forget.atexit = False
         call = DirectCall(
@@ -226,7 +226,7 @@ class Entrance:
         return call
 
     def _eager(self, through: Callable[..., Any]) -> Callable[..., Any]:
-        """The original; what a checkpoint runs again goes `through` what knows who served it first."""
+        """The original; a checkpoint's recomputation goes `through` the function that follows the forward's record."""
         return recorded_python(self.target, through, self.log) if self.foreign is None else self.target
 
     def _told(self, verdict: WholeCall) -> None:
@@ -245,7 +245,7 @@ class Entrance:
 
         def ring() -> None:
             if not worker_for(urgent=False).ring(deferred.admit_first):
-                deferred.admit_first()  # which says that nobody is there to compile it
+                deferred.admit_first()  # which says that no compiler is available
 
         ordinary = lambda: is_ordinary(definition)  # noqa: E731
         return deferred.pending_calls.entrance(self._eager(call), call, frame, ordinary, deferred.pace.calls, ring)
@@ -272,14 +272,14 @@ class Entrance:
         return self.call(*args, **kwargs)
 
     def _is_soon(self) -> bool:
-        """Whether what the compiling took since the last change has not paid yet: changes that come and go (a hook for
+        """Whether the last change was too recent, compared with the compile time since: frequent changes (a hook for
         each step) would make every call compile."""
         spent = self._compiled[1].seconds if self._compiled is not None else 0.0
         return time.monotonic() - self._opened < _PAYS_AFTER * spent
 
 
 def _called_weakly(method: Callable[[], None]) -> Callable[[], None]:
-    """A bound method, as long as its object lives."""
+    """A bound method that holds its object weakly."""
     reference = weakref.WeakMethod(method)
 
     def call() -> None:

@@ -1,7 +1,8 @@
-"""Whether variables of the process that a compiled function asked for are as they were.
+"""Guards on the environment variables that a compiled function reads.
 
-Dynamo traces `os.environ` and `os.getenv` into the dictionary below, and guards on what it finds there; but not on what
-it does not find. So a frame whose trace asked for variables gets a guard more: each has the value that it had.
+Dynamo traces `os.environ` and `os.getenv` down to the underlying dictionary, and guards on variables that it finds, but
+not on variables that are not set. So a frame whose trace reads variables gets one more guard: each variable has the
+same value as before.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from burnish.torch_private.patches.tracing import noticing_environment
 
 
 class Asked:
-    """The variables that the trace of one frame asks for, with their values."""
+    """The variables that the trace of one frame reads, with their values."""
 
     def __init__(self) -> None:
         self._values: dict[str, str | None] = {}
@@ -29,7 +30,7 @@ class Asked:
         self._values.setdefault(name, os.environ.get(name))
 
     def guard(self, manager: Any) -> None:
-        """Add the guard to those of the frame, if it asked for any."""
+        """Add the guard to the frame's guards, if it reads any variable."""
         if not self._values:
             return
         entries = tuple(self._values.items())

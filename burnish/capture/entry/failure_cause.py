@@ -1,14 +1,15 @@
-"""Cause of a failed compile, the compiler's or the caller's: decided by what eager does with the same inputs.
+"""Cause of a failed compile, the compiler's or the caller's: decided by eager's behaviour on the same inputs.
 
-Inputs that do not fit a model fail in tracing as they do in eager, and so does code that raises by design. Nothing is
-wrong with the compiler then, and nothing to be counted, warned about or remembered. So a failure is only noted when a
-frame is compiled (`Doubts.note`), the frame runs in eager, and when the call of the object ends (`Doubts.settle`):
+Inputs that do not fit a model fail in tracing as they do in eager, and so does code that raises by design. That is not
+a failure of the compiler, so it is not counted, warned about or recorded. So a failure in compiling a frame is only
+noted at first (`Doubts.note`), and the frame runs in eager. When the call of the object ends, the failure is settled
+(`Doubts.settle`):
 
 - the call returned, or raised something that did not pass through the frame: the failure is ours;
-- it raised through the frame: the mistake is the caller's, who has eager's own exception.
+- it raised through the frame: a caller error, and the caller gets eager's own exception.
 
-A frame compiled by another thread is settled when both are known: what became of the compile, and of the call that
-asked for it (`Settlement`).
+A frame compiled by another thread is settled when both its compile and the call that requested it have ended
+(`Settlement`).
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ RETURNED = Ending()
 
 @dataclass(frozen=True)
 class Doubt:
-    """`hear` is told how the call ended. Until then frames of this code are served as the first one was."""
+    """`hear` gets the call's ending. Until then frames of this code are served like the first one."""
 
     code: types.CodeType
     hear: Callable[[Ending], object]
@@ -55,8 +56,8 @@ class Doubt:
 
 
 class Doubts:
-    """Those of one entrance. `open` has an entry for each thread in whose call something could not be compiled: it is
-    empty most of the time, which is all that a call looks at."""
+    """The doubts of one entrance. `open` has an entry for each thread whose current call had a failed compile. It is
+    empty most of the time, and a call only checks that."""
 
     def __init__(self, users_line: Callable[[Iterable[Line]], Line | None]) -> None:
         self.open: dict[int, list[Doubt]] = {}
@@ -66,16 +67,16 @@ class Doubts:
         self.open.setdefault(threading.get_ident(), []).append(doubt)
 
     def served(self, code: types.CodeType) -> Any:
-        """How frames of this code are served in the call that this thread is making, if that is in doubt."""
+        """How frames of this code are served in this thread's current call, if that is in doubt."""
         noted = self.open.get(threading.get_ident(), ())
         return next((doubt.served for doubt in noted if doubt.code is code and doubt.served is not None), None)
 
     def taken(self) -> list[Doubt]:
-        """This thread's, which somebody else will settle."""
+        """This thread's doubts, removed, to be settled by the caller."""
         return self.open.pop(threading.get_ident(), [])
 
     def settle(self, error: BaseException | None = None) -> None:
-        """A call of this thread has ended. Frames that are still running (it was made inside another) have not."""
+        """A call of this thread has ended. For a nested call, the frames of the outer call are still running."""
         noted = self.taken()
         running = _running()
         for doubt in noted:
@@ -88,7 +89,7 @@ class Doubts:
 
 
 class Settlement:
-    """A frame that another thread compiles: its doubts, and how the call ended that asked for it."""
+    """A frame that another thread compiles: its doubts, and the ending of the call that requested it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -101,7 +102,7 @@ class Settlement:
         self._tell()
 
     def called(self, ending: Ending) -> None:
-        """The first one to say so: calls with the same inputs end alike."""
+        """The first report counts: calls with the same inputs end in the same way."""
         with self._lock:
             self._ending = self._ending or ending
         self._tell()

@@ -1,4 +1,4 @@
-"""Dynamo's callback for one entrance: what is done for a frame that has no compiled code for its inputs yet."""
+"""Dynamo's callback for one entrance: handles a frame that has no compiled code for its inputs yet."""
 
 from __future__ import annotations
 
@@ -62,16 +62,17 @@ from burnish.trust.variant import Variant
 from burnish.version import PACKAGE
 
 _CHANGED_MEANWHILE = "state changed while dynamo tracing"
-_EXCUSES = 64  # calls; as many threads may wait for one compile
+_EXCUSES = 64  # calls; this many threads may wait for one compile
 _EXCUSES_SECONDS = 600.0
 _BAD_INPUT_LIMIT = 8  # attempts at a frame that fails in the same way, before giving up on more
-_RECORDS = "record_runtime_overhead"  # for a profiler, by two functions that every call makes: microseconds
+# a profiler's switch: adds two function calls to every call
+_RECORDS = "record_runtime_overhead"
 _LETS_GO = "invalidate_compile_context_weakrefs"
-_MOST_MISTAKES = 64  # kinds of inputs that are known not to fit
+_MOST_MISTAKES = 64  # kinds of inputs that are known to raise
 
 
 class LookAgain(BaseException):
-    """Leaves the frame that an entrance has entered: what was compiled for it is there, and Dynamo has missed it."""
+    """Leaves an entered frame: its compiled code exists, but Dynamo has missed it."""
 
 
 class FrameCompiler:
@@ -85,7 +86,7 @@ class FrameCompiler:
         place: Place,
         ahead: Ahead,
     ) -> None:
-        self._torchdynamo_orig_backend = inner  # the chain by which Dynamo finds whose code an entry in its cache is
+        self._torchdynamo_orig_backend = inner  # the chain by which Dynamo finds the backend of a cache entry
         self.__name__ = getattr(inner, "__name__", "burnish")
         self._inner = inner
         self._backend = innermost_backend(inner)
@@ -95,23 +96,24 @@ class FrameCompiler:
         self._dynamic = options.dynamic
         self._failures: dict[str, int] = {}
         self.doubts = Doubts(users_line)
-        self._goes_on: set[types.CodeType] = set()  # where Dynamo said that it raises, and eager did not
+        self._goes_on: set[types.CodeType] = set()  # where Dynamo reported an exception, and eager did not raise
         self._mistakes: dict[Hashable, None] = {}  # inputs on which eager raised where Dynamo failed
         self._options = options
         self._ahead = ahead
         self.on_verdict: Callable[[], None] = lambda: None
         self._variants: weakref.WeakSet[Variant] = weakref.WeakSet()
-        # The guards of what was compiled last. They know the module: whoever keeps them keeps it.
+        # The guards of the last compile. They refer to the module, and keep it alive.
         self._newest: weakref.WeakValueDictionary[types.CodeType, Any] = weakref.WeakValueDictionary()
-        self.own_code: types.CodeType | None = None  # of the frame that the entrance enters
+        self.own_code: types.CodeType | None = None  # the code of the frame that the entrance enters
         self._excused: dict[types.CodeType, tuple[float, int]] = {}  # since when, and how many calls were
         defers = options.background or options.budget is not None
         self._warm = WarmFrames(options, log, server(options, log))
-        self.root: types.CodeType | None = None  # the entrance's own: what comes after a graph break is not stored
+        # only the entrance's own frame is stored, not resume functions after a graph break
+        self.root: types.CodeType | None = None
         self.deferred = DeferredFrames(self.compile, self.entries, self.doubts, options, log) if defers else None
         self.compiles = 0  # of frames, begun
         self.seconds = 0.0  # that they took
-        self._served: dict[int, str] = {}  # by what each judged variant was served when somebody asked last
+        self._served: dict[int, str] = {}  # the engine of each judged variant at the last check
 
     def __call__(self, frame: Any, cache_entry: Any, frame_state: Any) -> ConvertFrameReturn:
         if _is_machinery(frame.f_code) and frame.f_code is not self.own_code:
@@ -121,7 +123,7 @@ class FrameCompiler:
         if (known := self._known_to_fail(frame)) is not None:
             return known
         if (here := checkpoint_here()) is not None and not is_entered(here, self._log):
-            return ONCE_IN_EAGER  # a checkpoint within the call: what is run again of it does not come through here
+            return ONCE_IN_EAGER  # a checkpoint within the call: its recomputation does not pass through here
         if self.deferred is not None:
             return self.deferred(frame, cache_entry, frame_state)
         with handlers_raise_through():
@@ -176,16 +178,16 @@ class FrameCompiler:
             except MakesItsWeights:
                 return ONCE_IN_EAGER
             except GRAPH_BREAKS:
-                raise  # fullgraph=True, and the caller's to translate
+                raise  # fullgraph=True: the caller translates the exception
             except ResumePrologueTracingError:
-                raise  # half a function has run: there is no eager to go back to
+                raise  # half of the function has run: a fallback to eager is not possible
             except Exception as error:
                 if self.deferred is not None and _CHANGED_MEANWHILE in str(error):
-                    raise  # by other threads: a later call asks again
+                    raise  # by other threads: a later call tries again
                 return self._give_up(error, frame)
             finally:
                 failed = watch.report(frame.f_code, self._log, self._place, self.doubts)
-            if raises:  # a graph that ends there is of no use to inputs that fit
+            if raises:  # a graph that ends there is useless for inputs that do not raise
                 goes_on = partial(self._goes_on.add, frame.f_code)
                 return self._in_doubt(frame, ONCE_IN_EAGER.frame_exec_strategy, goes_on)
             self._made(frame, result.guarded_code, graphs, asked)
@@ -205,25 +207,25 @@ class FrameCompiler:
             return None
 
     def _preload_libraries(self) -> None:
-        """What the trial will want, whatever the graph turns out to be."""
+        """Preload the libraries that the trial will need for any graph."""
         if self._options.preloads_libraries:
             preload_for_products(self._ahead.products, compared=self._options.verify != "off")
 
     def _building_beside(self) -> contextlib.AbstractContextManager[Callable[[], None]]:
-        """Compiled by another thread, a frame is done when all of it is."""
+        """A frame that another thread compiles is done only when all its builds are."""
         return collecting() if self.deferred is None else contextlib.nullcontext(lambda: None)
 
     def entries(self, code: types.CodeType) -> list[Any]:
         return [entry for entry in debug_get_cache_entry_list(code) if entry.backend is self._backend]
 
     def ready(self, code: types.CodeType) -> list[Any]:
-        """The entries, and what another thread has compiled and no call has come for since."""
+        """The cache entries, and code that another thread has compiled and no call has used yet."""
         return [*self.entries(code), *(self.deferred.unused(code) if self.deferred is not None else ())]
 
     def _is_there(self, frame: Any) -> bool:
-        """A thread that searches Dynamo's list while another moves what it found to the front may miss what is there.
-        And Dynamo files what was compiled only after the compile lock has been let go: so what was made last is looked
-        at, too. Should a frame that fits come back all the time, it is compiled after all."""
+        """A thread that searches Dynamo's list while another thread moves an entry to the front may miss an entry.
+        Also, Dynamo adds a new entry only after it has released the compile lock, so the last compiled code is checked,
+        too. If a frame with a fitting entry keeps coming back, it is compiled anyway."""
         code = frame.f_code
         managers = [entry.guard_manager for entry in self.entries(code)]
         newest = self._newest.get(code) if self.deferred is None else None
@@ -237,10 +239,10 @@ class FrameCompiler:
         if code is self.own_code:
             raise LookAgain
         self.excuse(code)
-        return ONCE_IN_EAGER  # in the midst of a call: what was before the frame has run already
+        return ONCE_IN_EAGER  # in the middle of a call: code before the frame has already run
 
     def excuse(self, code: types.CodeType) -> None:
-        """A call was served by eager although there is something compiled for it."""
+        """Eager served a call although there is compiled code for it."""
         now = time.monotonic()
         since, count = self._excused.get(code, (now, 0))
         self._excused[code] = (now, 1) if now - since > _EXCUSES_SECONDS else (since, count + 1)
@@ -251,7 +253,7 @@ class FrameCompiler:
         asked.guard(guarded.guard_manager)
         try:
             guard_methods(guarded.guard_manager, frame, partial(prepare_host, self._options))
-        except Exception as error:  # of classes that cannot be looked at: what they say of themselves is the user's
+        except Exception as error:  # an exception from user code that describes its class
             self._log.noticed(f"methods not guarded: {failure_reason(error)[:80]}")
         self._excused.pop(frame.f_code, None)
         self._newest[frame.f_code] = guarded.guard_manager
@@ -267,7 +269,7 @@ class FrameCompiler:
         return list(self._variants)
 
     def something_else_serves(self) -> bool:
-        """Whether a variant that was judged is served by something else than when this was asked last."""
+        """Whether the engine of any judged variant has changed since the last call of this method."""
         served = {each.number: each.engine for each in self.variants() if each.state != "on trial"}
         anew = {each.number for each in self.variants() if each.state == "on trial"} & self._served.keys()
         changed = any(self._served.get(number, engine) != engine for number, engine in served.items())
@@ -275,7 +277,7 @@ class FrameCompiler:
         return changed or bool(anew)
 
     def all_lost(self) -> bool:
-        """Whether each graph has been judged, and eager serves it better than going through Dynamo to do so."""
+        """Whether every graph has been judged and lost, so that a bypass of Dynamo is faster."""
         variants = list(self._variants)
         return bool(variants) and all(
             v.engine == "eager" and v.state != "on trial" and v.capture_us >= v.modules_us for v in variants
@@ -283,7 +285,8 @@ class FrameCompiler:
 
     @contextlib.contextmanager
     def _settings(self, code: types.CodeType) -> Iterator[None]:
-        # Other compiled objects' entries on shared code (a graph break puts a class's forward there) are not ours.
+        # Other compiled objects' entries on shared code (after a graph break, a class's forward is such code) do not
+        # belong to this entrance.
         others = len(debug_get_cache_entry_list(code)) - len(self.entries(code))
         others -= len(self.deferred.unused(code)) if self.deferred is not None else 0
         shapes = set_enable_dynamic(self._dynamic) if self._dynamic is not None else contextlib.nullcontext()
@@ -292,7 +295,7 @@ class FrameCompiler:
             yield
 
     def _give_up(self, error: Exception, frame: Any) -> ConvertFrameReturn:
-        """Run this frame in eager: it gives the result, or raises what the user's mistake raises in eager."""
+        """Run this frame in eager: it returns the result, or raises eager's exception for a caller error."""
         if isinstance(error, FailOnRecompileLimitHit):
             serve_eager(self._log, "recompile limit", _limit_reached(self._place.name))
             return ConvertFrameReturn(FrameExecStrategy(FrameAction.RUN_ONLY, FrameAction.RUN_ONLY))
@@ -300,7 +303,8 @@ class FrameCompiler:
         return self._in_doubt(frame, strategy, partial(self._failed, error.with_traceback(None), frame.f_code))
 
     def _failed(self, error: Exception, code: types.CodeType) -> None:
-        """Eager could do it. What keeps failing stops being tried, but what is compiled already stays in use."""
+        """Eager did not raise, so the failure is ours. A frame that keeps failing is no longer tried, but existing
+        compiled code stays in use."""
         tries = self._failures[str(error)] = self._failures.get(str(error), 0) + 1
         if not isinstance(error, TorchRuntimeError) or tries >= _BAD_INPUT_LIMIT:
             set_code_exec_strategy(code, FrameExecStrategy(FrameAction.RUN_ONLY, FrameAction.DEFAULT))
@@ -309,7 +313,7 @@ class FrameCompiler:
     def _in_doubt(
         self, frame: Any, strategy: FrameExecStrategy, ours: Callable[[], object], failed: bool = True
     ) -> ConvertFrameReturn:
-        """Nothing compiled, for this call. `ours` is called should eager return where Dynamo gave up."""
+        """Run this call without compiled code. `ours` is called if eager returns where Dynamo failed."""
         served, code = ConvertFrameReturn(strategy, apply_to_code=False), frame.f_code
         inputs = (code, signature(frame.f_locals)) if failed else None
 
@@ -323,7 +327,8 @@ class FrameCompiler:
         return served
 
     def _known_to_fail(self, frame: Any) -> ConvertFrameReturn | None:
-        """In this call; or in earlier ones, in eager as in Dynamo: such inputs are not traced over and over."""
+        """Known to raise in this call, or in earlier ones both in eager and in Dynamo: such inputs are not traced
+        again."""
         code = frame.f_code
         served: ConvertFrameReturn | None = self.doubts.served(code) if self.doubts.open else None
         if served is not None or not self._mistakes:
@@ -344,21 +349,22 @@ def _copying_blocks(frame: Any, regions: Regions, log: CompileLog) -> contextlib
     if regions is not None and (reason := why(NO_REGIONS)):
         log.noticed(f"{NO_REGIONS}: {reason}")
         return contextlib.nullcontext()
-    from burnish.capture.regions.replay import copying_blocks  # which needs what may be missing
+    from burnish.capture.regions.replay import copying_blocks  # which needs a private name that may be missing
 
     return copying_blocks(frame, regions, log)
 
 
 def _as_eager_traces() -> contextlib.AbstractContextManager[None]:
-    """An assertion on values is a line of Python's, which raises Python's exception: no operation of the graph's.
-    NumPy draws its random numbers from its own stream, so its draws are Python's, too.
+    """Settings so that tracing follows eager. An assertion on values stays Python code with Python's exception, and is
+    not traced as an operation. NumPy draws from its own random stream, so its draws also stay in Python.
 
-    Where gradients are recorded, every guard on every call. Before 2.13 those of parameters are left out while the dict
-    that holds them is as it was, and one that is frozen or thawed is not noticed: it would get no gradient."""
+    Where gradients are recorded, every call evaluates all guards. Before torch 2.13, Dynamo skips the guards of
+    parameters while the dict that holds them is unchanged, so a change of `requires_grad` would not be noticed, and the
+    parameter would get no gradient."""
     changes = {"rewrite_assert_with_torch_assert": False, "use_numpy_random_stream": True}
     if not is_at_least(2, 13) and torch.is_grad_enabled():
         changes["skip_tensor_guards_with_matching_dict_tags"] = False
-    if hasattr(dynamo_config, _LETS_GO):  # of parameters that it has traced, so that torch can swap them
+    if hasattr(dynamo_config, _LETS_GO):  # weak references to traced parameters, so that torch can swap them
         changes[_LETS_GO] = True
     if hasattr(dynamo_config, _RECORDS):
         changes[_RECORDS] = False
@@ -372,11 +378,12 @@ def _limit_reached(function: str) -> CompileError:
 
 
 _MACHINERY = tuple(str(PACKAGE / name) + "/" for name in ("capture", "observe", "runtime", "trust"))
-# Neither this nor what it calls, whenever it runs.
+# Dynamo must trace neither this function nor its callees.
 NEVER = ConvertFrameReturn(FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP), apply_to_code=True)
 
 
 def _is_machinery(code: types.CodeType) -> bool:
-    """What of burnish runs in the midst of a call: a backward that the caller's function starts and that is compiled
-    there, finalizers, hooks. Traced, it would be compiled while it compiles, and wait for locks that it holds."""
+    """Whether a frame is burnish code that runs inside a user's call: a backward that the caller's function starts and
+    that is compiled there, finalizers, hooks. Tracing it would compile the compiler while it runs, and wait for locks
+    that it holds."""
     return code.co_filename.startswith(_MACHINERY)

@@ -1,8 +1,8 @@
-"""Hooks that are registered or removed after a module was compiled.
+"""Detects hooks that are registered or removed after a module was compiled.
 
-Dynamo traces a module's hooks into the graph but does not watch them: guards on every hook dictionary would cost
-BERT 120 us a call. Registering any hook advances one counter of torch's; only then, or while some hook is there
-and could be removed, are the dictionaries looked at.
+Dynamo traces a module's hooks into the graph but does not guard them: guards on every hook dictionary would cost BERT
+120 us a call. Registering any hook advances a counter in torch. The dictionaries are checked only after that, or while
+a hook exists that could be removed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Hooks:
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = module
-        self.looked_at = RemovableHandle.next_id  # nothing had changed when the counter was this
+        self.looked_at = RemovableHandle.next_id  # the counter's value at the last check without a change
         self._ids = self._present()
         self._held = [(hooks, len(hooks)) for hooks in self._dictionaries() if hooks]
 
@@ -32,8 +32,8 @@ class Hooks:
         return bool(self._ids)
 
     def changed(self) -> bool:
-        """Asked on every call: without hooks, and with none registered anywhere since the last look, it is one
-        comparison of integers."""
+        """Called in every call: one comparison of integers if there are no hooks and none was registered anywhere since
+        the last check."""
         now = RemovableHandle.next_id
         if self._held and any(len(hooks) != count for hooks, count in self._held):
             return True  # one was removed
@@ -49,10 +49,10 @@ class Hooks:
         return bool(self._held)  # any may be removed
 
     def attributes(self) -> tuple[tuple[object, str, object], ...]:
-        """As long as each is the same object, no hook was registered, and the module is in the mode that it is in."""
+        """While each is the same object, no hook was registered, and the module's mode has not changed."""
         return (
             (self._module, "training", self._module.training),
-            (RemovableHandle, "next_id", self.looked_at),  # another object once a hook is registered
+            (RemovableHandle, "next_id", self.looked_at),  # replaced by another object when a hook is registered
         )
 
     def _present(self) -> list[int]:

@@ -1,7 +1,7 @@
-"""The calls that a sealed object has seen lately, compared in C with the next one.
+"""The recent calls of a sealed object, compared in C with the next call.
 
-What is compared is what `signature.py` puts into a key, read from the call itself. A call that differs in anything, or
-whose arguments are not plain ones, goes the way through Python, which decides; so nothing here has to be complete.
+The comparison covers the data that `signature.py` puts into a key, read from the call's arguments. A call that differs,
+or has arguments of other types, takes the Python path, which decides. So the C code need not be complete.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _KINDS: dict[type, int] = {
     float: _FLOAT,
     **dict.fromkeys((tuple, list, dict, OrderedDict, torch.Size), _REFUSED),  # Python looks into them
 }
-_PATIENCE = 64  # calls that no route fits, with all places taken, before one gives way
+_PATIENCE = 64  # calls without a fitting route, with all slots full, before a slot is replaced
 _MANY = 256
 
 
 class KnownCalls:
-    """`call` is the sealed entrance: to a route that fits, or to `otherwise`."""
+    """`call` is the sealed entrance: it calls a fitting route, or `otherwise`."""
 
     def __init__(
         self,
@@ -67,9 +67,9 @@ class KnownCalls:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> None:
-        """Calls with this key go along `route`. Asked for by a call that no known one was like, so one that is known
-        under this key was made in another state of the process, and is replaced."""
-        if key in self._refused or is_any_autocast_enabled():  # with its types: more than one question
+        """Calls with this key take `route`. Called after no known call matched, so a known call with the same key is
+        from another state of the process, and is replaced."""
+        if key in self._refused or is_any_autocast_enabled():  # with its types: more than one check
             return
         if self._definition is not None and self._definition.is_asked_each_call:
             return
@@ -82,7 +82,7 @@ class KnownCalls:
             self._known.popitem(last=False)
             self._put_all()
         made = self._made(route, args, kwargs)
-        if made is None:  # not plain arguments: Python looks into lists and dicts
+        if made is None:  # not plain arguments: Python handles lists and dicts
             self._refused = frozenset((key,)) if len(self._refused) >= _MANY else self._refused | {key}
             return
         self._known[key] = made

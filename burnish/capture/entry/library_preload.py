@@ -1,4 +1,4 @@
-"""Preloading of a GPU's libraries during a compile, by a thread.
+"""Preloads GPU libraries in a thread during a compile.
 
 A process's first products, convolutions and reductions on a GPU take long: libraries are read from disk and kernels are
 loaded. The trial of a compiled graph needs them first, so a thread runs such operations while the graph is compiled.
@@ -32,13 +32,13 @@ _ONCE: Final = frozenset(  # a kernel each, whatever the shape; none of them can
     " rms_norm rsqrt sigmoid silu sin softmax sub sum tanh to truediv where".split()
 )
 _MOST_SHAPES: Final = 8  # of one operation
-_MOST_BYTES: Final = 256 << 20  # that one operation may take: beyond, a shape is not worth its memory
-_MOST_WIDE: Final = 32 << 20  # in float64, in which no run has a table or a vocabulary as a whole, either
+_MOST_BYTES: Final = 256 << 20  # memory limit of one operation: larger shapes are skipped
+_MOST_WIDE: Final = 32 << 20  # in float64, where the referee's run also widens tables and vocabularies in pieces
 _SIDE: Final = 64  # of the first products' matrices
 
 Kind = tuple[torch.dtype, torch.device]
-_preloaded: set[Kind] = set()  # of which there has been a first product
-_first: list[LibraryPreload] = []  # the last that began without a graph
+_preloaded: set[Kind] = set()  # whose first product has been run
+_first: list[LibraryPreload] = []  # the last preload that was started without a graph
 
 
 @dataclass(frozen=True)
@@ -87,18 +87,18 @@ class Exercise:
 
 
 class LibraryPreload:
-    """A thread that performs exercises until there are no more, or `end` is called: which returns when it has."""
+    """A thread that runs exercises until none are left, or until `end` is called, which waits for the thread."""
 
     def __init__(
         self, exercises: Sequence[Exercise], compared: Sequence[Zeros], after: LibraryPreload | None = None
     ) -> None:
-        """`after` another, which then ends with this one."""
+        """Runs `after` another preload; its end then includes the other's."""
         self._exercises = exercises
         self._compared = compared
         self._after = after
         self._over = threading.Event()
         thread = threading.Thread(target=self._run, name="burnish-preload", daemon=True)
-        self._thread = thread if has_started(thread) else None  # without it, the trial waits for what it wants
+        self._thread = thread if has_started(thread) else None  # without it, the trial loads the libraries itself
 
     def _run(self) -> None:
         if self._after is not None:
@@ -108,7 +108,7 @@ class LibraryPreload:
                 return
             try:
                 each()
-            except Exception:  # nobody has asked for it: eager will raise it, if it is anything
+            except Exception:  # ignored: a real error will occur in eager again
                 continue
 
     def _performances(self) -> Iterator[Callable[[], object]]:
@@ -123,7 +123,7 @@ class LibraryPreload:
         yield from (one.perform for one in wide if sum(tensor.bytes for tensor in one.tensors()) <= _MOST_WIDE)
 
     def end(self) -> None:
-        """To be called before anything is captured: what this thread asks of the device is forbidden then."""
+        """Call it before any CUDA graph capture, because a capture forbids this thread's operations."""
         self._over.set()
         if self._after is not None:
             self._after.end()
@@ -135,7 +135,8 @@ class LibraryPreload:
 
 
 def preload_for_products(kinds: Iterable[Kind], *, compared: bool) -> None:
-    """Those of a model's weights, before there is a graph. The graph's `preload_libraries` goes on from there."""
+    """Preload for products with a model's weights, before there is a graph. `preload_libraries` continues with the
+    graph."""
     new = [kind for kind in dict.fromkeys(kinds) if kind not in _preloaded]
     _preloaded.update(new)
     if new:
@@ -145,7 +146,7 @@ def preload_for_products(kinds: Iterable[Kind], *, compared: bool) -> None:
 
 
 def preload_libraries(graph: fx.GraphModule, *, compared: bool) -> LibraryPreload | None:
-    """For a graph that Dynamo captured, if it is a GPU's. `compared`: its results will be, and with float64's."""
+    """Preload for a graph that Dynamo captured for a GPU. `compared`: its results will be compared, also in float64."""
     first = _first.pop() if _first else None
     if not any(_is_on_gpu(node.meta.get("example_value")) for node in graph.graph.nodes):
         return first
@@ -157,7 +158,7 @@ def _is_on_gpu(value: Any) -> bool:
 
 
 def exercises_of(graph: fx.GraphModule) -> list[Exercise]:
-    """The kinds of operations in it, those of libraries first; what takes numbers unknown yet is left out."""
+    """The kinds of operations in the graph, library calls first; operations with unknown numbers are skipped."""
     found: dict[Hashable, Exercise] = {}
     shapes: dict[str, int] = {}
     for node in graph.graph.nodes:
@@ -194,7 +195,7 @@ def _bytes(node: fx.Node, tensors: Sequence[Zeros]) -> int:
 
 
 class _Unknown(Exception):
-    """An argument that is no tensor of known sizes."""
+    """An argument that is not a tensor of known sizes."""
 
 
 def _form(node: fx.Node) -> Zeros:
@@ -209,7 +210,7 @@ def _form(node: fx.Node) -> Zeros:
 
 
 def _results(graph: fx.GraphModule) -> list[Zeros]:
-    """A small tensor of each type that it returns."""
+    """A small tensor of each result type."""
     (output,) = (node for node in graph.graph.nodes if node.op == "output")
     values = [node.meta.get("example_value") for node in output.all_input_nodes]
     kinds = {(x.dtype, x.device) for x in values if isinstance(x, torch.Tensor)}
@@ -224,7 +225,7 @@ def _name(node: fx.Node) -> str:
 
 
 def _drops_out(node: fx.Node) -> bool:
-    """Attention may draw random numbers, which are the caller's."""
+    """Attention with dropout would draw from the caller's random generator."""
     if _name(node) != "scaled_dot_product_attention":
         return False
     dropout = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
@@ -236,7 +237,7 @@ def _wide(spec: Zeros) -> Zeros:
 
 
 def _mapped(value: Any, change: Callable[[Any], Any], kind: type = Zeros) -> Any:
-    """With every `kind` in it changed."""
+    """A copy of the value with every `kind` in it mapped."""
     if isinstance(value, kind):
         return change(value)
     if isinstance(value, (tuple, list)):

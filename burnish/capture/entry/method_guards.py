@@ -1,10 +1,10 @@
-"""Whether classes still have the methods that a frame was compiled with.
+"""Guards on the methods of classes.
 
-Dynamo guards on what objects and modules hold, but not on their classes: a `forward` that is replaced for all objects
-of a class (`Model.forward = faster`), or whose code is (as IPython's autoreload does), is not noticed. So a frame's
-guards get one more: each method that its code may have called is still found in its class, and has the code it had.
-However many objects there are of a class, that takes a few nanoseconds a method in C (`native/host/methods.h`), and
-some tens in Python, which asks until the extension is there.
+Dynamo guards the contents of objects and modules, but not their classes. It does not notice a `forward` that is
+replaced for a whole class (`Model.forward = faster`), or whose code is replaced (as IPython's autoreload does). So a
+frame's guards get one more: each method that its code may have called is still found in its class, with the same code.
+The check takes a few nanoseconds per method in C (`native/host/methods.h`), whatever the number of objects, and some
+tens in Python until the extension is available.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ import torch
 from burnish.runtime.host.extension import host_if_built, host_was_sought
 
 Unchanged = Callable[..., bool]
-_MOST_FUNCTIONS = 4096  # that are read in search of names; more than large models have
+_MOST_FUNCTIONS = 4096  # code objects that are searched for names; more than large models have
 _NOT_WATCHED = (object, torch.nn.Module, torch.Tensor, torch.nn.Parameter)
-_OWN = "forward"  # that a module has beside its class's
-_CALLED = ("forward", "__call__")  # by those who call an object, which no code says by name
+_OWN = "forward"  # attributes of a module beside its class's
+_CALLED = ("forward", "__call__")  # methods that are called implicitly, so that no code contains their name
 _PLAIN = (str, int, float, bool, type(None))
-_HEAP_TYPE = 1 << 9  # of a class's `__flags__`: it was made by a `class` statement, or might have been
+_HEAP_TYPE = 1 << 9  # bit of a class's `__flags__`: made by a `class` statement (or equivalent)
 _OFTEN = 64  # calls after which it is worth building the extension
 _known: weakref.WeakKeyDictionary[Any, _Question] = weakref.WeakKeyDictionary()  # by managers of guards
 
 
 @dataclass(frozen=True)
 class Method:
-    """`part` leads from what the class gives to the function: "" for that itself."""
+    """`part` is the path from the class attribute to the function: "" if they are the same."""
 
     owner: type
     name: str
@@ -51,7 +51,7 @@ class Method:
 
 
 def guard_methods(manager: Any, frame: Any, prepare: Callable[[], object] = lambda: None) -> None:
-    """Add the guard to those of a frame. `prepare` begins to build the extension; it is called if it would help."""
+    """Add the guard to a frame's guards. `prepare` starts the build of the extension; it is called if useful."""
     classes = _classes_of_modules(frame) | dict.fromkeys(_guarded_classes(manager.root))
     methods = called_methods(classes, frame.f_code, frame.f_globals)
     if not methods:
@@ -64,7 +64,7 @@ def guard_methods(manager: Any, frame: Any, prepare: Callable[[], object] = lamb
 
 
 def _modules(values: Iterable[Any], code: types.CodeType, names: Mapping[str, Any]) -> Iterator[torch.nn.Module]:
-    """Those in a frame's scope, and those that its code has from its globals, with all that is in them."""
+    """The modules in a frame's scope and in the globals that its code reads, with their submodules."""
     for value in (*values, *(names.get(name) for name in code.co_names)):
         holder = value.__self__ if isinstance(value, types.MethodType) else value
         if isinstance(holder, torch.nn.Module):
@@ -87,8 +87,8 @@ def _guarded_classes(manager: Any) -> Iterator[type]:
 
 
 def all_as_compiled(manager: Any, frame: types.FunctionType, held: Callable[[], bool] | None) -> Callable[[], bool]:
-    """Asks for a sealed call what its guards asked: that methods are unchanged, and that no module has got a `forward`
-    of its own since this was made; after `held`."""
+    """The check for a sealed call that replaces its guards: methods are unchanged, and no module has got its own
+    `forward` since. Runs after `held`."""
     scope = [_content(cell) for cell in frame.__closure__ or ()]
     modules = dict.fromkeys(_modules(scope, frame.__code__, frame.__globals__))
     entries = tuple((vars(module), ((_OWN, vars(module).get(_OWN)),)) for module in modules)
@@ -110,7 +110,7 @@ def _still_their_own(entries: tuple[Any, ...]) -> Callable[[], bool]:
 
 
 def called_methods(classes: Iterable[type], code: types.CodeType, names: Mapping[str, Any]) -> list[Method]:
-    """Methods of the classes that this code, whose globals are `names`, may call: by what they are called, and through
+    """Methods of the classes that this code (with globals `names`) may call, by their names, directly or through
     functions and methods that it may call."""
     by_name = _by_name(owner for owner in classes if owner not in _NOT_WATCHED)
     found = {each: None for name in _CALLED for each in by_name.pop(name, ())}
@@ -162,7 +162,7 @@ def _method(owner: type, name: str) -> Method | None:
 
 
 def _seen(owner: type, name: str, part: str) -> object:
-    """What the guard will see: a metaclass may give something else."""
+    """The object that the guard will see; a metaclass may return another."""
     seen = getattr(owner, name, None)
     return getattr(seen, part.removeprefix("."), None) if part else seen
 
@@ -171,8 +171,8 @@ def _seen(owner: type, name: str, part: str) -> object:
 
 
 class _Question:
-    """Of anything but what lives as long as its module is referred to, a guard, which garbage collection cannot look
-    into, must not keep what may keep the compiled object."""
+    """A guard is opaque to the garbage collector, so it may hold strong references only to objects that live as long as
+    their module. Others might refer to the compiled object and keep it alive."""
 
     def __init__(self, methods: Sequence[Method]) -> None:
         self._entries = tuple(
@@ -181,11 +181,12 @@ class _Question:
         self._stay = tuple(map(_stays, methods))
 
     def asked_after(self, held: Sequence[Unchanged] = ()) -> Unchanged:
-        """By one function, which asks what is `held` before."""
+        """One function that first checks `held`."""
         return self._in_c(held) or self._in_python(held)
 
     def asked_in_open(self, prepare: Callable[[], object]) -> Unchanged:
-        """In C as soon as that is there. Nobody waits for it, and few calls are no reason to build it."""
+        """Checks in C as soon as the extension is available. No call waits for it, and it is not built for few
+        calls."""
         if (native := self._in_c()) is not None:
             return native
         in_python, calls = self._in_python(), 0
@@ -229,7 +230,7 @@ class _Question:
 
 
 def _stays(method: Method) -> bool:
-    """Whether a module refers to the class by its name, and the function to nothing but classes."""
+    """Whether a module refers to the class by name, and the function refers only to classes."""
     found: Any = sys.modules.get(method.owner.__module__)
     for name in method.owner.__qualname__.split("."):
         found = getattr(found, name, None)
@@ -247,8 +248,8 @@ def _content(cell: types.CellType) -> object:
 
 
 def methods_mark(frame: Any) -> str:
-    """By which functions the classes of a frame's modules have their methods. What is in those a warm start compares;
-    it would not look for another function than the one that was traced."""
+    """The functions that implement the methods of a frame's classes. A warm start compares the code of the traced
+    functions, but would not notice that a class has another function now."""
     methods = called_methods(_classes_of_modules(frame), frame.f_code, frame.f_globals)
     lines = sorted(f"{method.owner.__module__}.{method} {_described(method.function)}" for method in methods)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()

@@ -22,8 +22,8 @@ def guards_us(guard_manager: Any, frame_locals: Any) -> float:
 
 @functools.cache
 def way_in_us() -> float:
-    """Our entrance, Dynamo's frame evaluation, and the wrapper it puts around a compiled graph. The wrapper can be
-    measured by itself; it is less than half of it all."""
+    """The overhead of our entrance, Dynamo's frame evaluation, and its wrapper around a compiled graph. The wrapper can
+    be measured separately; it is less than half of the total."""
     nothing = dynamo.disable(lambda: None)
     return 2.5 * _fastest(nothing)
 

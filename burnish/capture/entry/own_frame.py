@@ -1,4 +1,4 @@
-"""The code object that an entrance enters, and where the user wrote what it calls."""
+"""The code object that an entrance enters, and the source location of its target."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _serial = itertools.count(1)
 
 
 def own_frame(target: Callable[..., Any]) -> types.FunctionType:
-    """A function that does what `target` does, on a code object that nobody else has."""
+    """A function that calls `target`, with its own code object."""
     if _is_traceable_function(target):
         return _renamed(_copied(target))
 
@@ -41,14 +41,14 @@ def _copied(function: Any) -> types.FunctionType:
 
 
 def _renamed(function: Any) -> types.FunctionType:
-    # The name is part of the key under which Dynamo remembers the sizes it saw (file, line, name).
+    # The name is part of Dynamo's key for recorded sizes (file, line, name).
     function.__code__ = function.__code__.replace(co_name=f"{function.__name__}__{next(_serial)}")
     renamed: types.FunctionType = function
     return renamed
 
 
 def runs_outside_its_call(target: Callable[..., Any]) -> str:
-    """Why nothing of a function can be compiled, whatever it is called with."""
+    """The reason why a function cannot be compiled for any arguments."""
     written = target.forward if isinstance(target, torch.nn.Module) else target
     if inspect.isgeneratorfunction(written) or inspect.isasyncgenfunction(written):
         return "a generator function: its body runs when it is iterated, after the call, in eager"
@@ -62,7 +62,7 @@ def _name_of(target: Callable[..., Any]) -> str:
 
 
 def place_of(target: Any) -> Place:
-    """Where the user wrote it: a module's forward, or the function."""
+    """The source location: a module's forward, or the function."""
     is_module = isinstance(target, torch.nn.Module)
     name = type(target).__name__ if is_module else _name_of(target)
     written = type(target).forward if is_module else inspect.unwrap(target)

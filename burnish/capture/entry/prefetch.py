@@ -1,4 +1,4 @@
-"""Prefetch: work that starts while Dynamo still traces, because any graph of the model will need it."""
+"""Prefetch: starts work while Dynamo traces that any graph of the model will need."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _LARGE = 1 << 16  # elements of a weight whose products the native library will 
 
 class Ahead(NamedTuple):
     native: bool = False  # the C runtime is compiled
-    workers: bool = False  # processes that build Triton kernels import Triton, and what launches is compiled
-    products: tuple[Kind, ...] = ()  # of a GPU's matrices, which eager will compute
+    workers: bool = False  # Triton's worker processes import Triton, and the launcher is compiled
+    products: tuple[Kind, ...] = ()  # products with GPU matrices, which eager will compute
 
 
 def wanted_by(target: object) -> Ahead:
@@ -50,7 +50,7 @@ def _models_of(target: object) -> list[torch.nn.Module]:
 
 
 def begin(ahead: Ahead, options: Options, log: CompileLog) -> Ahead:
-    """Start what is wanted, and return what is still to be started once it is known that there will be a trial."""
+    """Start the prefetch, and return a function that starts the rest once it is known that there will be a trial."""
     if ahead.native:
         prepare_native(options, log)
         if not guards_are_whole():  # each call's tensors are checked

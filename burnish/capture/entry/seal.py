@@ -1,10 +1,10 @@
-"""A sealed entrance: calls go by their signature straight to compiled code, and nothing compiles any more.
+"""A sealed entrance: a call's signature selects the compiled code, and nothing compiles any more.
 
-The first call with a signature asks Dynamo's guards which compiled code fits. Later ones ask nothing but the
-signature. Where nothing fits, eager serves all calls with that signature, and they are counted.
+The first call with a signature evaluates Dynamo's guards to find the compiled code that fits. Later calls check only
+the signature. If no code fits, eager serves all calls with that signature, and they are counted.
 
-The last few signatures are compared in C, argument by argument (`burnish.runtime.host.extension`); what it does not
-know, and every call where there is no C compiler, makes a key in Python and looks it up.
+The last few signatures are compared in C, argument by argument (`burnish.runtime.host.extension`); an unknown call, and
+every call without a C compiler, makes a key in Python and looks it up.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from burnish.torch_private.dispatch import is_fx_symbolic_tracing, is_tracing, l
 from burnish.torch_private.dynamo import GlobalStateGuard, eval_frame, set_eval_frame
 from burnish.trust.checkpoints import checkpoint_here, has_graphs
 
-_REMEMBERED = 1024  # signatures: sizes that never come back must not fill the memory
+_REMEMBERED = 1024  # signatures: sizes that never recur must not fill the memory
 Entries = Callable[[types.CodeType], list[Any]]
-# Whether the process is in the state it was in; whether what is kept at hand is still the module's, and its classes'
-# methods are what they were; what to call.
+# Checks that the state of the process is the same; checks that the kept tensors still belong to the module and that
+# methods are unchanged; the function to call.
 Route = tuple[Callable[[], bool], Callable[[], bool], Callable[..., Any]]
 
 
@@ -56,8 +56,8 @@ class Seal:
         lost: Callable[[tuple[Any, ...], dict[str, Any]], bool] | None = None,
         strict: bool = False,
     ) -> None:
-        """`lost` says of a call whether its kind is one at which eager was faster. `strict`: what nothing was compiled
-        for raises SealedError."""
+        """`lost` tells whether eager was faster at a call's kind. `strict`: a call without compiled code raises
+        SealedError."""
         self._lost = lost
         self._strict = strict
         self._target = target
@@ -80,7 +80,7 @@ class Seal:
             self.call = self._known.call
 
     def _make_call(self, definition: Definition | None, ordinary: object) -> Callable[..., Any]:
-        # Every name a call reads is a local of this function: it has a few us in all.
+        # Every name that a call reads is a local of this function, because a call has a budget of a few us.
         makers, routes, target, first = self._makers, self._routes, self._target, self._first
         introduce, refused = self._introduce, self._refused
         set_callback, dispatch_modes, stances = set_eval_frame, len_torch_dispatch_stack, eval_frame
@@ -95,7 +95,7 @@ class Seal:
             return routed(*args, **kwargs)
 
         def routed(*args: Any, **kwargs: Any) -> Any:
-            prior = set_callback(None)  # a compiler around us must not take this for its own
+            prior = set_callback(None)  # an outer compiler must not use this cache entry
             try:
                 pattern = (len(args), *kwargs) if kwargs else len(args)
                 maker = makers.get(pattern)
@@ -120,7 +120,7 @@ class Seal:
         return call
 
     def _first(self, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The first call with a signature, or in a state of the process (threads, determinism) unlike that one's."""
+        """The first call with a signature, or the first in another state of the process (threads, determinism)."""
         if self._lost is not None and self._lost(args, kwargs):
             self._remember(key, self._target)
             return self._target(*args, **kwargs)
@@ -150,7 +150,7 @@ class Seal:
         try:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError:
-            return None  # eager raises it as the user knows it
+            return None  # eager raises its own exception
         bound.apply_defaults()
         values = dict(bound.arguments)
         free = self._frame.__code__.co_freevars
@@ -167,7 +167,8 @@ class Seal:
             self._routes[key] = GlobalStateGuard().check, held, run
 
     def _introduce(self, key: Key, route: Route, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Have the next call like this one compared in C. What eager serves is counted, and takes its time anyway."""
+        """Register this call for the comparison in C. Calls that eager serves are counted in Python; the overhead does
+        not matter there."""
         if self._known is not None and route[2] != self._eager:
             with self._lock:
                 self._known.add(key, route, args, kwargs)
@@ -179,7 +180,7 @@ class Seal:
         return self._target(*args, **kwargs)
 
     def _refused(self, *args: Any, why: AssumptionUnmet | None = None, **kwargs: Any) -> Any:
-        """A program is not for what the arguments lead to, or for what the module's own tensors have become. Nothing
+        """A program's assumptions do not hold for the arguments' tensors, or for the module's current tensors. Nothing
         has run."""
         reason = str(why) if why is not None else "an assumption does not hold"
         self._log.noticed(f"sealed call in eager: {reason}")
@@ -188,7 +189,7 @@ class Seal:
         return self._target(*args, **kwargs)
 
     def _guarded(self, *args: Any, **kwargs: Any) -> Any:
-        prior = set_eval_frame(False)  # compiled code where its guards pass, and nothing new
+        prior = set_eval_frame(False)  # run compiled code if its guards pass, without compiling
         try:
             return self._frame(*args, **kwargs)
         finally:

@@ -1,4 +1,4 @@
-"""Times that torch measures of its own stages while it traces."""
+"""torch's own timings of its stages while it traces."""
 
 from __future__ import annotations
 

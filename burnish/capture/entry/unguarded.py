@@ -1,9 +1,9 @@
 """Compiled frames without their guards: a sealed object calls them once the guards have passed for a signature.
 
-Dynamo's code for a frame loads the graph's inputs, calls the graph and builds the results. Called as a function it
-does all that and checks nothing. Loading is most of it: BERT has 200 parameters at the end of long chains of
-attributes. So where a frame is one graph, that part of the code is replaced by a call to a function that has the
-parameters and buffers at hand and looks up only what comes from elsewhere.
+Dynamo's code for a frame loads the graph's inputs, calls the graph and builds the results. Called as a function, it
+does that without evaluating guards. Loading takes most of the time: BERT has 200 parameters at the end of long chains
+of attributes. So where a frame is one graph, that part of the code is replaced by a call of a function that keeps the
+parameters and buffers and loads only the other inputs.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _SET_ATTRIBUTE = "object_setattr_ignore_descriptor"  # of torch._dynamo.utils
 _IN_MODULE = re.compile(r"\._(parameters|buffers)\['[^']+'\]$")
 _LOAD = "burnish load"  # no name of anybody's
 _STEP = re.compile(r"\._(modules|parameters|buffers)\['([^']+)'\]")
-# Dynamo's code, by its id (its constants may have no hash), for frames that it has compiled up to a graph break.
+# Dynamo's code objects, by id (their constants may be unhashable), of frames that are compiled up to a graph break.
 _broken: weakref.WeakValueDictionary[int, types.CodeType] = weakref.WeakValueDictionary()
 
 
 def note_broken(code: types.CodeType) -> None:
-    """What comes after such code looks for its own."""
+    """Resume functions after such code look up their own compiled code."""
     _broken[id(code)] = code
 
 
@@ -44,10 +44,10 @@ def is_broken(code: types.CodeType) -> bool:
 
 
 def remember_sources(backend: Callable[..., Any]) -> Callable[..., Any]:
-    """`backend`, whose compiled graphs know where in the frame each of their inputs comes from."""
+    """Wraps `backend` so that its compiled graphs record the source of each input in the frame."""
 
     def burnish_graph(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        sources = input_sources(graph)  # before it runs: Dynamo's notes are gone afterwards
+        sources = input_sources(graph)  # before it runs: Dynamo's records are deleted afterwards
         compiled = backend(graph, example_inputs)
         if sources is not None and isinstance(compiled, types.FunctionType):
             setattr(compiled, SOURCES, sources)
@@ -57,7 +57,7 @@ def remember_sources(backend: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def input_sources(graph: fx.GraphModule) -> Sources | None:
-    """Where in the frame each of the graph's inputs comes from, if Dynamo says it of all."""
+    """The source in the frame of each of the graph's inputs, if Dynamo has it for all."""
     found = []
     for node in graph.graph.find_nodes(op="placeholder"):
         argument = node.meta.get("grapharg")
@@ -71,24 +71,24 @@ def input_sources(graph: fx.GraphModule) -> Sources | None:
 
 class Unguarded:
     """The code of an entry of Dynamo's cache as a function, `call`, of its frame's arguments. `first` makes the first
-    call, in which it sees what may be left out of the later ones."""
+    call, and finds out which loads later calls can skip."""
 
     def __init__(self, code: types.CodeType, frame: types.FunctionType) -> None:
-        self._code = code  # kept, for Dynamo removes what it refers to when it goes
+        self._code = code  # kept alive, because Dynamo removes the globals it refers to when it is freed
         self._frame = frame
         self._is_short = False
-        self.held: Callable[[], bool] | None = None  # whether what is kept at hand is still the module's
+        self.held: Callable[[], bool] | None = None  # whether the kept tensors still belong to the module
         self.call: Callable[..., Any] = self._function(code, self._graphs())
 
     @property
     def is_whole(self) -> bool:
-        """Whether the frame is compiled from beginning to end, and no part of it looks for compiled code."""
+        """Whether the whole frame is compiled, and no part of it looks up other compiled code."""
         resumes = any(name.startswith(_RESUME) for name in self._code.co_names)
         return not resumes and not is_broken(self._code)
 
     def _graphs(self) -> dict[str, Any]:
-        """By their names, as they are called here: what they were not compiled for is for the seal to know, while
-        nothing has run."""
+        """The graphs by name, in the form called here: if their assumptions do not hold, the seal must know before
+        anything has run."""
         names = [name for name in self._code.co_names if name.startswith(_GRAPH)]
         graphs = {name: _unwrapped(self._frame.__globals__.get(name)) for name in names}
         return {name: _refusing(graph) for name, graph in graphs.items() if boxed_form(graph) is not None}
@@ -104,7 +104,7 @@ class Unguarded:
         return function
 
     def first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call it, and see which inputs the graph gets."""
+        """Call the frame, and record which inputs the graph gets."""
         if self._is_short:
             return self.call(*args, **kwargs)
         graphs = [name for name in self._code.co_names if name.startswith(_GRAPH)]
@@ -138,7 +138,7 @@ class Unguarded:
 
 
 def _refusing(graph: Callable[..., Any]) -> Callable[..., Any]:
-    """A graph that raises AssumptionUnmet where it would be served by eager."""
+    """The graph, raising AssumptionUnmet instead of running in eager."""
     boxed = boxed_form(graph)
     if boxed is None:
         return graph
@@ -156,7 +156,7 @@ def _refusing(graph: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _unwrapped(function: Any) -> Any:
-    """Without the wrapper by which Dynamo keeps itself out of a graph."""
+    """The graph without the wrapper that disables Dynamo inside it."""
     return getattr(function, "_torchdynamo_orig_callable", function)
 
 
@@ -173,8 +173,8 @@ def _parameters(code: types.CodeType) -> list[str]:
 def _loader(
     graph: Callable[..., Any], sources: Sources, inputs: Sequence[Any], frame: types.FunctionType
 ) -> Callable[..., Any] | None:
-    """A function of the frame's parameters that calls the graph. Parameters and buffers of modules are kept, in runs;
-    everything else is looked up in each call, where Dynamo's own code looks it up."""
+    """A function of the frame's parameters that calls the graph. Consecutive parameters and buffers of modules are kept
+    in lists; all other inputs are loaded in each call, as in Dynamo's own code."""
     parameters = _parameters(frame.__code__)
     cells = dict(zip(frame.__code__.co_freevars, frame.__closure__ or (), strict=True))
     namespace: dict[str, Any] = {"graph": graph, "G": frame.__globals__, "AssumptionUnmet": AssumptionUnmet}
@@ -213,8 +213,8 @@ def _is_kept(source: str, parameters: Sequence[str]) -> bool:
 
 
 def _still_held(sources: Sequence[str], frame: types.FunctionType) -> Callable[[], bool] | None:
-    """Asks whether each parameter and buffer that is kept, and each module on the way to it, is still where it was
-    found; None if nothing is kept."""
+    """A check that each kept parameter and buffer, and each module on its path, is still at the same place; None if
+    nothing is kept."""
     parameters = _parameters(frame.__code__)
     cells = dict(zip(frame.__code__.co_freevars, frame.__closure__ or (), strict=True))
     scope = {"G": frame.__globals__, "L": {name: cell.cell_contents for name, cell in cells.items()}}
@@ -240,7 +240,7 @@ def _still_held(sources: Sequence[str], frame: types.FunctionType) -> Callable[[
 def _body(given: str, is_boxed: bool) -> str:
     if not is_boxed:
         return f"    return graph({given})\n"
-    # What is given twice is what the graph's own function would have kept.
+    # An input that is passed twice is one that the graph's own function would have kept.
     return f"""\
     box = [{given}]
     try:
@@ -259,8 +259,8 @@ def _keep(values: list[Any], namespace: dict[str, Any]) -> str:
 
 
 def _with_loader(code: types.CodeType, parameters: list[str]) -> types.CodeType | None:
-    """The code with everything from loading the graph to calling it replaced by a call of what its last free variable
-    holds. As a constant, where gc does not see it, that would keep a model that refers to its compiled object."""
+    """The code, with the instructions from loading the graph to calling it replaced by a call of its last free
+    variable. A constant would be invisible to gc, and would keep alive a model that refers to its compiled object."""
     free = (*code.co_freevars, _LOAD)
     done = False
 
@@ -285,16 +285,17 @@ def _with_loader(code: types.CodeType, parameters: list[str]) -> types.CodeType 
         done = True
 
     try:
-        # Of a copy, for Dynamo remembers what it took apart, and with it would keep the whole compiled program.
+        # Works on a copy, because Dynamo caches the code it disassembles, which would keep the whole compiled program
+        # alive.
         made: Any = transform_code_object(code.replace(co_name=f"sealed {code.co_name}"), replace)
-    except Exception:  # instructions of a Python newer than this code: the frame as it is serves as well
+    except Exception:  # unknown instructions of a newer Python: use the frame unchanged
         return None
     made = made[0] if isinstance(made, tuple) else made
     return made if done else None
 
 
 def _quicker(instructions: list[Any]) -> list[Any]:
-    """With the function of Dynamo's that fills the attributes of results, one by one, in C."""
+    """Replaces Dynamo's Python function that sets the attributes of results by one in C."""
     host = host_if_built()
     if host is None:
         return instructions
@@ -311,7 +312,7 @@ def _quicker(instructions: list[Any]) -> list[Any]:
 
 
 def _call_of_graph(instructions: list[Any]) -> tuple[int, int] | None:
-    """From the first instruction that puts the graph on the stack to the one that leaves its result there."""
+    """The range from the first instruction that pushes the graph to the one that leaves its result on the stack."""
     start = next((n for n, i in enumerate(instructions) if i.opname == "LOAD_GLOBAL" and _is_graph(i.argval)), None)
     if start is None:
         return None

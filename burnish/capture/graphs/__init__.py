@@ -1,1 +1,1 @@
-"""What is known of a captured graph, and how it is made to mean what eager does."""
+"""Facts about a captured graph, and corrections so that it follows eager's semantics."""

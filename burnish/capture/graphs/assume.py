@@ -1,4 +1,4 @@
-"""What a captured graph assumes of its inputs, read from the example inputs it was captured with."""
+"""A captured graph's assumptions about its inputs, derived from the example inputs of the capture."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def assumptions_of(
     offsets_matter: bool = False,
 ) -> Assumptions:
     """`inputs` are those of the capture (`as_captured`); `written`, by their positions, those that a call changes.
-    `records_gradients`: the grad mode of the capture. `offsets_matter`: an operation of the graph counts from the start
-    of an input's storage."""
+    `records_gradients`: the grad mode of the capture. `offsets_matter`: an operation of the graph uses offsets from the
+    start of an input's storage."""
     symbols = Symbols()
     named = names or [f"input {k}" for k in range(len(inputs))]
     stated = [_stated(x, name, k in written, symbols) for k, (x, name) in enumerate(zip(inputs, named, strict=True))]
@@ -50,7 +50,7 @@ def _tensor(x: torch.Tensor, name: str, is_written: bool, symbols: Symbols) -> T
         return TensorInput(name, kind, x.dtype, x.device, (), (), requires_grad=x.requires_grad, written=is_written)
     try:
         shape, strides = tuple(map(symbols.dim, x.shape)), tuple(map(symbols.dim, x.stride()))
-    except CompileError:  # sizes of a form that no program is made for
+    except CompileError:  # symbolic sizes of an unsupported form
         shape, strides = (), ()
         kind = "unusual sizes"
     return TensorInput(
@@ -68,7 +68,7 @@ def _tensor(x: torch.Tensor, name: str, is_written: bool, symbols: Symbols) -> T
 
 
 def counts_from_storage(graph: fx.GraphModule) -> bool:
-    """Whether an operation of the graph counts from the start of a storage that is an input's."""
+    """Whether an operation of the graph uses offsets from the start of an input's storage."""
     inputs = {memory_of_node(node) for node in graph.graph.find_nodes(op="placeholder")} - {None}
     return any(
         len(node.args) > 3 and node.args[3] is not None and memory_of_node(node.args[0]) in inputs
@@ -78,7 +78,7 @@ def counts_from_storage(graph: fx.GraphModule) -> bool:
 
 
 def as_captured(graph: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
-    """A Dynamo graph's inputs as it was traced with them: fake, with the sizes that may differ as symbols."""
+    """A Dynamo graph's inputs in the trace: fake tensors, with sizes that may vary as symbols."""
     nodes = graph.graph.find_nodes(op="placeholder")
     if len(nodes) != len(inputs):
         return list(inputs)
@@ -86,8 +86,8 @@ def as_captured(graph: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
 
 
 def apart(graph: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
-    """The inputs, each in a storage of its own. A graph is made for inputs that lie apart wherever it writes one: of
-    those that do not, AOTAutograd would keep where in their memory they lie without anybody checking it again."""
+    """The inputs, each with its own storage. A graph that writes an input is compiled for inputs that do not alias it:
+    for aliased inputs, AOTAutograd would specialise on their offsets in the shared memory without a guard."""
     seen: set[int] = set()
     out = []
     for x, fake in zip(inputs, as_captured(graph, inputs), strict=True):

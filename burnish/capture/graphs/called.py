@@ -1,4 +1,4 @@
-"""What the nodes of a captured graph call: by name."""
+"""Names of the functions that a captured graph's nodes call."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ _ATTRIBUTES = {"numpy_T": "T", "matrix_H": "H"}  # the operations that some Dyna
 
 
 def function_name(node: fx.Node) -> str:
-    """Of the function that a node calls; empty where it calls none."""
+    """The name of the function that a node calls; empty if it calls none."""
     return str(getattr(node.target, "__name__", node.target)) if node.op == "call_function" else ""
 
 
 def operation_name(node: fx.Node) -> str:
-    """As the user wrote it: a function's, a method's, or that of an attribute that is read."""
+    """The name in the user's code: of a function, a method, or an attribute that is read."""
     if node.op == "call_method":
         return str(node.target)
     if node.target is getattr:
@@ -23,6 +23,6 @@ def operation_name(node: fx.Node) -> str:
 
 
 def enters_contexts(graph: fx.Graph) -> bool:
-    """Whether it enters dispatch state (autocast, functorch's layers) with plain calls, which an exception would
-    leave entered."""
+    """Whether it enters dispatch state (autocast, functorch's layers) with plain calls, so that an exception would not
+    leave the context."""
     return any("_enter_" in name or "_nesting" in name for name in map(function_name, graph.nodes))

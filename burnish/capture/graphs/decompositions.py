@@ -1,8 +1,9 @@
-"""Which ATen composites torch takes apart before we see them: those we have no lowering for.
+"""The ATen composites that torch decomposes before we get the graph: those without a lowering of ours.
 
-Tracing a decomposition costs Python time per op in AOTAutograd, and ours are cheaper and keep what a pass can
-recognise, so an op we lower is never decomposed; nor is one that draws random numbers (the draw must stay eager's),
-nor attention (its decomposition is unfused), nor what looks at values, which decompositions do not (`max_unpool`).
+Tracing a decomposition costs Python time per op in AOTAutograd, and our lowerings are cheaper and keep patterns that a
+pass can recognise. So an op that we lower is never decomposed. Neither is one that draws random numbers (the draw must
+stay eager's), nor attention (its decomposition is unfused), nor an op that checks values, because its decomposition
+does not (`max_unpool`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from burnish.torch_private.aot import core_aten_decompositions, core_aten_decomp
 from burnish.torch_private.aot import decomposition_table as every_decomposition
 from burnish.torch_private.operators import OpOverload
 
-# Composites outside the core table whose pieces we compute well.
+# Composites outside the core table whose decompositions compile well.
 _ALSO = frozenset(
     """
     native_group_norm_backward nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward
@@ -39,10 +40,11 @@ _NEVER = frozenset(
     binary_cross_entropy multilabel_margin_loss_forward max_unpool2d max_unpool3d
     """.split()
 )
-# Taken apart where their operands are of one real type. torch's decomposition takes an integer beside a float16 to
-# float32 at once, past the infinity that it is in float16, and multiplies complex numbers in another order than eager.
+# Decomposed only if their operands have one real type. torch's decomposition converts an integer combined with a
+# float16 to float32 directly, where float16 would overflow to infinity, and multiplies complex numbers in another order
+# than eager.
 _OF_ONE_TYPE = frozenset({"addcmul", "addcdiv", "lerp"})
-# Operations we lower, of whose results fake tensors say another layout than eager's kernels give them.
+# Operations that we lower, whose fake results have other strides than those of eager's kernels.
 _LAID_OUT_OTHERWISE = tuple(
     """
     pow.Scalar copysign.Tensor div.Tensor_mode floor_divide.default slice_scatter.default select_scatter.default
@@ -53,7 +55,7 @@ _LAID_OUT_OTHERWISE = tuple(
 @functools.lru_cache(maxsize=1)
 def decomposition_table() -> dict[Any, Callable[..., Any]]:
     lowered = lowered_names()
-    # The public table scans every custom op for composites first (150 ms); AOTAutograd takes those apart anyway.
+    # The public table first scans every custom op for composites (150 ms), which AOTAutograd decomposes anyway.
     core = core_aten_decompositions_post_autograd
     table = dict(core_aten_decompositions() if core is None else core())
     for op, fn in every_decomposition.items():
@@ -76,7 +78,7 @@ def _of_one_type(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _as_eager_has_it(op: Any, fn: Callable[..., Any]) -> Callable[..., Any]:
-    """What is a view, writes or draws has no layout of its own, or must not be asked."""
+    """Ops that are views, write or draw are excluded: they have no own layout, or must not be run to find it."""
     if not isinstance(op, OpOverload) or torch.Tag.nondeterministic_seeded in op.tags:
         return fn
     returns = op._schema.returns

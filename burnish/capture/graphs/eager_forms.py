@@ -1,4 +1,4 @@
-"""A captured graph in eager: its own ops one by one, as a function."""
+"""The eager form of a captured graph: a function that runs its ops one by one."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from burnish.trust.eager_interpreter import PiecewiseGraph
 
 
 def eager_graph(graph: fx.GraphModule) -> Callable[..., Any]:
-    """The graph's own ops, one by one. Should one raise, the thread's dispatch state (autocast, functorch layers)
-    goes back to what it was: a captured graph enters such contexts with plain calls, not with `with`."""
+    """The graph's own ops, one by one. If one raises, the thread's dispatch state (autocast, functorch layers) is
+    restored, because a captured graph enters such contexts with plain calls, not with `with`."""
     graph = recording_custom_backwards(drawing_alike_in_checkpoints(graph))
     forward = _forward_of(graph)
     if any(function_name(node) == "_make_dual" for node in graph.graph.nodes):
@@ -46,12 +46,12 @@ def traced_graph(graph: fx.GraphModule) -> Callable[..., Any]:
 
 
 def piecewise(graph: fx.GraphModule) -> Callable[..., Any]:
-    """The same, for those who compare each result and need it no longer."""
+    """The same, passing on each result separately so that it can be compared and freed."""
     return without_autocast(lambda *arguments: PiecewiseGraph(graph).run(*arguments))
 
 
 def without_autocast(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Of graphs that AOTAutograd made: the casts of autocast are written out in them already."""
+    """For AOTAutograd's graphs, which already contain autocast's casts."""
 
     def call(*args: Any) -> Any:
         with DisableAutocast():
@@ -78,17 +78,18 @@ def left_if_it_raises() -> Iterator[None]:
         try:
             yield
         except BaseException:
-            with contextlib.suppress(RuntimeError):  # torch 2.11 pops the last one, and misses it then
+            # torch 2.11 pops the last one, and then fails because it is missing
+            with contextlib.suppress(RuntimeError):
                 pop_dynamic_layer_stack_and_undo_to_depth(depth)
-            if not is_forward_mode:  # there is one level of it at most, in the whole process
+            if not is_forward_mode:  # there is at most one level of it in the process
                 with contextlib.suppress(RuntimeError):  # none is open
                     exit_dual_level(level=0)
             raise
 
 
 def _recording_tangents(graph: Callable[..., Any]) -> Callable[..., Any]:
-    """Of a graph with forward-mode differentiation. Before torch 2.13 inference mode records no tangents, which a
-    captured graph takes for granted."""
+    """Of a graph with forward-mode differentiation. Before torch 2.13 inference mode records no tangents, but a
+    captured graph needs them."""
 
     def run(*args: Any) -> Any:
         if not torch.is_inference_mode_enabled():
@@ -100,8 +101,8 @@ def _recording_tangents(graph: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _forward_of(graph: fx.GraphModule) -> Callable[..., Any]:
-    """The graph's `forward`. Dynamo's graphs write their Python when first called; a method taken before that would
-    ask on each call whether it has to."""
+    """The graph's `forward`. Dynamo's graphs generate their Python at the first call; a method bound before that would
+    check in each call whether it was generated."""
     if not isinstance(graph, LazyGraphModule):
         return graph.forward
     forward: Callable[..., Any] | None = None

@@ -1,9 +1,10 @@
-"""What eager makes of an operation, where no meta function says it: asked of eager itself, on zeros of the same kind.
+"""The strides and type of eager's result where no meta function has them: found by running eager on zeros of the same
+kind.
 
-A decomposition has eager's values. How its result lies in memory follows from its pieces, though, and the type of a
-mixture from theirs; eager's kernel has its own way with both. (`F.logsigmoid` of a transposed matrix is contiguous on a
-CPU, `F.huber_loss` has the type of its first operand.) Fake tensors do not know: they run the decomposition. Operands
-that are contiguous and of one type leave nothing to ask.
+A decomposition has eager's values, but its result's strides, and the type for mixed operand types, follow from its
+parts. Eager's kernel may choose others. (`F.logsigmoid` of a transposed matrix is contiguous on a CPU, `F.huber_loss`
+has the type of its first operand.) Fake tensors run the decomposition, so they do not show that. Contiguous operands of
+one type need no such run.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from burnish.torch_private.dispatch import DisableAutocast, DisablePythonDispatc
 from burnish.torch_private.operators import OpOverload, pytree
 
 Decomposition = Callable[..., Any]
-_MOST = 1 << 16  # elements of an operand that is made as large as it is
-_WIDEST = 1 << 26  # elements that the memory of one may span
+_MOST = 1 << 16  # elements up to which an operand is made in full size
+_WIDEST = 1 << 26  # elements that one operand's memory may span
 _asking = threading.local()
 _answers: dict[Any, list[torch.Tensor] | None] = {}
 
@@ -64,7 +65,7 @@ def _is_odd(args: Sequence[Any]) -> bool:
 
 
 def _agreed(result: Any, known: list[torch.Tensor] | None) -> Any:
-    """The results in eager's types and layouts: by a copy that a kernel makes as it stores them."""
+    """The results converted to eager's types and strides; the copy is fused into the kernel that stores them."""
     leaves, spec = pytree.tree_flatten(result)
     if known is None or len(known) != len(leaves):
         return result
@@ -83,8 +84,8 @@ def _alike(t: Any, known: torch.Tensor) -> Any:
 
 
 def _order(t: torch.Tensor, like: Sequence[int] | None = None) -> list[int] | None:
-    """The dimensions from the outermost to the innermost, if nothing lies between the elements. A dimension of one
-    element has no place of its own: it stands where it does in `like`."""
+    """The dimensions from the outermost to the innermost stride, if the elements are dense. A dimension of size 1 has
+    the same position as in `like`."""
     sizes, strides = list(map(_hint, t.shape)), list(map(_hint, t.stride()))
     if None in sizes or None in strides or 0 in sizes:
         return None
@@ -106,7 +107,8 @@ def _hint(d: Any) -> int | None:
 
 
 def asked(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor] | None:
-    """Eager's results, without their values; None where it cannot be asked. What it refuses is left to it."""
+    """Eager's results without values; None if eager cannot be run on this. An op that eager refuses is left to
+    eager."""
     flat, spec = pytree.tree_flatten((tuple(args), kwargs))
     kinds = [_kind(a) for a in flat]
     if any(kind is None for kind in kinds):
@@ -120,7 +122,7 @@ def asked(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> list[t
 
 
 def _kind(a: Any) -> Any:
-    """All that a result's type and layout can depend on."""
+    """Everything on which a result's type and strides can depend."""
     if not isinstance(a, torch.Tensor):
         return (type(a), a) if isinstance(a, int | float | str | torch.dtype | None) else None
     facts = (*map(_hint, a.shape), *map(_hint, a.stride()))
@@ -144,7 +146,7 @@ def _answer(op: OpOverload, flat: Sequence[Any], spec: Any, key: Any) -> list[to
 
 
 def _sizes(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """The sizes there are, beside one: in small tensors that stand for large ones, a larger size is larger."""
+    """The sizes other than one; small stand-ins for large tensors keep the order of sizes."""
     return sorted({n for t in tensors for n in map(_hint, t.shape) if n is not None and n != 1})
 
 

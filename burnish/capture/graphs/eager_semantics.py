@@ -1,38 +1,38 @@
-"""Where what Dynamo and AOTAutograd make of a call is not what eager does, and how it is made so.
+"""Differences between eager and the graphs of Dynamo and AOTAutograd, and their corrections.
 
-- A dropout that drops nothing returns its argument, which AOTAutograd copies: a change of the one would not be seen in
-  the other.
-- A view that was made under no_grad has no history, but AOTAutograd makes it anew, of an input, with one: gradients
+- A dropout that drops nothing returns its argument, but AOTAutograd copies it: an in-place change of one would not
+  affect the other.
+- A view made under no_grad has no autograd history, but AOTAutograd recreates it from an input, with history: gradients
   would flow through it.
-- The gradient of a product of elements is computed in another way where it holds a zero, which no graph can ask.
-- Some operations are taken apart before autograd sees them: their gradients would be those of the pieces.
-- AOTAutograd gives the gradient of a result the strides of the result. Where elements of it share memory (`unfold`),
-  their gradients would.
-- A graph's Python, which eager runs, has `(-1) ** x` as `-1 ** x`, which is another number.
-- Dynamo takes a double of no dimensions for a number that may be left out, and leaves out what writes to it.
-- Dynamo remembers the shape that a tensor had before it was given another in place.
-- Dynamo traces a custom autograd function as if its backward were given each gradient, and as if no input were dirty.
-- Dynamo traces a custom backward under no_grad, so that what the backward does to grad mode is lost. Differentiated in
-  turn, a compiled backward is given its gradients in parts, which comes to the same only if it is linear in them.
-- Dynamo traces of a custom autograd function in a transform of torch.func its forward alone, or a backward of which
-  nothing is recorded.
-- Dynamo takes a reentrant checkpoint for the other kind, which records also what no argument asks it to.
-- Dynamo takes a checkpointed region for one that runs once: what it writes to tensors from outside is written once, and
-  what is written after it is not seen when it is run again.
-- Dynamo inlines a custom autograd function where nothing is recorded: with gradients on, without its `setup_context`,
-  and as if what it returns of its arguments were those. Where it is recorded, it gives a history to what is in lists.
-- Dynamo traces the marks that a forward leaves in its context, compiled by itself, as if they did nothing.
-- Dynamo draws Python's random numbers from a copy of the generator that there was while it traced.
-- Dynamo does not see what a function writes to a class in the objects of the class.
-- Dynamo writes back neither a change of the order of a dictionary's keys nor, where a deque has one, its `maxlen`.
-- Dynamo takes the elements of a set in the order in which they were put there, and changes sets that were there before
-  by making them anew.
-- Dynamo guards neither on attributes of modules and functions that it does not find, nor on keys of a `__dict__`.
-- Dynamo (of torch 2.11) does not guard on a number or a text that it takes from a class.
-- Dynamo (of torch 2.11) gives a tensor one of its gradients that a custom autograd function is given twice.
-- Dynamo guards on an environment variable that it has read, and not on one that was not set.
-- Dynamo makes the weights of a lazy module while it traces: before what comes first in the call, and puts the random
-  state back.
+- The gradient of `prod` has another formula if an element is zero, which a graph cannot test.
+- Some operations are decomposed before autograd: their gradients would be those of the decomposition.
+- AOTAutograd gives the gradient of a result the strides of the result. If elements of a result share memory (`unfold`),
+  so would their gradients.
+- A graph's generated Python, which eager runs, has `(-1) ** x` as `-1 ** x`, which is another number.
+- Dynamo treats a zero-dimensional double as a number that it may remove, and removes writes to it.
+- Dynamo keeps a tensor's old shape after an in-place change of the shape.
+- Dynamo traces a custom autograd function as if its backward got every gradient, and as if no input were dirty.
+- Dynamo traces a custom backward under no_grad, so changes of grad mode in it are lost. In a double backward, a
+  compiled backward gets its gradients in parts, which gives the same sum only if it is linear in them.
+- In a transform of torch.func, Dynamo traces only a custom autograd function's forward, or a backward that records
+  nothing.
+- Dynamo treats a reentrant checkpoint as a non-reentrant one, which records gradients even if no argument requires one.
+- Dynamo assumes that a checkpointed region runs once: its writes to outside tensors happen once, and its recomputation
+  does not see later writes.
+- Dynamo inlines a custom autograd function where no gradients are recorded: with grad mode on, without its
+  `setup_context`, and returning arguments themselves. Where gradients are recorded, it gives an autograd history to
+  tensors in returned lists.
+- Dynamo ignores the marks that a forward sets in its context if the forward is compiled by itself.
+- Dynamo draws Python's random numbers from a copy of the generator at tracing time.
+- After a function writes to a class attribute, Dynamo does not see the new value in the class's objects.
+- Dynamo does not write back a changed order of a dictionary's keys, or a deque's `maxlen`.
+- Dynamo iterates over a set in insertion order, and changes an existing set by rebuilding it.
+- Dynamo does not guard on absent attributes of modules and functions, or on absent keys of a `__dict__`.
+- Dynamo (of torch 2.11) does not guard on a number or a string that it reads from a class.
+- Dynamo (of torch 2.11) loses one of the two gradients of a tensor that is given to a custom autograd function twice.
+- Dynamo guards on an environment variable that it has read, but not on one that was not set.
+- Dynamo creates a lazy module's weights while it traces: before earlier code of the call, and with the random state
+  restored.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _DEFAULTS = {"p": 0.5, "training": True, "train": True}
 
 
 def drop_idle_dropouts(graph: fx.GraphModule) -> int:
-    """Let those who read the result of a dropout that drops nothing read what it is given. Returns how many went."""
+    """Make readers of a dropout that drops nothing read its argument. Returns the number of removed dropouts."""
     count = 0
     for target, names in _DROPOUTS.items():
         for node in graph.graph.find_nodes(op="call_function", target=target):
@@ -81,7 +81,8 @@ def drop_idle_dropouts(graph: fx.GraphModule) -> int:
 
 
 def call_powers_of_negatives(graph: fx.GraphModule) -> int:
-    """`(-1) ** x` as `pow(-1, x)`: torch prints the operator without parentheses. Returns how many there were."""
+    """`(-1) ** x` as `pow(-1, x)`: torch prints the operator without parentheses. Returns the number of changed
+    nodes."""
     count = 0
     for module in graphs_within(graph):
         found = [n for n in module.graph.find_nodes(op="call_function", target=operator.pow) if _is_negative(n.args[0])]
@@ -99,7 +100,7 @@ def _is_negative(x: Any) -> bool:
 
 @dataclass(frozen=True)
 class WithoutHistory:
-    """A result that has none in eager. A view requires gradients if what it is a view of does, although none flow
+    """A result without autograd history in eager. A view requires gradients if its base does, although none flow
     through it."""
 
     position: int
@@ -117,7 +118,7 @@ class WithoutHistory:
 
 
 def without_history(graph: fx.GraphModule) -> tuple[WithoutHistory, ...]:
-    """Of a graph's results, where gradients are recorded: views, and what is made of such views."""
+    """Such results of a graph, where gradients are recorded: views, and values derived from them."""
     if not torch.is_grad_enabled():
         return ()
     (output,) = graph.graph.find_nodes(op="output")
@@ -157,13 +158,13 @@ def leaving_out_history(run: Callable[..., Any], results_without: Sequence[Witho
     return call
 
 
-# Where torch does not ask it, it takes gradients as contiguous.
+# Where torch does not call this, it assumes contiguous gradients.
 _STRIDES_OF_RESULTS = "guess_tangent_strides_as_outputs"
 
 
 def dense_gradients(graph: fx.GraphModule) -> contextlib.AbstractContextManager[Any]:
     """While open, AOTAutograd takes the gradients of a graph's results as contiguous if elements of one may share
-    memory. What `expand` returns it knows by itself, from torch 2.12 on."""
+    memory. From torch 2.12 on, AOTAutograd handles `expand` itself."""
     (output,) = graph.graph.find_nodes(op="output")
     results = [x.meta.get("example_value") for x in output.args[0] if isinstance(x, fx.Node)]
     if any(map(_may_overlap, results)) and hasattr(functorch_config, _STRIDES_OF_RESULTS):
@@ -175,13 +176,13 @@ def dense_gradients(graph: fx.GraphModule) -> contextlib.AbstractContextManager[
 def _may_overlap(result: Any) -> bool:
     if not isinstance(result, torch.Tensor) or result.layout is not torch.strided or not result.requires_grad:
         return False
-    if result._has_symbolic_sizes_strides:  # whose gradients it takes as contiguous anyway
+    if result._has_symbolic_sizes_strides:  # whose gradients it assumes contiguous anyway
         return False
     return debug_has_internal_overlap(result) != 0
 
 
 def left_to_eager(graph: fx.GraphModule, inputs: Sequence[Any]) -> str:
-    """Why a graph cannot be traced as eager computes it; nothing if it can."""
+    """The reason why a graph cannot be traced with eager's semantics; empty if it can."""
     tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors) and any(x.is_inference() for x in tensors):
         return "autograd takes an inference tensor only where eager would not save it"
@@ -196,7 +197,8 @@ def left_to_eager(graph: fx.GraphModule, inputs: Sequence[Any]) -> str:
 
 
 def _writes_what_a_region_reads(graph: fx.GraphModule) -> bool:
-    """After the region has run. In the trace of a backward it would find the one or the other."""
+    """Whether the graph writes, after a region has run, a tensor that the region reads. The traced recomputation would
+    read only one of the two values."""
     written: frozenset[int] = frozenset()
     regions = graph.graph.find_nodes(op="call_function", target=tag_activation_checkpoint)
     for node in reversed(graph.graph.nodes) if regions else ():

@@ -1,4 +1,4 @@
-"""What torch knows of a captured graph that the gate has to: which inputs it writes, whether it draws numbers."""
+"""Facts about a captured graph for the gate: which inputs it writes, whether it draws random numbers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from burnish.trust.record import GraphKind
 
 
 def draws_random_numbers(node: fx.Node) -> bool:
-    """Attention is marked as drawing, for its dropout: without any, it does not."""
+    """Attention is tagged as random because of its dropout; without dropout it draws nothing."""
     if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
         return False
     names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
@@ -30,7 +30,7 @@ def draws_random_numbers(node: fx.Node) -> bool:
 
 
 def coarsest_type(graph: fx.GraphModule, known: torch.dtype) -> torch.dtype:
-    """Of `known` and all that the graph computes, the least exact floating-point type."""
+    """The least exact floating-point type among `known` and the graph's values."""
     for node in graph.graph.nodes:
         value = node.meta.get("val")
         for x in value if isinstance(value, (tuple, list)) else (value,):
@@ -50,8 +50,8 @@ def graph_facts(
     records_gradients: bool = False,
     offsets_matter: bool = False,
 ) -> GraphFacts:
-    """`metadata` is AOTAutograd's, in which what the graph itself holds comes before its inputs. `names` say where in
-    the user's program they come from; for the rest see `assumptions_of`."""
+    """`metadata` is AOTAutograd's, in which the graph's own tensors come before its inputs. `names` are the inputs'
+    sources in the user's program; for the rest see `assumptions_of`."""
     held = len(list(graph.parameters())) + len(list(graph.buffers()))
     changed, static, reason = frozenset[int](), frozenset[int](), ""
     if metadata is not None:
@@ -91,13 +91,13 @@ def graph_facts(
 
 
 def depends_on_type(graph: fx.GraphModule) -> bool:
-    """Whether the graph would compute something else in float64, beyond more digits."""
+    """Whether the graph's meaning, not just its precision, would change in float64."""
     return any(operation_name(node) in DEPENDS_ON_TYPE or _views_bits(node) for node in graph.graph.nodes)
 
 
 def result_exactness(graph: fx.GraphModule) -> tuple[int, ...]:
-    """For each tensor that the graph returns, whether it has one right value. Nothing is said of graphs that write
-    into tensors, whose values are not what their nodes say."""
+    """For each returned tensor, whether it has exactly one right value. Empty for graphs that write into tensors,
+    because a node's value may change later."""
     found: dict[fx.Node, int] = {}
     for node in graph.graph.nodes:
         if writes(node):
@@ -110,7 +110,7 @@ def result_exactness(graph: fx.GraphModule) -> tuple[int, ...]:
 
 
 def _own_exactness(node: fx.Node) -> int:
-    """Of what a node does with operands that are exact."""
+    """The exactness of a node's operation on exact operands."""
     if node.op in ("placeholder", "get_attr"):
         return BITWISE
     if isinstance(_example(node), (int, torch.SymInt, torch.SymBool)):
@@ -163,5 +163,5 @@ def _shown(value: Any) -> str:
 
 
 def _module_calls(graph: fx.GraphModule) -> int:
-    """How many modules were called on the way: eager calls each of them again every time."""
+    """The number of module calls in the graph: eager makes them in every call."""
     return len({name for node in graph.graph.nodes for name in node.meta.get("nn_module_stack", ())})

@@ -1,7 +1,7 @@
-"""Which modules a graph's nodes come from: by name.
+"""The modules from which a graph's nodes come, by name.
 
-Dynamo notes the classes themselves. A graph is kept by what was compiled for a code object, into which garbage
-collection cannot look; a class made in a function, whose methods refer to the compiled object, would never be freed.
+Dynamo records the classes themselves. A compiled code object keeps the graph alive and is opaque to the garbage
+collector. So a class made in a function, whose methods refer to the compiled object, would never be freed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _STACK = "nn_module_stack"
 
 
 def name_classes(graph: fx.GraphModule) -> None:
-    """As torch.export has it: each class by its name."""
+    """As in torch.export: each class by its name."""
     named: dict[tuple[object, ...], tuple[object, ...]] = {}
     for module in graph.modules():
         if isinstance(module, fx.GraphModule):

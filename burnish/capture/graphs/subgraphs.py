@@ -16,8 +16,8 @@ _Rewrite = Callable[[fx.Node, fx.GraphModule], None]
 
 
 def rewritten(graph: fx.GraphModule, concerns: Callable[[fx.Node], bool], rewrite: _Rewrite) -> fx.GraphModule:
-    """The graph, where no node in it or in the graphs within it `concerns` us. Else a copy in which each of those has
-    been rewritten: `rewrite` is given each such node, and the graph (a copy) that it is in."""
+    """The graph itself if `concerns` is false for all its nodes, nested graphs included. Otherwise a copy in which
+    `rewrite` was called with each such node and its (copied) graph."""
     if not any(concerns(node) for each in graphs_within(graph) for node in each.graph.nodes):
         return graph
     made = copied(graph)
@@ -31,8 +31,8 @@ def rewritten(graph: fx.GraphModule, concerns: Callable[[fx.Node], bool], rewrit
 
 
 def copied(graph: fx.GraphModule) -> fx.GraphModule:
-    """A copy of the graph and of all graphs within it, over the same tensors. What a graph's `meta` says of it (how a
-    checkpointed region chooses what it saves) is said of its copy."""
+    """A copy of the graph and of all graphs within it, over the same tensors. `meta` is copied too (such as the policy
+    by which a checkpointed region selects saved tensors)."""
     like = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     like.output(like.graph_copy(graph.graph, copies))

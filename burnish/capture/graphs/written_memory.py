@@ -1,4 +1,4 @@
-"""What the nodes of a graph of Dynamo's write to, as memory: that of the values with which they were traced."""
+"""The memory that the nodes of a Dynamo graph write to: the storage of the values in the trace."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _IN_PLACE = frozenset(
 )
 _NO_WRITES = frozenset("and_ or_ not_ requires_grad_".split())
 _KERNEL = "triton_kernel_wrapper_mutation"
-_TRAINS = ("training", "train", "use_input_stats")  # what a normalisation calls it
+_TRAINS = ("training", "train", "use_input_stats")  # the argument's name in normalisations
 _STATISTICS = ("running_mean", "running_var")
 
 
 def writes(node: fx.Node) -> bool:
-    """Whether the name of an operation, or how it is called, says that it writes to an operand."""
+    """Whether an operation writes to an operand, judged by its name or arguments."""
     name = operation_name(node)
     by_name = (name.endswith("_") and name not in _NO_WRITES) or name in _IN_PLACE
     return by_name or bool(node.kwargs.get("inplace")) or "out" in node.kwargs
 
 
 def memory_of_values(*values: Any) -> frozenset[int]:
-    """That of the tensors which the nodes among the values, or within them, stand for."""
+    """The memory of the tensors of all nodes in these values."""
     nodes = [x for x in pytree.tree_leaves(values) if isinstance(x, fx.Node)]
     tensors = pytree.tree_leaves([node.meta.get("example_value") for node in nodes])
     found = (_memory_of(x) for x in tensors if isinstance(x, torch.Tensor) and x.layout is torch.strided)
@@ -39,7 +39,7 @@ def memory_of_values(*values: Any) -> frozenset[int]:
 
 
 def _memory_of(tensor: torch.Tensor) -> int | None:
-    """None within a transform of torch.func's, whose tensors do not say."""
+    """None in a transform of torch.func, whose tensors hide their storage."""
     try:
         return memory_of(tensor)
     except NotImplementedError:
@@ -47,18 +47,18 @@ def _memory_of(tensor: torch.Tensor) -> int | None:
 
 
 def requires_gradients(node: fx.Node) -> bool:
-    """Whether what a node computes may."""
+    """Whether a node's value may require gradients."""
     values = pytree.tree_leaves(node.meta.get("example_value"))
     return any(x is None or (isinstance(x, torch.Tensor) and x.requires_grad) for x in values)
 
 
 def memory_written_in(graph: fx.GraphModule) -> frozenset[int]:
-    """By the graph, and all within it."""
+    """The memory written by the graph and all graphs within it."""
     return frozenset().union(*(_written(node) for each in graphs_within(graph) for node in each.graph.nodes))
 
 
 def memory_written_by(node: fx.Node, graph: fx.GraphModule) -> frozenset[int]:
-    """By a node of the graph, and the graphs that it is given."""
+    """The memory written by a node, including the graphs that are its arguments."""
     inner = [x.target for x in node.all_input_nodes if x.op == "get_attr"] if node.op == "call_function" else []
     modules = [each for name, each in graph.named_modules() if name in inner and isinstance(each, fx.GraphModule)]
     return _written(node).union(*map(memory_written_in, modules))
@@ -72,7 +72,7 @@ def _written(node: fx.Node) -> frozenset[int]:
 
 def operands_written(node: fx.Node) -> Iterator[Any]:
     if operation_name(node) == _KERNEL:
-        yield from node.all_input_nodes  # which of them a kernel writes, only it knows
+        yield from node.all_input_nodes  # any of them may be written by a kernel
     if writes(node) and node.args:
         yield node.args[0]
     yield node.kwargs.get("out")
@@ -86,7 +86,7 @@ def operands_written(node: fx.Node) -> Iterator[Any]:
 
 
 def _written_by_settings(given: Mapping[str, Any]) -> Iterator[Any]:
-    """What is written where an argument says so, and no schema."""
+    """Operands that are written because of an argument, not declared in a schema."""
     if given.get("inplace", False) is not False:
         yield next(iter(given.values()))
     if given.get("max_norm") is not None:  # an embedding that shortens its rows
@@ -105,8 +105,8 @@ def _arguments(node: fx.Node) -> Mapping[str, Any]:
 
 
 def _schemas(node: fx.Node) -> list[Any]:
-    """Of the operator that is called, or of all its overloads; of ATen's where it is a function or a method of
-    torch's."""
+    """The schemas of the called operator, or of all its overloads; of the ATen operator for a torch function or
+    method."""
     target: Any = node.target
     if isinstance(target, OpOverload):
         return [target._schema]

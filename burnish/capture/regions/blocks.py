@@ -1,4 +1,5 @@
-"""Which modules of a model are equal blocks: one class, one structure, parameters and buffers of the same kinds."""
+"""Finds equal blocks of a model: modules of the same class and structure, with parameters and buffers of the same
+kinds."""
 
 from __future__ import annotations
 
@@ -11,12 +12,12 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 Block = TypeVar("Block", bound=nn.Module)
-_FEWEST_PARTS = 3  # modules inside a block that is worth the trouble
+_FEWEST_PARTS = 3  # least number of modules in a block
 
 
 def repeated_blocks(model: nn.Module, wanted: Literal["auto"] | tuple[type | str, ...]) -> dict[int, object]:
-    """A key for each module that has an equal in the model, by id; what lies within such a module has none. `wanted`
-    names classes and modules that are to be blocks, instead of all that are large enough."""
+    """A key, by module id, for each module that has an equal in the model; modules inside such a module have none.
+    `wanted` names the classes and modules that are blocks, instead of all that are large enough."""
     shapes: dict[int, Any] = {}
     for module in _from_the_leaves(model):
         shapes[id(module)] = _shape(module, shapes)

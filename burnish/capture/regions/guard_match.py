@@ -1,4 +1,5 @@
-"""What Dynamo's guards say of one block, asked of another: where a thing is, what stands in its place, what holds."""
+"""Evaluates Dynamo's guards on one block against another block: maps sources, finds the corresponding values, checks
+them."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from burnish.torch_private.guards import ChainedSource, Guard, Source
 
 
 class Differs(Exception):
-    """Why a block is traced and not copied."""
+    """The reason why a block is traced instead of copied."""
 
 
 def within(source: Any, block: Source) -> bool:
@@ -61,7 +62,7 @@ class Moved:
 
 
 class _Missing:
-    """What a source that leads nowhere has for a value."""
+    """The value of a source that does not exist."""
 
 
 _MISSING = _Missing()
@@ -97,7 +98,7 @@ def _same_type(a: Any, b: Any) -> bool:
     return type(a) is type(b)
 
 
-# How to tell whether a guard on one object holds for another. Guards not listed want the very same object.
+# The check of each kind of guard for another object. Guards not listed require the identical object.
 _SAME: dict[str, Callable[[Any, Any], bool]] = {
     "TYPE_MATCH": _same_type,
     "TENSOR_MATCH": _same_type,  # the rest is compared when the tensor becomes an input
@@ -114,7 +115,7 @@ _ABOUT_KEY = {"DICT_CONTAINS", "DICT_NOT_CONTAINS", "SET_CONTAINS", "SET_NOT_CON
 
 
 def holds(guard: Guard, old: Any, new: Any, moved: Moved, resolve: Resolver) -> bool:
-    """Whether a guard on one block's `old` would be the same on what another has in its place."""
+    """Whether a guard on one block's `old` would be the same on another block's corresponding object."""
     kind = guard.create_fn_name()
     if kind == "HASATTR":
         attr = guard.create_fn.keywords.get("attr") if isinstance(guard.create_fn, functools.partial) else None

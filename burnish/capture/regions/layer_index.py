@@ -1,10 +1,10 @@
-"""A layer's own number, followed while its block is traced: what is done with it decides whether other numbers fit.
+"""Tracks a layer's index while its block is traced, to decide whether the trace also fits other indices.
 
-Blocks that are equal but for a number (`layer_idx`) may use it to find what is theirs in an object that all are given,
-a cache. Dynamo takes such a number for a constant, so that nobody could say afterwards what it decided. Here it is a
-variable that tells: looked up in a list, the list is noted, and another block finds its own element there; compared
-with a constant, question and answer are noted, and another block's number is asked the same. Whatever else looks at
-the value makes it a constant like any other (`escaped`), and blocks with another number are traced.
+Blocks that differ only in an index (`layer_idx`) may use it to find their element of a shared object, such as a cache.
+Dynamo treats such a number as a constant, so its uses cannot be found after the trace. Here it is a variable that
+records its uses. An index into a list records the list, and another block finds its own element there. A comparison
+with a constant records operator and result, and is evaluated for another block's number. Any other use makes the value
+an ordinary constant (`escaped`), and blocks with another number are traced.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _COMPARISONS: tuple[Callable[[Any, Any], bool], ...] = (
 
 @dataclass(eq=False)
 class Number:
-    """What became of one number of one block."""
+    """The recorded uses of one number of one block."""
 
     source: Source
     value: int
@@ -51,7 +51,7 @@ class Number:
     answers: list[tuple[Callable[[int], bool], bool]] = field(default_factory=list)
 
     def fits(self, other: Any) -> bool:
-        """Whether a block with the other number would be traced in the same way, but for what is found in lists."""
+        """Whether a block with the other number would have the same trace, except for elements found in lists."""
         if type(other) is not int:
             return False
         if self.escaped or other == self.value:
@@ -85,7 +85,7 @@ class NumberVariable(ConstantVariable):
 
 
 def differing_numbers(kinds: dict[int, object], modules: dict[int, nn.Module]) -> set[tuple[int, str]]:
-    """Whole numbers that equal blocks have, and not all the same: the module they belong to, by id, and their name."""
+    """Integer attributes that differ between equal blocks: their module, by id, and their name."""
     groups: dict[object, list[nn.Module]] = defaultdict(list)
     for known, kind in kinds.items():
         groups[kind].append(modules[known])
@@ -98,7 +98,7 @@ def differing_numbers(kinds: dict[int, object], modules: dict[int, nn.Module]) -
 
 
 class Following:
-    """The numbers of one block while it is traced, and the lists that were looked at in other ways than by them."""
+    """The numbers of one block while it is traced, and the lists that were also read in other ways."""
 
     def __init__(self, tx: Any, is_number: Callable[[Source], bool]) -> None:
         self.numbers: dict[Source, Number] = {}
@@ -115,7 +115,7 @@ class Following:
         return NumberVariable(self.numbers.setdefault(source, Number(source, value)), source=source)
 
     def item(self, held: Any, variable: NumberVariable) -> VariableTracker | None:
-        """The element that the number finds, if it is one that was there before the trace."""
+        """The element at the number's index, if it existed before the trace."""
         number = variable.number
         items: list[VariableTracker] = held.__dict__["items"]
         if held.source is None or not 0 <= number.value < len(items) or self._changed(held):
@@ -130,13 +130,13 @@ class Following:
         return held.mutation_type is not None and bool(self._tx.output.side_effects.is_modified(held))
 
     def ambiguous(self) -> bool:
-        """A list was indexed by a number, and read in another way: which element is whose cannot be told."""
+        """A list was indexed by a number, and also read in another way: its elements cannot be assigned to blocks."""
         return any(known in self.read for known in self.indexed)
 
 
 # --- into Dynamo ------------------------------------------------------------------------------------------------
 
-_now: list[Following] = []  # at most one: Dynamo traces under a lock, and blocks are not followed within blocks
+_now: list[Following] = []  # at most one: Dynamo traces under a lock, and nested blocks are not tracked
 
 
 def _look_up(tx: Any, args: Any, kwargs: Any) -> VariableTracker:

@@ -1,13 +1,13 @@
-"""Repeated blocks in TorchDynamo: the first call of a block is traced, later calls of blocks like it are copied.
+"""Repeated blocks in TorchDynamo: the first call of a block is traced, and later calls of equal blocks are copied.
 
-While a model is traced, each call of a module that has equals in the model (`blocks.py`) passes through here. What
-Dynamo wrote into its graph for the first one is kept: the operations, what they read from outside, the result, and the
-guards on the block. The guards are all that Dynamo looked at in it, so they say whether it would write the same for
-another block: each is asked of that one. If all agree, the operations are copied with the new block's weights and
-arguments, and the guards are installed for it, too, so that a later change to it is noticed as ever. What a block finds
-by its own number in an object that all are given (a cache's layer) counts as a part of it (`numbers.py`). In every
-other case (a number that decides what is computed, a side effect) Dynamo traces the block as it always does. The graph
-is the same either way: flat, operation for operation.
+While a model is traced, each call of a module that has equals in the model (`blocks.py`) passes through here. The first
+call is recorded: its operations, their outside inputs, the result, and the guards on the block. The guards cover
+everything that Dynamo read from the block. So Dynamo would trace another block to the same operations if the same
+guards hold on it. If all hold, the operations are copied with the new block's weights and arguments, and the guards are
+installed for it, too, so that later changes are noticed as usual. An element that a block finds by its own index in a
+shared object (a cache's layer) counts as part of the block (`layer_index.py`). In all other cases (an index that
+affects the computation, a side effect) Dynamo traces the block normally. The resulting graph is the same in both cases:
+flat, operation for operation.
 """
 
 from __future__ import annotations
@@ -55,34 +55,34 @@ _active = threading.local()
 
 @dataclass
 class _Recorded:
-    """What Dynamo made of one call."""
+    """Dynamo's trace of one call."""
 
     module: torch.nn.Module
     source: Source
     arguments: tuple[Any, ...]  # the description of them
     state: tuple[Any, ...]
     nodes: list[fx.Node]
-    # What is read from outside: an argument (which), something of the block (where), or what others read, too (None).
+    # The outside inputs: an argument (its index), a value of the block (its source), or a shared value (None).
     outside: list[tuple[fx.Node, int | Source | None]]
     given: dict[fx.Node, int]  # tensors among the arguments
     numbers: list[Number]
-    guards: list[Guard]  # on the block, and on what it found by its numbers
+    guards: list[Guard]  # on the block, and on elements found by its numbers
     values: dict[Source, Any]  # what the guards looked at
     result: Any
-    sharing: set[fx.Node]  # whose memory is that of something from outside
+    sharing: set[fx.Node]  # results that share memory with an outside tensor
 
 
 @dataclass
 class Replay:
-    """One trace's blocks. `kinds` gives modules that have equals a key in common, `numbers` are those in which equals
-    differ: the module that has one, and its name."""
+    """One trace's blocks. `kinds` gives equal modules a common key. `numbers` are the attributes in which equals
+    differ: module and name."""
 
     wanted: Literal["auto"] | tuple[type | str, ...]
     kinds: dict[int, object] = field(default_factory=dict)
     numbers: set[tuple[int, str]] = field(default_factory=set)
     copied: dict[str, int] = field(default_factory=dict)  # class -> calls
     traced: dict[str, int] = field(default_factory=dict)
-    reasons: dict[str, str] = field(default_factory=dict)  # class -> why the last one that was traced was not copied
+    reasons: dict[str, str] = field(default_factory=dict)  # class -> why its last traced block was not copied
     _records: dict[int, dict[object, list[_Recorded]]] = field(default_factory=dict)
     _outputs: list[Any] = field(default_factory=list)  # keeps ids in `_records` valid
     _inside: bool = False
@@ -90,7 +90,7 @@ class Replay:
     _seen: dict[int, torch.nn.Module] = field(default_factory=dict)
 
     def look_at(self, model: torch.nn.Module) -> None:
-        """Find the blocks of a model, which is one of the traced function's own, or called somewhere in it."""
+        """Find the blocks of a model that the traced function refers to or calls."""
         if id(model) in self._seen:
             return
         self._seen |= {id(module): module for module in model.modules()}
@@ -118,7 +118,7 @@ class Replay:
                     continue
                 except TorchDynamoException:
                     raise
-                except Exception as error:  # a torch that works in another way than those we know
+                except Exception as error:  # an unknown version of torch
                     self.reasons[name] = f"{type(error).__name__}: {error}"
                     continue
                 self.copied[name] = self.copied.get(name, 0) + 1
@@ -179,7 +179,7 @@ class Replay:
             if following.ambiguous():
                 raise Differs("it looks into a list with its number, and in other ways, too")
             numbers = list(following.numbers.values())
-            # Described anew, with sizes that became known.
+            # Describe them again, with sizes that became known.
             records.append(_record(tx, variable, now, leaves, nodes, state, numbers, result))
         except Differs as why:
             self.reasons[span.name] = str(why)
@@ -202,8 +202,7 @@ def _after(last: fx.Node) -> list[fx.Node]:
 
 
 def _state(tx: Any) -> tuple[Any, ...]:
-    """What the thread is set to, and what was changed on the way: the same operations mean something else under
-    another state."""
+    """The thread's state and pending changes: under another state the same operations have another meaning."""
     autocast = is_any_autocast_enabled()
     return (
         torch.is_grad_enabled(),
@@ -217,8 +216,8 @@ def _state(tx: Any) -> tuple[Any, ...]:
 
 
 def _pending(tx: Any) -> frozenset[Any]:
-    """What the code traced so far changed in objects that were there before it: their attributes' new values. Objects
-    of its own reach a block only as arguments."""
+    """The traced code's changes of existing objects: new attribute values. Objects created in the trace reach a block
+    only as arguments."""
     effects = tx.output.side_effects
     found: set[Any] = {("hooks", len(effects.tensor_hooks)), ("saved", len(effects.save_for_backward))}
     for variable in _changed(tx):
@@ -236,7 +235,7 @@ def _changed(tx: Any) -> list[Any]:
 
 
 def _contents(variable: Any) -> tuple[Any, ...]:
-    """The members of a list or dictionary that was changed, by identity: tracing keeps them all alive."""
+    """The members of a changed list or dictionary, by identity: tracing keeps them all alive."""
     if isinstance(variable, ListVariable):
         return tuple(map(id, variable.items))
     if isinstance(variable, ConstDictVariable):
@@ -267,12 +266,12 @@ def _shown(variable: Any, leaves: list[Any]) -> tuple[Any, ...] | None:
         items = [_shown(item, leaves) for item in variable.items]
         return None if any(i is None for i in items) else (type(variable), *items)
     if isinstance(variable, UserDefinedObjectVariable) and variable.source is not None:
-        return ("object", id(variable))  # the same one; tracing keeps it alive
+        return ("object", id(variable))  # by identity; tracing keeps it alive
     return None
 
 
 def _skeleton(shown: Any) -> Any:
-    """Without what is known about tensors: tracing may find out more about sizes."""
+    """The description without tensors' metadata: tracing may specialise sizes later."""
     if not isinstance(shown, tuple) or not shown:
         return shown
     return shown[:2] if shown[0] == "tensor" else tuple(map(_skeleton, shown))
@@ -356,7 +355,7 @@ def _origin(tx: Any, node: fx.Node, given: dict[fx.Node, int], roots: list[Sourc
 
 
 def _is_number(node: fx.Node) -> bool:
-    """A float that is an input, not a constant of the graph: Dynamo hands it over as a tensor and takes it out."""
+    """A float that is an input instead of a constant: Dynamo passes it as a tensor and extracts the number."""
     of = node.args[0] if node.op == "call_method" and node.target == "item" else None
     return isinstance(of, fx.Node) and of.op == "placeholder" and _source_of(of) is not None
 
@@ -366,7 +365,7 @@ def _source_of(node: Any) -> Source | None:
 
 
 def _require_undecided(tx: Any, number: Any) -> None:
-    """The code must not have asked anything about it, for the answer would be another block's; or all: its value."""
+    """Require that the code has not used any property of it, which may differ for another block."""
     if not isinstance(number, torch.SymFloat):
         raise Differs("a number of the block is an input")
     symbols = number.node.expr.free_symbols
@@ -423,7 +422,7 @@ class _Copy:
             raise Differs("a part of it was changed")
 
     def _find(self, number: Number) -> None:
-        """What the block's own number finds is in the place of what was found by the recorded one's."""
+        """The element at the block's own number replaces the recorded one."""
         new = self.resolve(self.moved(number.source))
         if not number.fits(new):
             raise Differs(f"the number {self.moved(number.source).name}")
@@ -456,14 +455,14 @@ class _Copy:
                 fx.map_arg(node.kwargs, places.__getitem__),
             )
             copy.meta = {**node.meta, MARK: self.span}
-            if "nn_module_stack" in node.meta:  # modules of their own, called on their own
+            if "nn_module_stack" in node.meta:  # separate modules, called separately
                 stack = node.meta["nn_module_stack"]
                 copy.meta["nn_module_stack"] = {f"{key}@{self.span.serial}": value for key, value in stack.items()}
             places[node] = copy
         return _copied_result(self.record.result, lambda leaf: self._result(leaf, places))
 
     def _checked(self, guard: Guard) -> Guard | None:
-        """The guard for the new block, if it holds there; None if the new block has it from elsewhere."""
+        """The guard for the new block, if it holds there; None if the value does not belong to the new block."""
         old, new = guard.originating_source, self.moved(guard.originating_source)
         kind = guard.create_fn_name()
         if new is old and kind != "DUPLICATE_INPUT":
@@ -484,7 +483,7 @@ class _Copy:
                 raise Differs(f"a guard about an object: {kind} of {new.name}")
             if moved != create.keywords:
                 create = functools.partial(create.func, **moved)
-        return Guard(new, create, stack=guard.stack, user_stack=guard.user_stack)  # made anew, a stack takes 100 us
+        return Guard(new, create, stack=guard.stack, user_stack=guard.user_stack)  # a new stack takes 100 us
 
     def _input(self, source: Source) -> Any:
         return VariableBuilder(self.tx, source)(self.resolve(source)).realize()
@@ -523,13 +522,14 @@ class _Copy:
         return wrap_fx_proxy(tx=self.tx, proxy=proxy, example_value=value)
 
     def _fresh(self, value: torch.Tensor) -> torch.Tensor:
-        """A tensor like the recorded one that is not that one."""
+        """A new tensor with the recorded one's metadata."""
         with self.tx.fake_mode, torch.no_grad():
             made = blank_like(value).requires_grad_(value.requires_grad)
         if not value.requires_grad or value.is_leaf:
             return made
         with self.tx.fake_mode, torch.enable_grad():
-            made = made.view_as(made) if value._is_view() else made.clone()  # only what is no view may be added to
+            # only a tensor that is not a view may be resized
+            made = made.view_as(made) if value._is_view() else made.clone()
         if made.stride() != value.stride():
             raise Differs("its result has strides that a new one would not have")
         return made
@@ -549,7 +549,7 @@ def _call_function(self: Any, tx: Any, args: Sequence[Any], kwargs: dict[str, An
 
 @contextlib.contextmanager
 def copying_blocks(frame: Any, regions: Regions, log: CompileLog) -> Iterator[None]:
-    """While Dynamo traces this frame in this thread (under Dynamo's own lock), calls of equal blocks are copied."""
+    """While Dynamo traces this frame in this thread (under Dynamo's lock), calls of equal blocks are copied."""
     if regions is None:
         yield
         return

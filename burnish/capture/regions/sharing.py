@@ -1,13 +1,12 @@
-"""Equal blocks in AOTAutograd: each kind is taken through it once, and put back where it is called.
+"""Equal blocks in AOTAutograd: each kind passes through it once, and is inlined again at its calls.
 
     Dynamo graph, flat ── a call of an op for each block ── AOTAutograd ── the blocks' ATen ops put back ──► flat again
 
-AOTAutograd runs every operation of a graph several times in Python. A block that is called many times (`replay.py`
-marks whose operations are whose) becomes one opaque operation; what is inside is traced for the first call alone, with
-its gradients where they are wanted. Blocks are equal if their operations are, one by one, with inputs of the same
-sizes, types and gradients: no more is asked. An input that a block writes into (a cache, a running mean) is a result
-more, the new contents, which the graph copies into it after the call. What comes after sees the graph that it would
-have seen without.
+AOTAutograd runs every operation of a graph several times in Python. A block that is called several times (`replay.py`
+marks its operations) becomes one opaque operation. Its body is traced for the first call only, with gradients where
+needed. Blocks are equal if their operations are equal one by one, and their inputs have the same sizes, types and
+gradients. An input that a block writes (a cache, a running mean) becomes an additional result, which the graph copies
+into the input after the call. Later stages get the same graph as without sharing.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _library.define("block_backward(Tensor[] operands, SymInt[] sizes, Tensor[] tang
 _forward, _backward = torch.ops.burnish.block.default, torch.ops.burnish.block_backward.default
 _WRITERS = {"setitem", "batch_norm", "instance_norm", *(name for name in vars(operator) if name[0] == "i")}
 _serial = itertools.count(1)
-_calls: dict[int, _Kind] = {}  # calls in graphs that are on their way through AOTAutograd
+_calls: dict[int, _Kind] = {}  # calls in graphs that are passing through AOTAutograd
 
 
 @dataclass(eq=False)
@@ -51,7 +50,7 @@ class _Kind:
     gradients: list[fx.Node | None]
     differentiable: list[bool]  # which results have gradients
     written: list[int] = field(default_factory=list)  # inputs whose new contents are the last results
-    forward: set[fx.Node] = field(default_factory=set)  # what the results are computed with
+    forward: set[fx.Node] = field(default_factory=set)  # the values needed for the results
 
     def __post_init__(self) -> None:
         stack = list(self.results)
@@ -86,7 +85,7 @@ class Sharing:
         _calls[number] = kind
         inputs, results = _ends(nodes)
         given = [env[x] for x in inputs]
-        for i in kind.written if kind.gradients else ():  # the backward, too, gets what it was before
+        for i in kind.written if kind.gradients else ():  # the backward, too, gets the old value
             given[i] = made.call_method("clone", (given[i],))
         call = made.call_function(_run, (number, *given))
         for i, result in enumerate(results):
@@ -100,7 +99,7 @@ class Sharing:
 
 
 def _keep(old: object, new: object, attribute: str) -> None:
-    """What Dynamo tells AOTAutograd beside the graph: where inputs come from, and so which of them stay in place."""
+    """Keep Dynamo's metadata for AOTAutograd: the inputs' sources, which tell the parameters and buffers."""
     if hasattr(old, attribute):
         setattr(new, attribute, getattr(old, attribute))
 
@@ -125,12 +124,12 @@ def share_blocks(flat: fx.GraphModule, decompositions: dict[Any, Any], log: Comp
     return Sharing(flat, kinds) if kinds else None
 
 
-_Autocasts = tuple[tuple[Any, ...], ...]  # those that are entered, by their arguments, from the outside in
+_Autocasts = tuple[tuple[Any, ...], ...]  # the active autocasts, by their arguments, from the outside in
 
 
 def _autocasts(flat: fx.GraphModule) -> dict[fx.Node, _Autocasts] | None:
-    """Under which of them each node is, of those that blocks do not enter themselves. None where a transform, or what
-    else changes what operations mean, is entered between blocks."""
+    """The autocasts around each node, except those that blocks enter themselves. None if a transform, or another
+    context that changes semantics, is entered between blocks."""
     found: dict[fx.Node, _Autocasts] = {}
     entered: dict[fx.Node, tuple[Any, ...]] = {}
     for node in flat.graph.nodes:
@@ -177,7 +176,7 @@ def _equal(spans: list[list[fx.Node]], autocasts: dict[fx.Node, _Autocasts]) -> 
 
 
 def _ends(nodes: list[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:
-    """What is read from outside, in the order of reading, and what is read outside."""
+    """The values that the block reads from outside, in order of use, and its values that are read outside."""
     own = set(nodes)
     inputs = dict.fromkeys(x for node in nodes for x in node.all_input_nodes if x not in own)
     return list(inputs), [node for node in nodes if any(user not in own for user in node.users)]
@@ -212,7 +211,8 @@ def _input_kind(node: fx.Node) -> Any:
 
 
 def _require_apart(flat: fx.GraphModule, calls: list[list[fx.Node]]) -> None:
-    """Of what a block reads and writes nothing may share memory with anything else: inside it is all apart."""
+    """Require that no outside tensor that a block reads and writes shares memory with another: the body is traced with
+    separate memory."""
     if any(node.meta.get(SHARES) for node in flat.graph.nodes):
         raise Differs("it writes into its inputs, and another block's result shares memory with what that was given")
     for nodes in calls:
@@ -257,13 +257,13 @@ def _traced(flat: fx.GraphModule, nodes: list[fx.Node], autocasts: _Autocasts, d
 
 
 def _may_write(node: fx.Node) -> bool:
-    """Whether a call looks as if it changed one of its operands. AOTAutograd has the last word."""
+    """Whether a call seems to write an operand. AOTAutograd decides in the end."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     return name.endswith("_") or name in _WRITERS or "out" in node.kwargs
 
 
 def _written(module: fx.GraphModule, given: list[Any]) -> list[int]:
-    """Which inputs the operations write into: seen in a run without data."""
+    """The inputs that the operations write, found by a run on fake tensors."""
     tensors = {i: x for i, x in enumerate(given) if isinstance(x, torch.Tensor)}
     mode = next(x.fake_mode for x in tensors.values() if isinstance(x, FakeTensor))
     with mode, torch.no_grad():
@@ -279,7 +279,7 @@ def _written(module: fx.GraphModule, given: list[Any]) -> list[int]:
 
 
 def _running_statistics(graph: fx.Graph) -> set[int]:
-    """Inputs that batch norms write into, which does not show in a run without data."""
+    """Inputs that batch norms write, which a run on fake tensors does not show."""
     placeholders = {node: i for i, node in enumerate(graph.find_nodes(op="placeholder"))}
     norms = [node for node in graph.nodes if node.target is functional.batch_norm]
     training = [node for node in norms if node.args[5:6] == (True,)]
@@ -291,7 +291,7 @@ def _kind_of(x: torch.Tensor) -> Any:
 
 
 def _without_clones(graph: fx.Graph, written: list[int]) -> None:
-    """Operations have no effects any more: what was a copy to write into is the input itself."""
+    """Remove clones: the operations are functional now, so a clone made for a write is the input itself."""
     placeholders = graph.find_nodes(op="placeholder")
     for i in written:
         copies = [user for user in placeholders[i].users if _is_clone(user)]
@@ -302,7 +302,7 @@ def _without_clones(graph: fx.Graph, written: list[int]) -> None:
 
 
 def _fresh(value: Any) -> Any:
-    """An input as a leaf of its own."""
+    """An input as a separate leaf."""
     if not isinstance(value, torch.Tensor):
         return value
     assert isinstance(value, FakeTensor)
@@ -406,7 +406,7 @@ def _run(call: int, *arguments: Any) -> Sequence[torch.Tensor]:
 
 
 def put_back(module: fx.GraphModule) -> None:
-    """Every block's operations in the place of its call."""
+    """Inline each block's operations at its call."""
     made: dict[int, _Placed] = {}
     graph = module.graph
     calls = [n for n in graph.nodes if n.target is _forward or n.target is _backward]
@@ -440,14 +440,14 @@ def _is_clone(node: Any) -> bool:
 
 
 def _is_new_contents(node: fx.Node, result: fx.Node) -> bool:
-    """The result, copied over an input: it is what the input holds from then on."""
+    """Whether the result is the new content of an input."""
     if node.target is not torch.ops.aten.copy.default or node.args[1] is not result:
         return False
     return _kind_of(node.meta["val"]) == _kind_of(result.meta["val"])
 
 
 class _Placed:
-    """One call's operations. Their values are tensors of their own: whose storage is whose is looked at later."""
+    """One call's inlined operations. Their fake values are separate tensors, because later stages compare storages."""
 
     def __init__(self, kind: _Kind) -> None:
         self.kind = kind

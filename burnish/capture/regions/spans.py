@@ -10,7 +10,7 @@ import torch
 from burnish.capture.regions.guard_match import Differs
 
 MARK = "burnish_block"  # in a node's meta: the `Span` it belongs to
-SHARES = "burnish_shares"  # in a copied result's meta: it may share memory with what its block was given
+SHARES = "burnish_shares"  # in a copied result's meta: it may share memory with an argument of its block
 
 
 @dataclass(frozen=True, eq=False)

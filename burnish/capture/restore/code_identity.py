@@ -1,7 +1,7 @@
-"""Whether a class, a function or a code object is the one that it was in another process, told by what it does.
+"""Whether a class, a function or a code object is the same as in another process, judged by its content.
 
-Line numbers and comments do not count: a code object is its instructions, names and constants, a function its code, a
-class the functions of all its bases. Other objects are not known by their identity, except those there is one of.
+Line numbers and comments do not count. A code object is identified by its instructions, names and constants, a function
+by its code, a class by the functions of all its bases. Other objects have no such identity, except singletons.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), type(Not
 
 @functools.lru_cache(maxsize=8192)
 def code_mark(code: types.CodeType) -> str:
-    """Equal for code that does the same, wherever in its file it stands."""
+    """Equal for code with the same content, wherever it is in its file."""
     counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
     names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
     parts = (code.co_code, counts, names, code.co_exceptiontable, [_constant(value) for value in code.co_consts])
@@ -60,14 +60,14 @@ def _constant(value: object) -> str:
 
 
 class Fingerprints:
-    """Marks of one moment: classes may be changed later, so a `Fingerprints` is made, used and forgotten."""
+    """Marks at one point in time: classes may change later, so a `Fingerprints` is made, used once and dropped."""
 
     def __init__(self) -> None:
         self._classes: dict[type, str] = {}
-        self.vouched: set[str] = set()  # marks of all code in classes looked at so far
+        self.vouched: set[str] = set()  # marks of all code in the classes seen so far
 
     def of(self, value: object) -> str:
-        """The mark of something known by its identity."""
+        """The mark of an object that is compared by identity."""
         if isinstance(value, enum.Enum):
             return f"{self.of_class(type(value))}.{value.name}"
         if type(value) in _PLAIN or isinstance(value, _TORCH):
@@ -100,7 +100,7 @@ class Fingerprints:
 
 
 def codes_in(value: object, depth: int = 6) -> Iterator[types.CodeType]:
-    """The code that a function is made of, with what it wraps and what it defines inside."""
+    """A function's code objects, those of wrapped and nested functions included."""
     if depth == 0:
         return
     if isinstance(value, types.CodeType):
@@ -139,7 +139,7 @@ Place = tuple[str, str, str]  # module, qualified name, mark; without a name, th
 
 
 def place_of(value: object) -> Place:
-    """Raises NotWarm for what another process would not find."""
+    """Raises NotWarm for an object that another process would not find."""
     if isinstance(value, types.ModuleType):
         return value.__name__, "", ""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
@@ -168,7 +168,7 @@ Traced = tuple[str, str, str]  # module, qualified name, mark
 
 
 def traced(codes: Iterable[types.CodeType], known: Fingerprints) -> tuple[Traced, ...]:
-    """How to find each piece of code again. What was made at run time must be in a class that is known already."""
+    """The place of each piece of code. Code made at run time must belong to a class that is already known."""
     modules = {file: name for name, module in list(sys.modules.items()) if (file := getattr(module, "__file__", None))}
     found: dict[Traced, None] = {}
     for code in dict.fromkeys(codes):
@@ -185,7 +185,7 @@ def traced(codes: Iterable[types.CodeType], known: Fingerprints) -> tuple[Traced
 
 
 def changed(entries: Iterable[Traced]) -> str:
-    """The first piece of code that is not what it was; "" if all are."""
+    """The first piece of code that has changed; "" if none has."""
     for module, name, mark in entries:
         if mark not in _marks_at(module, name):
             return f"{module}.{name} has changed"
@@ -203,6 +203,6 @@ def _marks_at(module: str, qualified: str) -> set[str]:
             break
         owner, value = value, vars(value).get(part, None) or getattr(value, part)
     marks = {code_mark(code) for code in codes_in(value)}
-    if isinstance(value, types.ModuleType | type):  # a name that stands for something else by now
+    if isinstance(value, types.ModuleType | type):  # a name that refers to another object now
         marks = {code_mark(code) for held in list(vars(value).values()) for code in codes_in(held)}
     return marks or {code_mark(code) for code in codes_in(owner)}

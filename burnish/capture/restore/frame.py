@@ -1,7 +1,7 @@
-"""A frame that Dynamo has compiled, stored in the cache; and Dynamo's own cache entry made of it in another process.
+"""Stores a frame that Dynamo has compiled in the cache, and rebuilds Dynamo's cache entry from it in another process.
 
-The entry is what Dynamo would have made: its code, over the live globals, and its guards, made from the live values.
-From then on open calls are guarded as ever, other inputs recompile as ever, and sealing finds it as ever.
+The entry equals the one that Dynamo would have made: its code, over the live globals, and its guards, made from the
+live values. So guards, recompiles for other inputs and sealing work as after a trace.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ _restored = itertools.count(1)
 
 @dataclass(frozen=True)
 class StoredGraph:
-    """All that is needed to serve a captured graph: eager's form, our programs, and what the gate knows."""
+    """The data needed to serve a captured graph: its eager form, our programs, and the facts for the gate."""
 
     eager: GraphText
     facts: GraphFacts
-    sources: tuple[str, ...] | None  # where in the frame its inputs come from
+    sources: tuple[str, ...] | None  # its inputs' sources in the frame
     device: str
     static: frozenset[int]
     program: bytes
@@ -85,16 +85,16 @@ class StoredFrame:
     root: str  # the mark of the frame's own code
     graph_name: str
     guards: guards.GuardList
-    used: tuple[tuple[str, code_identity.Place], ...]  # what its code finds in the globals besides
+    used: tuple[tuple[str, code_identity.Place], ...]  # other globals that its code reads
     guard_text: bytes
     marks: tuple[tuple[str, str], ...]
     traced: tuple[code_identity.Traced, ...]
     graph: StoredGraph
-    breaks: bool = False  # at its end, to functions that are not in it
+    breaks: bool = False  # calls at its end to functions that are not stored with it
 
 
 def _codec() -> Codec:
-    """Of this thread and moment: guards look at the same places again and again."""
+    """A codec for this thread and moment: guards refer to the same places repeatedly."""
     classes = [StoredFrame, StoredGraph, GraphText, Reference, GraphFacts, TrainingLayout, StoredBackward, Flow, Behind]
     classes += [*guards.source_classes(), Assumptions, TensorInput, NumberInput, OtherInput, Sym, Div, Mod, Extreme]
     return Codec(classes, shared=Source)
@@ -105,9 +105,10 @@ def _codec() -> Codec:
 
 @dataclass
 class Parts:
-    """Of one captured graph, collected while it compiles; a training step is whole when its backward is compiled."""
+    """The parts of one captured graph, collected while it compiles; those of a training step are complete when its
+    backward is compiled."""
 
-    build: Callable[[], StoredGraph] | None = None  # set when the graph is whole; raises NotWarm
+    build: Callable[[], StoredGraph] | None = None  # set when the graph is complete; raises NotWarm
     whole: Callable[[], None] = lambda: None  # called then
     problem: str = ""
 
@@ -115,7 +116,7 @@ class Parts:
 @dataclass
 class _Compiling:
     graphs: list[Parts] = field(default_factory=list)
-    output: Any = None  # what of Dynamo's output graph is kept
+    output: Any = None  # the kept data of Dynamo's output graph
 
 
 _compiling: contextvars.ContextVar[_Compiling | None] = contextvars.ContextVar("burnish_compiling", default=None)
@@ -129,7 +130,7 @@ def note_graph(parts: Parts) -> None:
 
 
 class _Watched(CheckFunctionManager):
-    """Hands on what it is made of: there is no other way to it."""
+    """Records the constructor's arguments, which are not accessible otherwise."""
 
     def __init__(self, code: types.CodeType, output_graph: Any, *arguments: Any, **keywords: Any) -> None:
         current = _compiling.get()
@@ -147,7 +148,7 @@ class _Output:
     live: tuple[Guard, ...]  # as Dynamo has them
     guards: guards.GuardList | NotWarm
     builtins: str
-    installed: Mapping[str, Any]  # what Dynamo has put into the frame's globals
+    installed: Mapping[str, Any]  # Dynamo's additions to the frame's globals
     traced: tuple[types.CodeType, ...]
 
 
@@ -177,7 +178,7 @@ def _watching() -> Iterator[_Compiling]:
 
 
 def frame_key(frame: Any, options: Options, name: str) -> CacheKey:
-    """What can be told of a call before it is traced; its guards and the code it ran say the rest."""
+    """The properties of a call that are known before the trace; its guards and the traced code are compared later."""
     inputs = hashlib.sha256("\n".join(_described(dict(frame.f_locals))).encode()).hexdigest()
     settings = "\n".join(itertools.chain(_settings(dynamo_config), _settings(functorch_config)))
     state = f"{GlobalStateGuard().__getstate__()} {torch.is_inference_mode_enabled()}"
@@ -197,7 +198,7 @@ def frame_key(frame: Any, options: Options, name: str) -> CacheKey:
 
 
 def _settings(module: Any) -> Iterator[str]:
-    """torch's own hash of these is another in every process."""
+    """torch's own hash of these differs between processes."""
     for name, value in sorted(module.get_config_copy().items()):
         if isinstance(value, set | frozenset):
             value = sorted(map(str, value))
@@ -223,7 +224,7 @@ def _described(value: Any, depth: int = 4) -> Iterator[str]:
 
 
 def _tensor(value: torch.Tensor) -> str:
-    plain = value.layout is torch.strided and not value.is_nested  # a nested tensor has no sizes to ask for
+    plain = value.layout is torch.strided and not value.is_nested  # a nested tensor has no sizes
     layout = f"{tuple(value.shape)} {value.stride()}" if plain else str(value.layout)
     return f"{value.dtype} {layout} {value.device} {value.requires_grad}"
 
@@ -249,7 +250,7 @@ class WarmFrames:
         self._serve = serve  # a stored graph as the function that Dynamo's code calls
 
     def key(self, frame: Any) -> CacheKey | None:
-        """None where frames are neither looked up nor stored."""
+        """None if frames are neither looked up nor stored."""
         if not stored_program.is_wanted(self._options, self._log) or self._options.inductor:
             return None
         if reason := why(NO_WARM_START):
@@ -258,19 +259,19 @@ class WarmFrames:
         return frame_key(frame, self._options, self._log.name)
 
     def restored(self, key: CacheKey, frame: Any) -> ConvertFrameReturn | None:
-        """Dynamo's answer for a frame, if it is stored and everything that decided it is the same."""
+        """Dynamo's result for a frame, if it is stored and everything that determined it is the same."""
         cache = open_cache(self._options)
         with self._log.stage("restore"):
-            later.finish()  # what this very process may be about to store
+            later.finish()  # an entry that this process may be about to store
             data = cache.get(KIND, key)
             if data is None:
                 self._log.cache(False, cache.miss_reason(KIND, key))
                 return None
             try:
                 answer = self._answer(data, frame)
-            except Exception as why:  # whatever it is, Dynamo does it afresh
+            except Exception as why:  # on any error, Dynamo traces the frame
                 reason = str(why) if isinstance(why, NotWarm) else f"{type(why).__name__}: {why}"
-                cache.discard(KIND, key)  # so that what is compiled now is stored
+                cache.discard(KIND, key)  # so that the result of the new compile is stored
                 self._log.cache(False, f"{key.name}: what is stored does not serve: {reason[:500]}")
                 return None
         self._log.cache(True)
@@ -303,7 +304,7 @@ class WarmFrames:
 
     @contextlib.contextmanager
     def storing(self, key: CacheKey | None, frame: Any) -> Iterator[Callable[[Any], None]]:
-        """While open, Dynamo compiles the frame; call what is given with its answer."""
+        """Dynamo compiles the frame inside this context; call the yielded function with its result."""
         if key is None:
             yield lambda answer: None
             return
@@ -315,7 +316,7 @@ class WarmFrames:
             return
         try:
             store = self._prepared(key, frame, answer.guarded_code.code, compiling)
-        except Exception as why:  # a compile never fails for what is only of use to the next process
+        except Exception as why:  # an error in storing for the next process must not fail the compile
             self._not_stored(why)
             return
         (parts,) = compiling.graphs
@@ -324,7 +325,7 @@ class WarmFrames:
             store()
 
     def _prepared(self, key: CacheKey, frame: Any, code: types.CodeType, compiling: _Compiling) -> Callable[[], None]:
-        """Everything but the graph, taken down now: the frame's values may change. Raises NotWarm."""
+        """Everything except the graph, recorded now because the frame's values may change. Raises NotWarm."""
         output: _Output | None = compiling.output
         if output is None or len(compiling.graphs) != 1:
             raise NotWarm(f"it has {len(compiling.graphs)} graphs")
@@ -377,8 +378,9 @@ def _fingerprints(
     used: tuple[tuple[str, code_identity.Place], ...],
     marks: code_identity.Fingerprints,
 ) -> guards.GuardTexts:
-    """Of the guards that another process will make of the list. They print as Dynamo's own do, but for those between
-    sizes, which Dynamo writes in two ways: these are read back and made here as they will be there."""
+    """Fingerprints of the guards that another process will make from the list. They print like Dynamo's own, except
+    guards between sizes, which Dynamo prints in two forms. Those are decoded and rebuilt here as in the other
+    process."""
     if not listed.shapes:
         return guards.fingerprints(
             output.manager, output.live, frame.f_locals, frame.f_globals, marks, builtins=output.builtins
@@ -394,7 +396,7 @@ def _root_mark(code: types.CodeType) -> str:
 
 
 def _decoded(data: bytes, name: str) -> StoredFrame:
-    """With the graph under a name that nothing in this process has yet."""
+    """The decoded frame, with the graph under a name that is unused in this process."""
     try:
         found = _codec().loads(data)
         if not isinstance(found, StoredFrame):
@@ -412,7 +414,7 @@ def _renamed(data: bytes, before: str, after: str) -> bytes:
 def _with_globals(
     names: dict[str, Any], listed: guards.GuardList, used: tuple[tuple[str, code_identity.Place], ...]
 ) -> dict[str, Any]:
-    """The frame's globals, with what Dynamo's code and guards look for there."""
+    """The frame's globals, with the entries that Dynamo's code and guards need."""
     for alias, place in (*((alias, (module, "", "")) for alias, module in listed.imports), *used):
         found = code_identity.found_at(place)
         if names.setdefault(alias, found) is not found:
@@ -424,7 +426,7 @@ def _with_globals(
 
 
 def _require_no_hooks(scope: Mapping[str, Any]) -> None:
-    """Dynamo traces hooks without guards on them."""
+    """Dynamo traces hooks without guarding them."""
     held: Sequence[Any] = [value for value in scope.values() if isinstance(value, torch.nn.Module)]
     if any(Hooks(module).any() for module in held):
         raise NotWarm("it has hooks")

@@ -1,4 +1,4 @@
-"""A captured graph as Python text and the names it uses: eager's form of it, which needs no FX graph to run."""
+"""A captured graph as Python source and the names it uses: its eager form, which runs without an FX graph."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DATA = (torch.device, torch.dtype, float, int, str, bool, type(None))
 
 @dataclass(frozen=True)
 class Reference:
-    """A module, or something in one, by its name."""
+    """A module, or an attribute of one, by its name."""
 
     module: str
     name: str = ""
@@ -34,8 +34,8 @@ class Reference:
 class GraphText:
     source: str  # of a function `forward(self, ...)`
     names: tuple[tuple[str, Any], ...]  # what it finds in its globals
-    held: tuple[tuple[str, Any], ...]  # what it finds in `self`: small tensors, and graphs as GraphText
-    enters: bool = False  # contexts that an exception would leave open
+    held: tuple[tuple[str, Any], ...]  # the attributes of `self` that it reads: small tensors, and graphs as GraphText
+    enters: bool = False  # whether it enters contexts that an exception would leave open
 
 
 def graph_text(gm: fx.GraphModule) -> GraphText:
@@ -109,8 +109,8 @@ def runnable(text: GraphText) -> Callable[..., Any]:
 
 
 def graph_of(text: GraphText, args: Sequence[Any]) -> fx.GraphModule:
-    """The graph itself, for arguments of such a form; those that lie nowhere are taken to be where the others are.
-    Raises whatever torch raises where there are graphs within it."""
+    """The FX graph, for arguments of this form; placeholders without memory get the device of the others. If it has
+    nested graphs, torch's exceptions may be raised."""
     graph = fx.symbolic_trace(_module(text))
     device = next(x.device for x in args if isinstance(x, torch.Tensor) and not x.is_meta)
     forms = FakeTensorMode(allow_non_fake_inputs=True)  # constants
@@ -120,7 +120,7 @@ def graph_of(text: GraphText, args: Sequence[Any]) -> fx.GraphModule:
 
 
 class _Forms(fx.Interpreter):
-    """Notes at each node what it computes, as AOTAutograd does."""
+    """Records each node's fake value, as AOTAutograd does."""
 
     def run_node(self, n: fx.Node) -> Any:
         n.meta["val"] = value = super().run_node(n)

@@ -1,10 +1,10 @@
-"""Dynamo's guards in another process: stored as what they look at, made again from the live values, and compared.
+"""Dynamo's guards in another process: stored as sources and kinds, rebuilt from the live values, and compared.
 
-A guard is a place to look (a `Source`) and a kind of check, whose expected value is read from the process it is made
-in. So the stored list, made into guards here, accepts the live values by construction; what shows that they are the
-values it was traced with is that they print like the guards that Dynamo made then. Addresses are printed as what they
-stand for: a class, a function or a module is compared by its fingerprint. Where in the user's code a guard comes from
-does not count, nor in which order they stand. torch's own way to ship guards leaves those checks out.
+A guard is a `Source` and a kind of check; its expected value is read from the process in which it is made. So guards
+rebuilt from the stored list accept the live values by construction. To check that these equal the traced values, the
+text of the rebuilt guards is compared with the text of Dynamo's original guards. Addresses in the text are replaced by
+the fingerprint of their class, function or module. A guard's origin in the user's code and the order of guards do not
+count. torch's own serialisation of guards leaves the identity checks out.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from burnish.torch_private.guards import device as default_device
 from burnish.torch_private.guards import source as dynamo_sources
 from burnish.torch_private.patches.tracing import writing_guards_with
 
-BUILTINS = "__builtins_dict___burnish"  # what stored frames call the builtins, in the globals of the frame
+BUILTINS = "__builtins_dict___burnish"  # the name of the builtins in a stored frame's globals
 _TYPE = re.compile(r"(___check_type_id\([^\n]*?), \d+\)")
 _OBJECT = re.compile(r"(___check_obj_id\([^\n]*?), \d+\)[^\n]*")  # what it is, its mark says
-# Around what Dynamo adds to a guard's text, spaces and where it comes from. It shows nowhere.
+# Marks the comment that Dynamo appends to a guard's text (spaces and the guard's origin). It is never displayed.
 _COMMENT = "\u2063"
 _COMMENTS = re.compile(f"#{_COMMENT}[^{_COMMENT}]*{_COMMENT}")
 _DEPTH = re.compile(r"((?:\| )*)\+- ")  # of a line in a manager's text
@@ -58,7 +58,7 @@ _UNSUPPORTED = ("DICT_VERSION", "WEAKREF_ALIVE", "NN_MODULE", "DATA_PTR_MATCH", 
 
 @dataclass(frozen=True)
 class Live:
-    """In a guard's arguments: the tensor that it looks at."""
+    """A placeholder in a guard's arguments for the guarded tensor."""
 
 
 @dataclass(frozen=True)
@@ -74,13 +74,13 @@ class GuardList:
     specs: tuple[GuardSpec, ...]
     key_order: tuple[Source, ...]
     sizes: tuple[tuple[Source, tuple[int | None, ...], tuple[int | None, ...]], ...]  # of tensors, and strides
-    shapes: tuple[str, ...]  # what must hold between sizes that may differ
+    shapes: tuple[str, ...]  # relations between symbolic sizes
     memory: tuple[Any, ...]  # which inputs share memory
     imports: tuple[tuple[str, str], ...]  # modules by the names under which guards and code find them
 
 
 def source_classes() -> list[type[Any]]:
-    """What a GuardList is made of, besides plain values."""
+    """The classes in a GuardList, besides plain values."""
     found = [value for value in vars(dynamo_sources).values() if isinstance(value, type)]
     kept = [cls for cls in found if dataclasses.is_dataclass(cls) or issubclass(cls, enum.Enum)]
     return [*kept, GuardSource, DuplicateInputs, StorageOverlap, GuardList, GuardSpec, Live]
@@ -94,7 +94,8 @@ def written(graph: Any) -> GuardList:
     if graph.torch_function_mode_stack or graph.functorch_layers:
         raise NotWarm("it was traced inside a mode of torch")
     specs: dict[str, GuardSpec] = {}  # Dynamo has some of them several times
-    for guard in sorted(graph.guards, key=Guard.sort_key):  # compared one by one, each key is made many times
+    # comparing them one by one would compute each key many times
+    for guard in sorted(graph.guards, key=Guard.sort_key):
         spec = _spec(guard)
         specs.setdefault(f"{_name(spec.source)} {spec.kind} {spec.arguments} {spec.keywords}", spec)
     shapes = [guard.code_list or [] for guard in graph.guards if guard.create_fn_name() == "SHAPE_ENV"]
@@ -135,14 +136,14 @@ def _known(dims: Iterable[Any]) -> tuple[int | None, ...]:
 
 @dataclass(frozen=True)
 class GuardTexts:
-    """What must be the same in two processes for their guards to be the same guards."""
+    """The texts that are equal in two processes if their guards are equal."""
 
     text: str
     marks: tuple[tuple[str, str], ...]
 
 
 def made(guards: GuardList, code: types.CodeType, scope: Mapping[str, Any], names: dict[str, Any]) -> tuple[Any, Any]:
-    """The guards over the live values, `scope` and the globals `names`, as Dynamo's manager and as a list."""
+    """The guards rebuilt over the live values (`scope` and the globals `names`), as Dynamo's manager and as a list."""
     fresh = [_guard(spec, scope, names) for spec in guards.specs]
     live = GuardsSet()
     for guard in fresh:
@@ -160,7 +161,7 @@ def made(guards: GuardList, code: types.CodeType, scope: Mapping[str, Any], name
         _guards=live,
         _aotautograd_guards=list(guards.memory),
         name_of_builtins_dict_key_in_fglobals=BUILTINS,
-        skip_guards_check=True,  # with torch's own check goes a measurement
+        skip_guards_check=True,  # torch's own check also measures its time
     )
     helper = ShapeGuardsHelper(list(guards.shapes))
     shapes = ShapeCodeParts(helper, helper, None, True, [])
@@ -189,7 +190,7 @@ def _name(source: Source) -> str:
 
 def _value(source: Source, scope: Mapping[str, Any], names: Mapping[str, Any]) -> Any:
     places = {**get_closure_vars(), "L": scope, "G": names}
-    return eval(_name(source), places)  # Dynamo's own way to read it: the text is made of the source's parts
+    return eval(_name(source), places)  # Dynamo's own accessor: the text is made of the source's parts
 
 
 def fingerprints(
@@ -200,7 +201,7 @@ def fingerprints(
     prints: Fingerprints,
     builtins: str = BUILTINS,
 ) -> GuardTexts:
-    """`builtins` is what the builtins are called in them. Raises NotWarm for guards that cannot be compared."""
+    """`builtins` is the name of the builtins in them. Raises NotWarm for guards that cannot be compared."""
 
     def renamed(text: str) -> str:
         return text.replace(builtins, BUILTINS) if builtins and builtins != BUILTINS else text
@@ -211,7 +212,7 @@ def fingerprints(
         raise NotWarm(f"a guard is on an address: {line.strip(' |+-')[:200]}")
     marks: dict[str, str] = {}
     places = {**get_closure_vars(), "L": scope, "G": names}
-    known: Any = {}  # places looked at: those of one module have most of the way in common
+    known: Any = {}  # sources already resolved: those of one module share most of their path
     for guard in guards:
         kinds = {guard.create_fn_name(), *(guard.guard_types or ())}
         source, name = guard.originating_source, _name(guard.originating_source)
@@ -226,10 +227,10 @@ def fingerprints(
 
 @contextlib.contextmanager
 def marking_comments() -> Iterator[None]:
-    """While Dynamo makes guards, so that their text can be read without them."""
+    """Mark the comments while Dynamo makes guards, so that the text can be read without them."""
 
     def marking(ordinary: Callable[..., str]) -> Callable[..., str]:
-        # The mark is part of the comment: Dynamo evaluates the text to tell why a guard failed.
+        # The mark is inside the comment, because Dynamo evaluates the text to explain a failed guard.
         return lambda part, guard: f"{part}#{_COMMENT}{ordinary(part, guard)[len(part) :]}{_COMMENT}"
 
     with writing_guards_with(marking):
@@ -241,12 +242,13 @@ def without_comments(text: str) -> str:
 
 
 def without_marks(text: str) -> str:
-    """For people: as Dynamo writes it."""
+    """The text without marks, as Dynamo prints it, for display."""
     return text.replace(f"#{_COMMENT}", "").replace(_COMMENT, "")
 
 
 def _in_order(text: str) -> str:
-    """A manager's text with the children of each node sorted: Dynamo sorts by the length of names, and those differ."""
+    """A manager's text with the children of each node sorted: Dynamo sorts by the length of names, which differ between
+    processes."""
     root: list[Any] = ["", []]
     path = [root]
     for line in text.splitlines():
@@ -266,7 +268,7 @@ def _in_order(text: str) -> str:
 
 
 def difference(stored: GuardTexts, live: GuardTexts) -> str:
-    """Where they part; "" if they do not."""
+    """The first difference; "" if there is none."""
     now = dict(live.marks)
     for name, mark in stored.marks:
         if now.get(name) != mark:

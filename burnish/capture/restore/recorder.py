@@ -1,4 +1,4 @@
-"""What is kept of a graph while it goes through AOTAutograd and our pipeline, for the next process."""
+"""Records the data of a graph for warm starts, while it passes through AOTAutograd and our pipeline."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from burnish.trust.stored_verdicts import Verdicts
 def verdicts_on(
     program: bytes, eager: GraphText, facts: GraphFacts, device: str, options: Options, log: CompileLog
 ) -> Verdicts | None:
-    """Where earlier processes' verdicts on a graph's program are found, and this one's go."""
+    """The stored verdicts on a graph's program: those of earlier processes are read, this one's are written."""
     if not stored_program.is_wanted(options, log) or options.verify == "always" or options.inductor:
         return None
     try:
@@ -50,7 +50,8 @@ def verdicts_on(
         ("assumptions", facts.assumptions.key() if facts.assumptions is not None else ""),
         ("options", stored_program.option_factor(options)),
         ("burnish", source_hash()),
-        *(maker_of(options, cache) if device == "cpu" else ()),  # a program is text: the code is its compiler's
+        # a program is source text; its machine code comes from the compiler
+        *(maker_of(options, cache) if device == "cpu" else ()),
         *stored_program.machine_factors(torch.device(device)),
     )
     return Verdicts(cache, factors)
@@ -62,13 +63,13 @@ def _texts() -> Codec:
 
 
 class WarmGraph:
-    """One captured graph: inference, or a forward whose backward is compiled when it is first wanted."""
+    """One captured graph: inference, or a forward whose backward is compiled at its first call."""
 
     def __init__(self) -> None:
         self._program: bytes | None = None  # but for backwards
         self._static: frozenset[int] = frozenset()
         self._device = "cpu"
-        self._metadata: Any = None  # of a forward, until its backward comes
+        self._metadata: Any = None  # of a forward, until its backward is compiled
         self._decisive: frozenset[int] = frozenset()
         self._shared: Shared = ()
         self._flow: Flow | None = None
@@ -80,14 +81,15 @@ class WarmGraph:
         self._complete: Callable[[], StoredGraph] | None = None
         self._verdicts: Verdicts | None = None
         self._eager: GraphText | None = None
-        self.written: tuple[int, ...] = ()  # inputs that an inference program changes, where nothing else needs care
+        # inputs that an inference program changes, if AOTAutograd's wrapper has nothing else to do
+        self.written: tuple[int, ...] = ()
 
     def verdicts(self, graph: fx.GraphModule, facts: GraphFacts, options: Options, log: CompileLog) -> Verdicts | None:
         if self._program is None or not stored_program.is_wanted(options, log):
             return None
         try:
             self._verdicts = verdicts_on(self._program, self._text_of(graph), facts, self._device, options, log)
-        except NotWarm:  # no two processes write it alike
+        except NotWarm:  # its text differs between processes
             return None
         return self._verdicts
 
@@ -104,7 +106,7 @@ class WarmGraph:
     def keep(
         self, kind: str, graph: fx.GraphModule, static: frozenset[int], metadata: Any, flow: Flow | None, data: bytes
     ) -> None:
-        """A program of the graph is made, and this is its data."""
+        """Record the data of a compiled program of the graph."""
         self._program = data
         self._static, self._device = static, stored_program.device_of(graph).type
         if kind == "forward":
@@ -133,7 +135,7 @@ class WarmGraph:
         self._metadata = None
 
     def backward_is_there(self, coarsest: torch.dtype) -> None:
-        """Once more with each that is made."""
+        """Called again for each backward that is made."""
         self._coarsest = coarsest
         if self._backwards and self._complete is not None:
             self._parts.build = self._complete
@@ -148,7 +150,7 @@ class WarmGraph:
         options: Options,
         log: CompileLog,
     ) -> Parts:
-        """Called when the graph has been through AOTAutograd; `direct` tells that its wrapper is not needed."""
+        """Called after AOTAutograd; `direct`: its wrapper is not needed."""
         if not stored_program.is_wanted(options, log):
             return self._parts
         try:

@@ -1,4 +1,4 @@
-"""A stored graph in service: its programs loaded, under the same gate and the same watch as a captured one."""
+"""Serves a stored graph: loads its programs, with the same gate and sampling as a captured graph."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def server(options: Options, log: CompileLog) -> Callable[[StoredGraph], Callabl
     def serve(stored: StoredGraph) -> Callable[..., Any]:
         start = time.perf_counter()
         known: list[weakref.ref[Variant]] = []
-        # The results that the first loss left out; not empty once there was one: as where a backward is compiled then,
-        # it is judged then.
+        # The results without gradients in the first backward; not empty after it. The backward is judged at that call,
+        # as where it is compiled at that call.
         losses: list[frozenset[int]] = []
         verdicts = verdicts_on(stored.program, stored.eager, stored.facts, stored.device, options, log)
         direct, engine = _engine(stored, options, log, known, losses, verdicts)
@@ -123,7 +123,7 @@ def _engine(
 
 
 def _whole(stored: StoredGraph) -> Callable[[Sequence[Any]], fx.GraphModule]:
-    """Its backward as a graph, for one that no earlier process has asked for."""
+    """Its backward as a graph, for missing gradients that no earlier process has met."""
 
     def traced(args: Sequence[Any]) -> fx.GraphModule:
         assert stored.backward is not None

@@ -1,7 +1,7 @@
-"""A forward and a backward program as one function of autograd, where nothing more than that is needed.
+"""A forward and a backward program as one autograd function, for training steps that need nothing else.
 
-AOTAutograd's own wrapper also sees to inputs that are changed, results that are views, subclasses, random state and
-sizes saved for the backward. What needs any of it has no `TrainingLayout`, and is captured again in every process.
+AOTAutograd's own wrapper also handles changed inputs, results that are views, subclasses, random state and sizes saved
+for the backward. A graph that needs one of these has no `TrainingLayout`, and is captured again in every process.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _PLAIN_OUTPUTS = ("non_alias", "unsafe_view_alias")
 
 @dataclass(frozen=True)
 class TrainingLayout:
-    returned: int  # of the forward's results; after them come those that are saved
+    returned: int  # number of the forward's results; saved tensors come after them
     constant: tuple[int, ...]  # results without a gradient
-    tangents: tuple[int, ...]  # results whose gradients the backward is given, in its order
+    tangents: tuple[int, ...]  # results whose gradients the backward gets, in its order
     shapes: tuple[tuple[int, ...], ...]  # of those, and their strides
     strides: tuple[tuple[int, ...], ...]
-    decisive: tuple[int, ...]  # inputs that gradients depend on
-    shared: Shared  # results that may lie in memory of what is saved
-    flow: Flow | None  # which gradients there are none of
+    decisive: tuple[int, ...]  # inputs on which gradients depend
+    shared: Shared  # results that may share memory with saved tensors
+    flow: Flow | None  # which gradients are missing
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def _require_plain(metadata: Any) -> None:
 
 
 def training_function(forward: Boxed, backward: Boxed, layout: TrainingLayout, again: Replay) -> Callable[..., Any]:
-    """`again` is the graph in eager, for a backward that autograd records."""
+    """`again` runs the graph in eager, for a backward that autograd records."""
     returned, wanted = layout.returned, tuple(zip(layout.tangents, layout.shapes, layout.strides, strict=True))
 
     class RestoredStep(torch.autograd.Function):

@@ -1,1 +1,1 @@
-"""Passes over a GPU's schedule, and who computes its products, convolutions and attention."""
+"""Passes over a GPU's schedule, and backend selection for its products, convolutions and attention."""

@@ -1,6 +1,6 @@
 """Backend selection for attention on a GPU, in `max-autotune`: our kernel and the library's are measured.
 
-Without a measurement our kernel runs: attention that the library does better is an ATen call by then
+Without a measurement our kernel runs: attention for which the library is faster is already an ATen call
 (`lower/contractions.py`) and does not reach this file."""
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class AttentionBackend:
         return _OURS
 
     def forms(self) -> list[Form]:
-        """Ours first. The library has no masks of ours, wants a key head for every query head, and gives the sums of
-        weights that training needs in layouts of its own."""
+        """Ours first. The library does not support our masks, needs one key head per query head, and returns training's
+        sums of weights in its own layouts."""
         schedule, kernel = self.schedule, self.kernel
         q, k, *_ = kernel.inputs
         sums = kernel.lse.buffer

@@ -1,8 +1,9 @@
-"""Backend selection on a GPU: who computes each product, convolution and attention, by a rule or as it was measured.
+"""Backend selection on a GPU: selects the backend of each product, convolution and attention, by a rule or by
+measurement.
 
-Each kind has a module with its rule: products.py, convolutions.py, attention_backends.py. The decision falls between
-two rounds of fusion, for what a library's call is followed by is free to fuse with whatever comes next. In
-`max-autotune` the rule is only the first of the forms that are measured.
+Each kind has a module with its rule: products.py, convolutions.py, attention_backends.py. The selection runs between
+two rounds of fusion, because the loop after a library's call may then fuse with later loops. In `max-autotune` the rule
+is only the first of the forms that are measured.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ class Backend(Protocol):
     """The choice for one kernel of a schedule."""
 
     def rule(self) -> Form:
-        """The choice where nothing was measured."""
+        """The choice without a measurement."""
 
     def forms(self) -> list[Form]:
-        """What could be chosen: the rule's choice first."""
+        """The candidates, the rule's choice first."""
 
     def kernels(self, form: Form) -> list[Kernel]:
-        """What then runs instead of the kernel; buffers for partial sums and library results are added to the
+        """The kernels that replace the kernel; buffers for partial sums and library results are added to the
         schedule."""
 
 
@@ -43,13 +44,13 @@ def backend(schedule: Schedule, kernel: Kernel) -> Backend | None:
 
 
 def backend_forms(schedule: Schedule, kernel: Kernel) -> list[Form]:
-    """Who could compute it, and in how many pieces: the rule's choice first. Nothing, where there is no choice."""
+    """The candidate backends and numbers of pieces, the rule's choice first. Empty if there is no choice."""
     chooser = backend(schedule, kernel)
     return chooser.forms() if chooser is not None else []
 
 
 def choose_backends(schedule: Schedule, forms: Mapping[int, Form] | None = None) -> Schedule:
-    """Every kernel that has a choice becomes what will run it: by the rule or, by its number, in one of `forms`."""
+    """Replace every kernel that has a choice by its selected form: by the rule, or from `forms` by its number."""
     chosen: list[Kernel] = []
     schedule = schedule.copy()
     for n, kernel in enumerate(schedule.kernels):

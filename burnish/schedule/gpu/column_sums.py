@@ -1,10 +1,9 @@
-"""Column sums fused into a row kernel that holds the data anyway: a norm's weight gradient, a bias gradient.
+"""Fuses column sums into a row kernel that already holds the data: a norm's weight gradient, a bias gradient.
 
-On a GPU a kernel that works on rows (a normalisation's gradient) is followed or preceded by reductions of the same data
-along the other axis, and each would read it from memory once more. Here the same kernel computes them: a program takes
-several rows, one after the other, adds up what it sees of each column, and stores its sums (`Store` mode `total`); a
-small kernel then adds up the programs' sums. Which rows a program takes depends on sizes alone, so results are the same
-from run to run.
+On a GPU a kernel that works on rows (a normalisation's gradient) has neighbours that reduce the same data along the
+other axis, and each would read it from memory again. Here the row kernel computes these sums, too. A program processes
+several rows in sequence, accumulates a partial sum of each column, and stores its sums (`Store` mode `total`). A small
+kernel then adds up the programs' sums. The rows of a program depend on sizes only, so results are deterministic.
 """
 
 from __future__ import annotations
@@ -36,15 +35,14 @@ from burnish.schedule.order import can_pass
 from burnish.schedule.phases import Phases
 from burnish.schedule.splice import Written, splice
 
-_PROGRAMS = 4  # on each multiprocessor, that share the rows: all of them at work at once
-_FEWEST_ROWS = 8  # of a program: fewer, and the programs' sums would be as much to read as the rows
-_LENGTHS = range(128, 4097)  # of rows that stay in registers, with a sum for every column
+_PROGRAMS = 4  # programs on each multiprocessor that share the rows: all are resident at once
+_FEWEST_ROWS = 8  # rows of a program: with fewer, the programs' sums would be as large as the rows
+_LENGTHS = range(128, 4097)  # elements of rows that stay in registers, with a sum for every column
 _MOST_SUMS = 4
 
 
 def join_columns(schedule: Schedule, fuel: Fuel | None = None, programs: int | None = None) -> Schedule:
-    """Let the sums over rows be computed by the kernels that work on those rows, where there are enough for so many
-    programs."""
+    """Fuse sums over rows into the kernels that work on those rows, if there are enough rows for the programs."""
     return _Joiner(schedule, fuel or Fuel(), programs or _PROGRAMS * schedule.gpu.multiprocessors).run()
 
 
@@ -74,7 +72,7 @@ class _Joiner:
         return self.schedule.with_kernels(kernels, self.buffers)
 
     def _joined(self, at: int, rows: Loop) -> tuple[Loop, list[Loop]] | None:
-        """The row kernel with the sums it can take on, and the kernels that finish them."""
+        """The row kernel with the sums that can be fused, and the kernels that finish them."""
         size = product([a.size for a in rows.axes])
         taken: list[_Sums] = []
         step = _rows_of_a_program(rows, self.programs)
@@ -108,7 +106,7 @@ def _works_on_rows(loop: Loop) -> bool:
 
 
 def _sums_columns(loop: Loop) -> bool:
-    """Whether it does nothing else with elements than to add them up over rows."""
+    """Whether the loop's only use of its elements is to add them up over rows."""
     if not loop.reduction or not loop.parallel or loop.sequential or not _is_static(loop) or _is_special(loop.body):
         return False
     phases = Phases(loop)
@@ -126,7 +124,7 @@ def _is_special(body: Sequence[Instr]) -> bool:
 
 
 def _rows_of_a_program(loop: Loop, programs: int) -> int | None:
-    """How many neighbouring rows a program takes: a divisor of the innermost of the axes that are not reduced."""
+    """The number of consecutive rows of a program: a divisor of the innermost kept axis."""
     inner, rows = loop.parallel[-1].size, product([a.size for a in loop.parallel])
     assert isinstance(inner, int) and isinstance(rows, int)
     wanted = rows // programs
@@ -135,8 +133,8 @@ def _rows_of_a_program(loop: Loop, programs: int) -> int | None:
 
 
 def _can_move(kernels: Sequence[Kernel | None], source: int, target: int) -> bool:
-    """Whether a kernel may as well run where another does: nothing between them meets what it touches. The other may
-    make what it reads."""
+    """Whether a kernel may move to another's position: no kernel between them conflicts with its buffers. The other may
+    write its inputs."""
     moved, other = kernels[source], kernels[target]
     assert moved is not None and other is not None
     between = kernels[min(source, target) + 1 : max(source, target)]
@@ -146,8 +144,8 @@ def _can_move(kernels: Sequence[Kernel | None], source: int, target: int) -> boo
 
 
 def _ride_along(rows: Loop, taken: list[_Sums], sums: Loop) -> tuple[Loop, list[_Sums]] | None:
-    """The row kernel's loop with the values that `sums` adds up, and every sum in terms of it; None if what is a row to
-    one is not a column to the other, or if an element is not where the row kernel has it."""
+    """The row kernel's loop extended by the values that `sums` adds up, and every sum in terms of it; None if one's
+    rows are not the other's columns, or if an element is not available at the row kernel's point."""
     for unified in unify(_unreduced(rows), _unreduced(sums)):
         if _mentioned(unified.first, rows.reduction) != _mentioned(unified.second, sums.parallel):
             continue
@@ -183,7 +181,7 @@ def _body_of_both(rows: Loop, taken: list[_Sums], sums: Loop, u: Unified) -> tup
 
 
 def _added_up(body: Sequence[Instr]) -> list[int]:
-    """Values that are added up, and all that goes into them."""
+    """The summed values, and all values they depend on."""
     needed: set[int] = set()
     stack = [i.arg for i in body if isinstance(i, Reduced)]
     while stack:
@@ -195,7 +193,7 @@ def _added_up(body: Sequence[Instr]) -> list[int]:
 
 
 class _Finish:
-    """The row kernel with its stores of sums, and the loops that add those up and do what is left."""
+    """The row kernel with its stores of sums, and the loops that add those up and do the remaining work."""
 
     def __init__(self, rows: Loop, step: int, taken: list[_Sums], buffers: dict[str, Buffer]) -> None:
         self.rows, self.step, self.taken, self.buffers = rows, step, taken, buffers
@@ -240,7 +238,7 @@ class _Finish:
 
 
 def _side_by_side(loops: list[Loop]) -> list[Loop]:
-    """Loops over one space as one, so that they take one launch."""
+    """Merge loops over the same space into one launch."""
     first, *others = loops
     out = [first]
     for loop in others:

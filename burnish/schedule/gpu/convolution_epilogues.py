@@ -1,7 +1,7 @@
 """Epilogues of the library's convolutions: a cuDNN call can also add a bias and a tensor and apply ReLU.
 
-A norm after the convolution goes into it beforehand: the weights of a channel are multiplied by the norm's factor, and
-its offset is the bias. Both are made in each call, as weights may change.
+A norm after the convolution is folded into its weights: each channel's weights are multiplied by the norm's factor, and
+the norm's offset is the bias. Both are computed in each call, because weights may change.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Epilogue:
 
 
 def library_epilogue(kernel: ConvolveKernel) -> Epilogue | None:
-    """What follows a convolution, if it is what the library can do in the same call."""
+    """A convolution's epilogue, if the library can compute it in the same call."""
     half = kernel.x.dtype
     stores = kernel.loop.stores
     if half not in (DType.bf16, DType.f16) or kernel.pieces > 1 or len(stores) != 1:
@@ -63,7 +63,7 @@ def library_epilogue(kernel: ConvolveKernel) -> Epilogue | None:
 
 @dataclass
 class _Chain:
-    """A value, taken apart from its last operation on."""
+    """Decomposes a value, starting at its last operation."""
 
     body: Sequence[Instr]
     acc: str
@@ -71,7 +71,7 @@ class _Chain:
     value: int
 
     def unrounded(self) -> Instr:
-        """What makes the value, roundings on the way aside: the call rounds once."""
+        """The instruction that computes the value, ignoring intermediate roundings: the call rounds once."""
         while is_cast(i := self.body[self.value], self.half):
             self.value = instr_args(i)[0]
         return i
@@ -93,7 +93,7 @@ class _Chain:
         return False
 
     def take_added(self, place: Dim) -> Load | None:
-        """A tensor that lies as the result does."""
+        """Take an added tensor with the result's strides."""
         for value, other in self._operands("add"):
             load = self.body[other]
             if not isinstance(load, Load) or load.buffer == self.acc:

@@ -1,17 +1,17 @@
 """Backend selection for each convolution on a GPU: our kernel, our kernel with split-K, or the vendor's library.
 
-Our kernel is a matrix product whose rows are the places of the result and whose columns are its channels, so that what
-holds for products (products.py) holds here, too. It runs where
+Our kernel is a matrix product whose rows are the positions of the result and whose columns are its channels, so the
+considerations for products (products.py) apply. It runs where
 - channels lie next to one another in memory, in x and in the weights, and their number is a multiple of 16, or so
   small that those of a row of taps are taken together (an image's three, `takes_rows`); and
-- 64 x 64 tiles are few, and so are the steps that each multiprocessor would take through them, so that latency
-  decides; or the sum at each place is short (up to 256 elements: a 1 x 1 convolution of a few channels), so that memory
-  decides and the element-wise work after it saves a pass over it (rows of taps, whose loads are slow, excepted); or it
-  is a large matrix product (1 x 1, stride 1) with more after it than rounding, which then hides behind the products
-  (`sweeps`); or it has few channels, which get more room first (`few_channels.py`).
-Where there are few tiles and the sum is long, it is cut in pieces whose parts the next kernel adds.
-Everything else is the library's: large convolutions are bound by the tensor cores, and other layouts by its copies. It
-does what follows in the same call where it can (`convolution_epilogues.py`), which saves a pass over the result.
+- 64 x 64 tiles are few, and so are the steps that each multiprocessor would take through them, so that latency bounds
+  the time; or the sum at each position is short (up to 256 elements: a 1 x 1 convolution of a few channels), so that
+  memory bounds the time and a fused epilogue saves a pass over it (except for rows of taps, whose loads are slow); or
+  it is a large matrix product (1 x 1, stride 1) with an epilogue beyond rounding, which then overlaps with the products
+  (`sweeps`); or it has few channels, which are padded first (`few_channels.py`). With few tiles and long sums, split-K
+  is used: the next kernel adds the partial sums. All other convolutions use the library: large ones are bound by the
+  tensor cores, and other layouts by its copies. The library computes the epilogue in the same call where it can
+  (`convolution_epilogues.py`), which saves a pass over the result.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from burnish.schedule.kernels import (
     channels_last_strides,
 )
 
-_SHORT = 256  # elements of a sum up to which memory decides
+_SHORT = 256  # elements of a sum up to which memory bounds the time
 _MOST_WORK = 2048  # tiles times elements of their sums, a multiprocessor: a few microseconds, latency included
-_LARGE = 1 << 29  # multiplications of a product for which tensor cores decide
+_LARGE = 1 << 29  # multiplications of a product from which tensor cores bound the time
 _DEEPEST = 128
 _WIDEST_ROW = 64  # elements of a row of taps that is taken as a whole
 _MOST_TAPS = 256  # elements of rows of taps taken at a time: all loads of a 7 x 7 convolution at once
@@ -125,7 +125,7 @@ def sweeps(kernel: ConvolveKernel, gpu: Gpu) -> bool:
 
 
 def matrices(kernel: ConvolveKernel) -> tuple[Operand, Operand] | None:
-    """x as places by channels and the weights as channels by outputs, where the convolution is their product."""
+    """x as positions by channels and the weights as channels by outputs, if the convolution is their product."""
     x, k, op = kernel.x, kernel.k, kernel.op
     (_, c, h, w), (b_step, _, h_step, w_step) = x.shape, x.strides
     flat = (h == 1 or h_step == w * w_step) and (x.shape[0] == 1 or b_step == h * w * w_step) and w != 1
@@ -139,7 +139,7 @@ def matrices(kernel: ConvolveKernel) -> tuple[Operand, Operand] | None:
 
 
 def is_readable(kernel: ConvolveKernel) -> bool:
-    """Whether operands are in an order our kernel knows."""
+    """Whether our kernel supports the operands' layouts."""
     channels = kernel.k.shape[1]
     return _has_channels_last(kernel) and ((isinstance(channels, int) and channels % 16 == 0) or takes_rows(kernel))
 
@@ -243,7 +243,7 @@ class _Library:
         return [ExternKernel(op, inputs, (result.name,)), LoopKernel(with_values(kernel.loop, replaced, body))]
 
     def can_fuse(self) -> bool:
-        """Whether one call of the library's can do all that follows, and write it where it is wanted."""
+        """Whether one library call can compute the whole epilogue, and write the result in its layout."""
         return self._fusable() is not None
 
     def fused(self) -> list[Kernel]:
@@ -261,7 +261,7 @@ class _Library:
         return (epilogue, result) if epilogue is not None and result is not None else None
 
     def _strides(self) -> tuple[Dim, ...]:
-        """As the library lays its result out: like its operands."""
+        """The strides of the library's result: like its operands'."""
         kernel = self.kernel
         last = any(o.strides[1] == 1 and o.shape[1] != 1 for o in (kernel.x, kernel.k))
         return channels_last_strides(kernel.result_shape) if last else contiguous_strides(kernel.result_shape)

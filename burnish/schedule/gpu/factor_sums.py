@@ -1,8 +1,9 @@
-"""Common factors move out of a row's sum: sum(x * r * w) is r * sum(x * w). So do factors of all terms.
+"""Moves common factors out of a row's sum: sum(x * r * w) is r * sum(x * w). The same for common factors of several
+terms.
 
-With a normalisation in front of a product, r is known only after a pass over the row. Outside, the product's sum is in
-the same pass: a reduction is a barrier for all threads of a program, and one less to wait for. A rounding between the
-factors goes (the sum of what is not rounded is the more exact one), as it does when a value is not stored.
+With a normalisation in front of a product, r is known only after a pass over the row. With r outside, both sums are
+computed in the same pass. That saves a reduction, which is a barrier for all threads of a program. A rounding between
+the factors is dropped (the sum of unrounded values is more exact), as for any value that is not stored.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Large convolutions of few channels (an image's three) on a GPU: a padded copy turns them into one of many channels.
+"""Large convolutions of few channels (an image's three) on a GPU: a padded copy turns them into convolutions of many
+channels.
 
-Three channels next to one another are six bytes, which no load takes at once, and no tensor core adds up three of
-anything. A copy of x has room for a power of two of channels and for the padding, so that the taps of a row lie next to
-one another for every place of the result, start where wide loads do, and none of them is outside. All of them together
-are the channels of a single tap, and an ordinary convolution, [r, 1] taps of them, gives the result. Weights have zeros
-where the copy has more than x. The copy is a small part of what the convolution reads and writes.
+Three adjacent channels are six bytes, which no single load can read, and tensor cores cannot sum three elements. A copy
+of x pads the channels to a power of two and includes the convolution's padding. So the taps of a row are contiguous and
+aligned for every position of the result, and none is out of bounds. Together they form the channels of a single tap,
+and an ordinary convolution with [r, 1] taps gives the result. The weights are padded with zeros. The copy is a small
+part of the memory that the convolution reads and writes.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def _own(schedule: Schedule, name: str, shape: tuple[Dim, ...], dtype: DType | N
 
 
 def _copy(source: Operand, into: Buffer, before: tuple[int, int]) -> LoopKernel:
-    """`source` [n, c, h, w] as [n, h, w, c], so many rows and columns further on, and zero around it."""
+    """`source` [n, c, h, w] as [n, h, w, c], shifted by this many rows and columns, and zero around it."""
     assert into.dtype is not None
     axes = tuple(make_axis(f"i{d}", size) for d, size in enumerate(into.shape) if size != 1)
     at = {a.name: Expr({(a.sym,): 1}) for a in axes}

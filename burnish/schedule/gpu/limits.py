@@ -7,7 +7,7 @@ from burnish.schedule.kernels import Operand
 
 
 def most_tiles(gpu: Gpu) -> int:
-    """Of 64 x 64: with more, throughput decides and not latency."""
+    """The number of 64 x 64 tiles above which throughput, not latency, bounds the time."""
     return 4 * gpu.multiprocessors
 
 

@@ -1,8 +1,8 @@
 """Groups of independent loops on a GPU: small kernels share one kernel launch, each with its own programs.
 
-A launch takes about as long as a small kernel does, so the projections of one vector, or what is done to queries, keys
-and values before they meet, go together. Kernels of one group run with the same number of threads, so only loops of one
-form are put together; and only neighbours, or what can be brought forward to be one.
+A launch takes about as long as a small kernel, so the projections of one vector, or the separate work on queries, keys
+and values, share one launch. Kernels of a group run with the same number of threads, so only loops of the same form are
+grouped; and only neighbours, or loops that can be moved forward to become neighbours.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from burnish.schedule.gpu.vector_loops import is_vector_product, vector_loads
 from burnish.schedule.kernels import LoopGroup, LoopKernel, Schedule
 from burnish.schedule.order import launched_together, side_by_side
 
-_SMALL = 1 << 16  # elements of a loop that is over before the next could be launched
+_SMALL = 1 << 16  # elements of a loop that ends before the next could be launched
 _SHORT = 256  # elements of a row: a head's
 _MOST = 6  # parts: each has its code in the kernel
 
@@ -26,7 +26,7 @@ def group_loops(schedule: Schedule, fuel: Fuel | None = None) -> Schedule:
 
 
 def _kind(loop: Loop) -> object:
-    """What loops of one group have in common; None for one that stays alone."""
+    """The key of a loop's group; None for a loop that is not grouped."""
     size = product([a.size for a in loop.axes])
     if not isinstance(size, int) or loop.sequential or any(isinstance(i, Scanned) for i in loop.body):
         return None
@@ -36,6 +36,6 @@ def _kind(loop: Loop) -> object:
 
 
 def _has_short_rows(loop: Loop) -> bool:
-    """A map, or rows of which a program takes several at once."""
+    """Whether it is a map, or has rows so short that a program takes several at once."""
     length = product([a.size for a in loop.reduction])
     return isinstance(length, int) and length <= _SHORT and all(s.mode == "set" for s in loop.stores)

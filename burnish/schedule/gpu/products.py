@@ -2,16 +2,16 @@
 
 The rule, from measurements on an H200 (bf16, in a chain of dependent kernels):
 - A product whose 64 x 64 tiles are too many to be in flight at once, or that has 2**30 multiplications and more, is
-  bound by the tensor cores: the library, but for one whose epilogue no later loop can take over (ours hides it behind
-  the products) and one whose rows are of odd length (which the library only has slow kernels for) and cannot be made
-  even (`row_padding.py`).
-- A smaller one is bound by latency: our kernel, which does the element-wise work after it for nothing.
+  bound by the tensor cores: the library, except for one whose epilogue no later loop can take over (our kernel overlaps
+  it with the products), and one whose rows have odd length (for which the library only has slow kernels) and cannot be
+  padded (`row_padding.py`).
+- A smaller one is bound by latency: our kernel, whose fused epilogue costs no extra time.
 - Where there are few tiles and k is long, one program per tile would leave multiprocessors idle: k is split (split-K),
   each piece stores its part of the sum, and the kernel that reads the product adds the parts (a normalisation after it
   does so in its first pass).
 - A product of one row is bound by the memory its matrix comes from: a loop (`vector_products.py`), fused as others are.
-- So is one of a few rows, but tensor cores have to multiply: our kernel, a program for a strip of columns over all of k
-  (`has_few_rows`). It is never split: its programs read all of the matrix at once anyway.
+- A product of a few rows is also bound by memory, but needs tensor cores: our kernel, with a program for a strip of
+  columns over all of k (`has_few_rows`). It is never split: its programs read all of the matrix at once anyway.
 - Full-precision products are the library's unless tiny: our kernel has no tensor cores for them.
 """
 
@@ -53,8 +53,8 @@ from burnish.schedule.order import launched_together, side_by_side
 
 _QUICK = 1 << 30  # multiplications that take the tensor cores about as long as a kernel takes to start
 _TINY = 1 << 22  # multiplications of a full-precision product that is over before a library call would be
-FEW_ROWS = 32  # rows of a product that is over when its matrix has arrived
-_LONG = 512  # k-elements, and columns, from which that takes longer than a kernel takes to start
+FEW_ROWS = 32  # rows of a product whose time is that of reading its matrix
+_LONG = 512  # k-elements, and columns, from which that read takes longer than a kernel launch
 
 
 def can_sweep(kernel: ContractKernel) -> bool:
@@ -63,14 +63,13 @@ def can_sweep(kernel: ContractKernel) -> bool:
 
 
 def is_large(kernel: ContractKernel, gpu: Gpu) -> bool:
-    """Whether throughput decides how long a product takes, and not latency."""
+    """Whether throughput, not latency, bounds a product's time."""
     tiles, work = _tiles(kernel), _work(kernel)
     return tiles is None or work is None or tiles > most_tiles(gpu) or work > _QUICK
 
 
 def has_few_rows(kernel: ContractKernel) -> bool:
-    """Whether reading the right operand, whose columns lie in memory as rows do, is what a product spends its time
-    on."""
+    """Whether the time to read the right operand bounds the product; the operand's columns are contiguous in memory."""
     a, b = kernel.a, kernel.b
     if len(a.shape) != 2 or a.dtype is None or a.dtype.itemsize != 2 or a.strides[1] != 1 or b.strides[0] != 1:
         return False
@@ -138,15 +137,16 @@ class ProductBackend:
         return can_sweep(self.kernel) and (self._works_after() or self._library_is_slow())
 
     def _library_is_slow(self) -> bool:
-        """Rows of odd length, and no way round them."""
+        """Whether rows have odd length and cannot be padded."""
         return is_ragged(self.kernel) and not even_part(self.kernel) and not with_more_rows(self.schedule, self.kernel)
 
     def _works_after(self) -> bool:
-        """Whether the epilogue is more than a bias, and what it stores is next read by a library or a product."""
+        """Whether the epilogue is more than a bias, and a library call or a product is the next reader of its
+        result."""
         stored = self.kernel.writes
         readers = [k for k in self.schedule.kernels if k.reads & stored and k is not self.kernel]
         if any(isinstance(k, LoopKernel) for k in readers):
-            return False  # it computes the epilogue on its way
+            return False  # it computes the epilogue itself
         return sum(isinstance(i, Apply) and i.fn != "cast" for i in self.kernel.loop.body) > 1
 
     def _pieces(self) -> int:
@@ -203,8 +203,8 @@ class ProductBackend:
         return [ExternKernel(op, (a, b), (result.name,)), LoopKernel(loop)]
 
     def _bias(self) -> tuple[int, Operand, list[Kernel]] | None:
-        """The addition of a vector along the columns, if the accumulator is read by nothing else and the sum is
-        rounded at once: the library does both. A vector that is itself a rounded one is made first."""
+        """The addition of a bias vector along the columns, if the accumulator has no other reader and the sum is
+        rounded at once: the library does both. A bias that is itself rounded is computed first."""
         kernel, body = self.kernel, self.kernel.loop.body
         half = kernel.a.dtype
         loads = accumulator_loads(kernel)
@@ -271,7 +271,7 @@ class ProductBackend:
         return [ExternKernel(op, inputs, (result.name,)), LoopKernel(loop)]
 
     def _is_widened(self, casts: list[int]) -> bool:
-        """Whether nothing is done with the rounded product but to store it in the accumulator's type."""
+        """Whether the rounded product is only stored in the accumulator's type."""
         loop, wide = self.kernel.loop, self.kernel.dtype
         read = {u for n in casts for u in uses(loop, n)}
         return read == {n for n, i in enumerate(loop.body) if isinstance(i, Store)} and all(
@@ -279,8 +279,8 @@ class ProductBackend:
         )
 
     def _copy(self, values: list[int], dtype: DType) -> Store | None:
-        """The store of the product itself, in the order in which the library writes it and into memory that receives
-        nothing before: the library may as well write there."""
+        """The store of the product itself, if its layout is the library's and its memory is not written before: then
+        the library can write there directly."""
         loop = self.kernel.loop
         place = next(i.index for i in loop.loads if i.buffer == self.kernel.acc)
         for store in loop.stores:
@@ -318,13 +318,13 @@ def group_siblings(schedule: Schedule, fuel: Fuel | None = None) -> Schedule:
 
 
 def alike(first: ContractKernel, other: ContractKernel) -> bool:
-    """Whether two products can be side by side."""
+    """Whether two products can share one kernel."""
     kind = _kind(first)
     return kind is not None and kind == _kind(other)
 
 
 def _kind(kernel: ContractKernel) -> object:
-    """What products of one group have in common; None for one that stays alone, as those of several right operands."""
+    """The key of a product's group; None for a product that is not grouped, such as one with several right operands."""
     if kernel.others or len(kernel.a.shape) != 2:
         return None
     return kernel.a, kernel.b.strides, kernel.b.dtype, kernel.b.shape[0]

@@ -1,9 +1,9 @@
 """Prologues of vector products on a GPU: operands are computed where they are read, results where they are used.
 
-`inline_matrices`: a matrix that a map makes (rows looked up by an expert's number, small integers times a scale) is
-never in memory: the product's loop computes each element from what the map would have read. `inline_products`: a map
-that reads a product at several places (the two halves of a gated layer), or adds up a few of its rows (the experts of a
-token), does the products itself, as long as none is done twice.
+`inline_matrices`: a matrix that a map computes (rows gathered by an expert's number, small integers times a scale) is
+never stored: the product's loop computes each element from the map's inputs. `inline_products`: a map that reads a
+product at several places (the two halves of a gated layer), or adds up a few of its rows (the experts of a token),
+computes the products itself, if none is computed twice.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def inline_matrices(schedule: Schedule, products: Sequence[LoopKernel], fuel: Fu
 
 
 def read_narrow(schedule: Schedule, fuel: Fuel) -> Schedule:
-    """The schedule whose products of few rows read matrices of small integers as they are stored: who takes a strip of
-    one makes its elements as wide as the rows' are."""
+    """Let products of few rows read matrices of small integers in their stored type: each program widens the elements
+    of its strip to the rows' type."""
     kernels = list(schedule.kernels)
     for kernel in schedule.kernels:
         if not isinstance(kernel, ContractKernel) or not has_few_rows(kernel):
@@ -75,7 +75,7 @@ def read_narrow(schedule: Schedule, fuel: Fuel) -> Schedule:
 
 
 def _widened_from(part: Producer) -> Load | None:
-    """The load of a map that only gives small integers, each at the place it has, another type."""
+    """The load of a map that only converts small integers to another type, element by element."""
     match part.loop.body:
         case (Load() as load, Apply(fn="cast"), Store(index=index)):
             same = load.guard is None and load.index == index and not part.loop.reduction
@@ -94,7 +94,7 @@ def _with_parts(loop: Loop, name: str, parts: list[Producer]) -> Loop | None:
 
 
 def _is_free(loop: Loop) -> bool:
-    """Whether reading what the map reads is all there is to do."""
+    """Whether the map costs nothing beyond its loads."""
     return all(isinstance(i, Load | Store) and getattr(i, "guard", None) is None for i in loop.body)
 
 
@@ -199,7 +199,7 @@ def inline_products(schedule: Schedule, fuel: Fuel | None = None) -> Schedule:
 
 
 def _without_small_sums(schedule: Schedule, kernels: list[Kernel], fuel: Fuel) -> list[Kernel]:
-    """A few terms that vector products alone want the sum of are added up by each of their programs."""
+    """If only vector products read a sum of a few terms, each of their programs computes the sum."""
     readers_of = Readers(schedule, kernels)
     for kernel in list(kernels):
         if not isinstance(kernel, LoopKernel) or not kernel.loop.reduction or not sets_each_once(kernel.loop):

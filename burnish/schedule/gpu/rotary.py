@@ -1,9 +1,9 @@
 """Rotary embedding on a GPU, fused into the product whose result it rotates.
 
-A rotary embedding combines element d of a head with element d + D/2. As loops over elements, the product that makes the
-head and the rotation that reads it at two places cannot be one: each point would need another point's sum. Over half
-the elements they can: a point then computes two rows of the product and two elements of the rotation, and all it reads
-is its own. Conditions on the position become constants on the way.
+A rotary embedding combines element d of a head with element d + D/2. As loops over elements, the product that computes
+the head and the rotation that reads it at two places cannot be fused: each point would need another point's sum. Over
+half the elements they can: a point then computes two rows of the product and two elements of the rotation, and reads
+only its own results. Conditions on the position become constants.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from burnish.schedule.splice import Readers, splice
 
 
 def join_rotary(schedule: Schedule, fuel: Fuel | None = None) -> Schedule:
-    """Vector products take over the loop that alone reads their result, where halves of the result meet in it."""
+    """Fuse a vector product with the only loop that reads its result, if that loop combines two halves of the
+    result."""
     fuel = fuel or Fuel()
     kernels: list[Kernel | None] = list(schedule.kernels)
     readers_of = Readers(schedule, kernels)
@@ -84,7 +85,7 @@ def _joined_under(product: Loop, reader: Loop, unified: Unified) -> Loop | None:
 
 
 def _halved_axis(here: Dim, reader: Loop, unified: Unified, buffer: str) -> Axis | None:
-    """The axis along which the reader looks half its length away from where the product has just written."""
+    """The axis along which the reader's offset differs from the product's store by half the axis' length."""
     looks = [substitute(i.index, unified.second) for i in reader.loads if i.buffer == buffer]
     steps = {abs(d) for look in looks if isinstance(d := look - here, int) and d != 0}
     if len(steps) != 1 or not all(isinstance(look - here, int) for look in looks):
@@ -103,7 +104,7 @@ def _at(place: Mapping[str, Dim], axis: Axis, short: Axis, half: int) -> dict[st
 
 
 class _Folding(BodyBuilder):
-    """A body in which conditions on positions are decided where they can be."""
+    """A body whose conditions on positions are folded to constants where possible."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,7 +124,7 @@ class _Folding(BodyBuilder):
         return known if isinstance(known, int) else super().emit(known)
 
     def stored(self, load: Load) -> int | None:
-        """What the product would have stored where this load looks, if it is there for certain."""
+        """The value that the product stores at the load's offset, if it certainly does."""
         known = self._folded(load)
         if not isinstance(known, Load):
             return known if isinstance(known, int) else super().emit(known)

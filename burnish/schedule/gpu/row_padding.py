@@ -1,7 +1,7 @@
 """Row padding for the library's products: its fast kernels need rows whose length is a multiple of 16 bytes.
 
-An odd sum: the library adds up all but the last few, in full precision, and the epilogue adds those. An odd number of
-rows that lie side by side in memory: some more are computed, from the memory between them, and nobody reads these.
+Odd k: the library sums all but the last few elements, in full precision, and the epilogue adds those. An odd number of
+rows that are interleaved in memory: a few additional rows are computed from the memory between them, and never read.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def even_part(kernel: ContractKernel) -> tuple[Operand, Operand] | None:
 
 
 def rest_of_sum(kernel: ContractKernel, body: BodyBuilder, load: Load, product: Buffer, first: int) -> int:
-    """What stands for the accumulator: what the library added up, and the products from the `first` on."""
+    """The replacement of the accumulator: the library's sum plus the products from the `first` element on."""
     length = kernel.a.shape[1]
     assert isinstance(length, int)
     total = body.emit(Load(product.name, load.index, kernel.dtype))

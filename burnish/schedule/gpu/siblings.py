@@ -1,8 +1,8 @@
 """Two products of the same few rows whose results are combined (gate and up), on a GPU: one kernel computes both.
 
-One of them goes on with the other's result element by element, so a program that has the sums of both for its columns
-needs nothing else: the result in between is never in memory. With many rows, the sums of two tiles would not fit into
-registers. Products that do not need one another (queries, keys and values) are `group_siblings`' in products.py.
+One of them uses the other's result element by element, so a program that has the sums of both for its columns needs no
+other data, and the intermediate result is never stored. With many rows, the sums of two tiles would not fit into
+registers. `group_siblings` in products.py handles independent products (queries, keys and values).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def join_siblings(schedule: Schedule, fuel: Fuel | None = None) -> Schedule:
 
 
 def _meet(first: ContractKernel, second: ContractKernel) -> bool:
-    """Whether the second reads what the first makes, each element where it was made."""
+    """Whether the second reads the first's result, each element at the point that computed it."""
     if not alike(first, second) or first.b.shape != second.b.shape or first.writes & second.operand_reads:
         return False
     places = {s.buffer: s.index for s in first.loop.stores if s.mode == "set"}
@@ -43,7 +43,7 @@ def _meet(first: ContractKernel, second: ContractKernel) -> bool:
 
 
 def _read_later(readers: Readers, first: ContractKernel, second: int) -> frozenset[str]:
-    """What the first makes that is wanted by others than the second."""
+    """Results of the first with readers other than the second."""
     return frozenset(n for n in first.writes if not readers.are_all(n) or any(k != second for k in readers(n)))
 
 

@@ -16,8 +16,8 @@ from burnish.schedule.gpu.limits import most_tiles
 from burnish.schedule.kernels import Kernel, LoopKernel, Product, Schedule
 
 TILE = 64
-_PIECE = 1024  # elements of a sum that a piece has at least
-_SHORTEST = 256  # that it has at least where it is measured
+_PIECE = 1024  # minimum elements of a sum in a piece
+_SHORTEST = 256  # the minimum in a measured search
 _MOST_PIECES = 8
 _MEASURED = (2, 3, 4, 6, 8)
 
@@ -31,7 +31,7 @@ class Sums:
     step: int
 
     def pieces(self, gpu: Gpu) -> int:
-        """In how many to cut them, by the rule."""
+        """The number of pieces, by the rule."""
         if 2 * self.tiles > gpu.multiprocessors:
             return 1
         wanted = min(-(-gpu.multiprocessors // self.tiles), _MOST_PIECES)

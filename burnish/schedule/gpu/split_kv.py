@@ -1,12 +1,12 @@
 """Split-KV attention on a GPU: for few queries over many keys, the keys are cut into pieces for all multiprocessors.
 
-A step of decoding has one query for each head and all of the cache to read. A program takes one piece of the keys of
-one key head, for all the query heads that share it; a loop then puts the pieces together. Which keys a query sees is
-up to the mask: a block of them that none sees is not read.
+A decoding step has one query for each head and reads the whole cache. A program takes one piece of the keys of one key
+head, for all query heads that share it; a loop then combines the pieces. The mask decides which keys a query sees; a
+block of keys that no query sees is not read.
 
-The last program of a head to finish could put its pieces together by itself. Measured on an H200 that took longer
-(0.86 ms for a step of a model of 16 layers against 0.82): the wait for a count in memory is longer than that for a
-kernel that is already there.
+Alternative: the last program of a head to finish could combine the pieces. On an H200 that was slower (0.86 ms for a
+step of a model of 16 layers against 0.82): waiting for a counter in memory takes longer than waiting for a kernel that
+is already launched.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class _Split:
 
 
 def _put_together(sums: Operand, most: Operand, totals: Operand, out: Operand) -> Loop:
-    """Each piece counts by how far its highest score is below the highest of all."""
+    """Each piece is weighted by the distance of its highest score from the highest of all."""
     pieces, *shape = sums.shape
     along = make_axis("i0", pieces, reduce=True)
     axes = [make_axis(f"i{d}", size) for d, size in enumerate(shape, 1) if size != 1]

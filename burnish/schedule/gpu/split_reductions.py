@@ -1,11 +1,11 @@
 """Split reductions: those with fewer rows than the GPU has multiprocessors are cut along the row, into partial results.
 
 One loop becomes up to three: `partial` reduces each piece of the rows into a buffer of its own, `combine` reduces the
-pieces and does the row-level work, `rest` is what needs the results at every element. A rest that still reduces is cut
-in turn. Pieces and their order depend on sizes alone, so results are the same from run to run.
+pieces and does the row-level work, `rest` needs the results at every element. A rest that still reduces is split again.
+Pieces and their order depend on sizes only, so results are deterministic.
 
-Worth it when a worker's share of one pass is long against a kernel launch: a bias gradient over 8192 rows, a batch norm
-of 64 channels, a sum over everything. A row of a softmax is not.
+Splitting pays if a worker's share of one pass is long compared with a kernel launch: a bias gradient over 8192 rows, a
+batch norm of 64 channels, a sum over everything. A row of a softmax is not.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from burnish.schedule.kernels import Buffer, Kernel, LoopKernel, Schedule
 from burnish.schedule.phases import Phases
 
 _STRIP = 64  # neighbouring columns one worker takes together
-_PIECES = 8  # per worker: a column's sum waits for memory, which several of them ask for at once
+_PIECES = 8  # per worker: a column's sum waits for memory, so several have loads in flight
 _SHORT_COLUMN = 512  # elements that a worker asks for all at once
 _SHORTEST = 2048  # elements in a worker's share of a piece
 
@@ -109,7 +109,8 @@ def _bytes_per_element(loop: Loop) -> int:
 
 
 def _pieces(size: Dim, wanted: int, exact: bool) -> int:
-    """Pieces that divide the axis, near the number wanted; any number where what lies past the end can be masked."""
+    """A number of pieces that divides the axis, near the wanted one; any number if elements past the end can be
+    masked."""
     if not isinstance(size, int):
         return 1 if exact else wanted
     most = min(wanted, size)
@@ -145,7 +146,7 @@ class _Split:
         return name
 
     def _partial(self) -> Loop:
-        """Each piece's reductions, and the element-level stores that wait for none."""
+        """Each piece's reductions, and the element-level stores that depend on none."""
         step = make_axis(self.axis.name, self.length, True)
         at = _position(self.piece) * self.length + _position(step)
         out = PartialBody(self.loop, {self.axis.name: at})
@@ -168,7 +169,7 @@ class _Split:
         return Loop((*self.loop.parallel, self.piece, *inner), prune(out.instrs))
 
     def _parts(self, i: Reduced) -> list[Reduced]:
-        """What is kept of a piece: its result, and for a position also the value found there."""
+        """The stored parts of a piece: its result, and for an argmax also the value at that position."""
         if not i.kind.startswith("arg"):
             return [i]
         held = self.loop.body[i.arg].dtype.compute
@@ -212,7 +213,7 @@ class _Split:
         return [n for n in sorted(used) if not level[n] and ready[n] == 1 and not isinstance(body[n], Const)]
 
     def _rest(self) -> Loop | None:
-        """What is left, with the first pass's results read back; a plain map where nothing reduces any more."""
+        """The remaining work, with the first pass's results loaded; a plain map if no reduction is left."""
         body, level, ready = self.loop.body, self.phases.level, self.phases.ready
         roots = [n for n, i in enumerate(body) if isinstance(i, Store) and ready[n] > (0 if level[n] else 1)]
         if not roots:
@@ -278,7 +279,7 @@ def _position(axis: Axis) -> Expr:
 
 
 def _identity(kind: str, dtype: DType) -> bool | int | float:
-    """What leaves a reduction as it is. For a position it must merely never win: a piece is never empty."""
+    """The identity of a reduction. For an argmax it must only never win: a piece is never empty."""
     if kind in ("sum", "any", "prod", "all"):
         one = kind in ("prod", "all")
         return float(one) if dtype.is_float else one if dtype is DType.bool else int(one)

@@ -7,8 +7,9 @@ from burnish.ir.expr import coefficient, mentions
 
 
 def is_vector_product(loop: Loop) -> bool:
-    """Whether a loop spends its time on reading a matrix row by row, to combine each with one vector. There may be
-    several matrices, each with its vector; which one, may be looked up. What stores its rows is none: a norm."""
+    """Whether the loop's time is that of reading a matrix row by row, to combine each row with one vector. There may be
+    several matrices, each with its vector, and the matrix may be selected by an index. A loop that stores its rows (a
+    norm) is not a vector product."""
     if not loop.reduction or not loop.parallel or any(isinstance(i, Scanned) for i in loop.body):
         return False
     if any(mentions(s.index, {a.name for a in loop.reduction}) for s in loop.stores):
@@ -40,7 +41,7 @@ def vector_loads(loop: Loop) -> list[Load]:
 
 
 def choosing_axes(loop: Loop) -> frozenset[str]:
-    """The axes along which a vector product looks up its matrix: all rows of one program have the same."""
+    """The axes that select a vector product's matrix by an index: all rows of a program have the same."""
     if not is_vector_product(loop):
         return frozenset()
     points = loop.value_axes

@@ -1,9 +1,9 @@
-"""Products of one row with a matrix, on a GPU: bound by the time the matrix takes to arrive, so they are loops.
+"""Products of one row with a matrix, on a GPU: bound by the time to read the matrix, so they are lowered to loops.
 
-`as_loops` writes such a contraction as a reduction over k, which fuses with its neighbours as any loop does: what
-follows it works on its rows. `inline_rows` then lets each program compute by itself the vector it multiplies with,
-where that is one pass over the vector (a normalisation): a few thousand elements from the cache beside the matrix rows
-it reads from memory, and a kernel less to wait for.
+`as_loops` writes such a contraction as a reduction over k, which fuses with its neighbours like any loop. `inline_rows`
+then lets each program compute by itself the vector it multiplies with, where that is one pass over the vector (a
+normalisation): it reads a few thousand more elements from the cache beside the matrix rows from memory, and saves a
+kernel.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _vector_product(kernel: ContractKernel) -> LoopKernel | None:
 
 
 def inline_rows(schedule: Schedule, fuel: Fuel | None = None) -> Schedule:
-    """Every kernel that makes a vector which only vector products read becomes a part of each of them."""
+    """Fuse every kernel whose vector only vector products read into each of them."""
     fuel = fuel or Fuel()
     kernels = list(schedule.kernels)
     readers_of = Readers(schedule, kernels)
