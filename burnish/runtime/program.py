@@ -37,7 +37,7 @@ class ExternStep:
 
 @dataclass(frozen=True)
 class ReferenceStep:
-    """A kernel that its code generator refused: run op by op in torch, slowly and rightly."""
+    """A kernel that its code generator refused: run op by op in torch, slowly but correctly."""
 
     number: int
     kernel: Kernel
@@ -47,7 +47,7 @@ Step = NativeStep | ExternStep | ReferenceStep
 
 
 class Unit(Protocol):
-    """What a program needs to know of the generated source, whatever its language."""
+    """A program's view of the generated source, in any language."""
 
     slots: dict[str, int]  # of the table of addresses and sizes
     segments: list[list[int]]  # kernel numbers run between two ATen calls
@@ -56,7 +56,7 @@ class Unit(Protocol):
 
 @dataclass
 class Program:
-    """Everything needed to run, before any of it is loaded."""
+    """Everything needed to run, before loading."""
 
     schedule: Schedule
     unit: Unit
@@ -164,7 +164,8 @@ def load_program(program: Program, library: ctypes.CDLL | None) -> Run:
 
 
 def load_coming(program: Program, library: Callable[[], ctypes.CDLL]) -> tuple[Run, Callable[[], None]]:
-    """A program whose library may still be on its way, and what waits for that: until then a call does."""
+    """A program whose library may still be building, and a function that waits for it; a call before that waits,
+    too."""
 
     def arrive() -> None:
         run.__globals__.update(_natives(program, library()))
@@ -252,7 +253,7 @@ class Renderer:
         names = {n for n in self.unit.slots if n in self.program.sources}
         if any(isinstance(s, ReferenceStep) for s in self.program.steps):  # which is given them all
             names |= set(self.program.sources)
-        # Of an input that no kernel reads, nothing is asked: what is a view of one says its sizes itself.
+        # An input that no kernel reads needs no sizes; a view of one has its own sizes.
         held = [b for b in self.schedule.buffers.values() if b.role != "input" or b.name in self.unit.slots]
         dims: list[Any] = [d for b in held for d in (*b.shape, *b.strides)]
         for r in self.schedule.results:
@@ -490,7 +491,7 @@ class Renderer:
 
 
 def _marking_failures(lines: Sequence[str]) -> list[str]:
-    """What fails once inputs have been written says so: such a call cannot be repeated."""
+    """Marks exceptions raised after inputs have been written: such a call cannot be repeated."""
     marked = ["except Exception as error:", "    error.inputs_changed = True", "    raise"]
     return ["    try:", *(f"    {line}" for line in lines), *(f"    {line}" for line in marked)]
 

@@ -1,6 +1,6 @@
 """A program on an NVIDIA GPU: Triton kernels where the C program has native calls, everything else the same.
 
-Memory a call works in belongs to the stream it runs on: a workspace is made for one stream and used by no other.
+A call's workspace belongs to its stream and is not used on another one.
 """
 
 from __future__ import annotations
@@ -167,8 +167,8 @@ class CudaRenderer(Renderer):
         self.keeps_list = False  # until the first of those goes: what fails before can be done over
 
     def _arguments_to_free(self, static: frozenset[int]) -> dict[int, list[str]]:
-        """What a forward saved goes as its backward proceeds, where nobody else holds it and it is worth it. A graph's
-        result that is an argument is not ours to free."""
+        """Free a forward's saved tensors as its backward proceeds, if they have no other holder and are large enough. A
+        graph's result that is an argument must not be freed."""
         returned = self.schedule.result_buffers
         out: dict[int, list[str]] = {}
         size = 0
@@ -210,7 +210,7 @@ class CudaRenderer(Renderer):
             self.line(f"if address & {KERNEL_ALIGNMENT - 1}: {name} = aligned({name}); t[{slot}] = {name}.data_ptr()")
 
     def _raise_mistakes(self) -> None:
-        """Not now, which would wait for the device: the next call looks."""
+        """The next call checks the flag, because checking now would synchronise."""
 
     def _run_segment(self, segment: int) -> None:
         self.line(f"code = launch(workspace.segments[{segment}])")
@@ -238,8 +238,8 @@ def load_cuda_program(
     launcher = launcher or launcher_for(program.device.index or 0, options, log)
     load = functools.partial(_Kernels, program.unit.triton, launcher, program.device, options, log)
     kernels = load()
-    # The flag is memory of the host that kernels, too, can reach: they write it when an index is bad, which costs
-    # nothing when none is, and reading it waits for nobody.
+    # The flag is memory of the host that kernels, too, can reach: they write it only for a bad index, and reading it
+    # does not synchronise.
     flag = torch.zeros(1, dtype=torch.int64).pin_memory() if program.unit.checks else None
     wide = functools.cache(lambda n: load(index="int64", only=n)()[n])
     run = assemble(LoadedUnit(program, launcher, kernels, flag, wide), cuda_getCurrentRawStream, log, static)
@@ -311,7 +311,7 @@ class CudaRun:
         return self.run(args)
 
     def release(self) -> None:
-        """Give back the memory kept for later calls."""
+        """Free the memory kept for later calls."""
         self.run.__globals__["pool"].clear()
 
 
@@ -377,7 +377,7 @@ def _evaluator(device: torch.device) -> Callable[..., None]:
 
 
 class _Kernels:
-    """A unit's kernels, on their way from the moment this is made; calling it waits for them. What failed is tried
+    """A unit's kernels, on their way from the moment this is made; calling it waits for them. A failed build is tried
     again by the next call."""
 
     def __init__(

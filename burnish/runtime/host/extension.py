@@ -1,8 +1,8 @@
-"""The C extension that does the host's part of a call: `burnish/runtime/native/host`.
+"""The C extension for the host-side work of a call: `burnish/runtime/native/host`.
 
-It reads tensors without asking Python, for which it must know where in a Python tensor the C++ one lies and where in
-that its dispatch keys are. Both are looked for here in tensors whose answers are known, and used only if every one of
-them agrees; so is where they note their memory. Where that, or building it, fails, Python does what it would have done.
+It reads tensors without calling Python. For that it needs the offset of the C++ tensor in a Python tensor, and the
+offsets of the dispatch keys and of the memory pointer in the C++ tensor. These offsets are searched here in sample
+tensors with known values, and used only if all samples agree. If that or the build fails, Python does the same work.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _guard = threading.Lock()
 
 
 def host_library(options: Options, log: CompileLog) -> Host | None:
-    """The extension, built at its first use; None where it cannot be had, which `stats().notices` says."""
+    """The extension, built at its first use; None if it is not available, which `stats().notices` says."""
     with _guard:
         if not _found:
             _found.append(_opened(options))
@@ -47,7 +47,7 @@ def host_library(options: Options, log: CompileLog) -> Host | None:
 
 
 def host_if_built() -> Host | None:
-    """It, if somebody has asked for it before; nobody waits for a compiler here."""
+    """The extension, if it was requested before; does not wait for a compiler."""
     return _found[0][0] if _found else None
 
 
@@ -57,8 +57,8 @@ def host_was_sought() -> bool:
 
 
 def prepare_host(options: Options) -> None:
-    """Build it in the background, while the program that will want it is compiled. Where no thread can be had, whoever
-    wants it builds it."""
+    """Build it in the background, while the program that will use it is compiled. Without a thread, its first use
+    builds it."""
     if not _found:
         work = (options, CompileLog())
         has_started(threading.Thread(target=host_library, args=work, name="burnish-host", daemon=True))

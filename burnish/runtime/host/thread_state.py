@@ -1,4 +1,4 @@
-"""The state of the calling thread that decides what Dynamo captures: gradients, autocast, modes, device."""
+"""The calling thread's state on which Dynamo's capture depends: grad mode, autocast, modes, device."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class CannotSnapshot(Exception):
 
 
 class ThreadState(NamedTuple):
-    """Everything about a thread that decides what Dynamo captures. Equal states may share compiled code."""
+    """All state of a thread on which Dynamo's capture depends. Equal states may share compiled code."""
 
     grad: bool
     inference: bool

@@ -1,8 +1,8 @@
 """The main loop of a worker process that builds Triton kernels. `workers.py` starts it.
 
-The first process imports Triton once, then forks the workers, each with a socket of its own to the parent. It stays to
-watch over them: when the parent goes, however it goes, its end of the control pipe closes, and the whole process group
-ends, the assembler's processes included. Workers that have had nothing to do for a while end by themselves.
+The first process imports Triton once, then forks the workers, each with a socket of its own to the parent. It then
+monitors the parent: when the parent ends in any way, its end of the control pipe closes, and the whole process group is
+ended, the assembler's processes included. Idle workers end by themselves after a while.
 """
 
 from __future__ import annotations
