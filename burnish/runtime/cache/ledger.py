@@ -1,7 +1,7 @@
 """Counts the bytes that all processes wrote to a cache since the last eviction, and lets one process at a time evict.
 
-    <root>/written     one byte for each block that was, or is about to be, written
-    <root>/evicting    locked by the process that evicts
+<root>/written     one byte for each block that was, or is about to be, written
+<root>/evicting    locked by the process that evicts
 """
 
 from __future__ import annotations
