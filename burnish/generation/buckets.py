@@ -1,4 +1,4 @@
-"""How a prompt is cut into chunks of a few lengths, so that few programs serve all prompts. Pure."""
+"""Splits a prompt into chunks of a few lengths, so that few programs serve all prompts. Pure functions."""
 
 from __future__ import annotations
 

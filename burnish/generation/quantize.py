@@ -1,8 +1,8 @@
 """Weights in 8 or 4 bits: `quantize(model)` puts small integers and scales in place of the matrices of linear layers.
 
-A step of decoding takes as long as its matrices take to arrive, so a quarter of the bytes is up to four times the
-speed. Each layer's forward is plain torch, which says how an element is made from what is stored; eager runs it as it
-is, and in a compiled step on a GPU the product makes each element as it reads it.
+A decoding step is bound by reading its matrices, so a quarter of the bytes gives up to four times the speed. Each
+layer's forward is plain torch code that dequantises the matrix. Eager runs it unchanged; in a compiled step on a GPU
+the product dequantises each element as it reads it.
 
 8 bits: one scale for each row, none of the range below zero wasted. 4 bits: a scale and a least value for each `group`
 of neighbours in a row; a byte holds one element of the first half of the row (its low bits) and the one that far into

@@ -1,5 +1,5 @@
-"""Gradients that torch takes apart into something else than eager's kernels: zeros and a write among them, where here
-each element says what it is; a sign, which is zero at NaN, where eager's gradient is NaN."""
+"""Gradients whose torch decomposition differs from eager's kernels: it fills zeros and scatters, where here each
+element is computed directly; or it uses a sign, which is zero at NaN, where eager's gradient is NaN."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The captured FX graph of ATen calls → our Graph.
 
-Every call is lowered by name; one that has no lowering, or whose lowering does not agree with what eager says about
-shape and type, becomes an Extern node: an ATen call inside the program, never a failure.
+Every call is lowered by name. A call without a lowering, or whose lowering disagrees with eager's shape or type,
+becomes an Extern node: an ATen call inside the program. It never fails the import.
 """
 
 from __future__ import annotations

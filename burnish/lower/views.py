@@ -1,4 +1,4 @@
-"""Ops that only rearrange: index maps, padding and concatenation."""
+"""Ops that only rearrange elements: index maps, padding and concatenation."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`CompileLog`: one compiled object's record, written while it compiles and read as `burnish.stats`.
 
-What a method counts it also tells, as an `Event`, to the object's sinks: log lines, the event file. Nothing here runs
-on the path of a call that finds its compiled program.
+Each method updates a count and emits an `Event` to the object's sinks: log lines, the event file. Calls that find their
+compiled program run none of this code.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class CompileLog:
         self.name = name
         self.label = name  # what events and metrics call it; burnish/observe/registry.py makes it unique
         self.sinks = tuple(sinks)
-        self.recorder: Recorder | None = None  # `burnish verify` and `burnish explain` look in here
+        self.recorder: Recorder | None = None  # `burnish verify` and `burnish explain` read it
         self._programs: weakref.WeakSet[Callable[..., Any]] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._open_stages = threading.local()

@@ -1,6 +1,7 @@
-"""Where events go: a line for the `burnish` logger, and a line of JSON in a file if the user named one.
+"""Sinks of events: a line for the `burnish` logger, and a line of JSON in a file if the user named one.
 
-A sink runs inside the user's call, so it never raises: what cannot be written is counted and, once, complained about.
+A sink runs inside the user's call, so it never raises: events that cannot be written are counted, and one warning is
+logged.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Attention that a model writes out, as one operation: product, scale, soft-cap, mask, softmax, product.
 
 Models do so for what torch's call does not have (scores that a tanh keeps within a cap), and torch itself does where
-its kernels do not fit (one key head for many query heads). For a GPU, and only where few queries meet the keys: there
-the keys are read once, by all multiprocessors, and no further than the mask lets them be seen. What eager rounds
-between the steps is not rounded.
+its kernels do not fit (one key head for many query heads). Only for a GPU and few queries: then the keys are read once,
+by all multiprocessors, and only as far as the mask makes them visible. Eager's roundings between the steps are dropped.
 """
 
 from __future__ import annotations

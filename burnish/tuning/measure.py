@@ -1,9 +1,9 @@
-"""Trials on the GPU. Each is captured as a CUDA graph of several runs, so that what is timed is the device's work and
-not the host's; the graphs of a race are replayed in turns, and the median counts.
+"""Trials on the GPU. Each is captured as a CUDA graph of several runs, so that the device's time is measured and not
+the host's. The graphs of a race are replayed alternately, and the median counts.
 
-Parameters come from memory in a real program, for the others have passed through the cache meanwhile: the runs of a
-graph read copies of them in turns, together more than the cache holds. What a kernel gets from the one before it is in
-the cache, as there. Whatever fails (no memory, too many registers, a library that refuses) is out of the race.
+In a real program parameters are read from memory, because other data has passed through the cache since their last use.
+So the runs of a graph alternate between copies that together exceed the cache. Data from the previous kernel is in the
+cache, as in a real program. A trial that fails (no memory, too many registers, a library error) is dropped.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ INTEGER_DIVISIONS = ("floordiv", "mod", "truncdiv", "fmod")
 
 
 def divisor_text(value: str) -> str:
-    """Of integers, where it is not known not to be zero: then the caller is told."""
+    """An integer divisor that may be zero: a zero sets the caller's error."""
     return f"bn_divisor({value}, error)"
 
 

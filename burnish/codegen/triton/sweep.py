@@ -1,6 +1,6 @@
-"""Many rows in one program, one after the other: what it sees of each column is added up on the way.
+"""One program processes many rows in sequence and accumulates the sum of each column.
 
-The rows that come next are fetched while the present ones are worked on, so memory never waits for a reduction.
+The next rows are prefetched while the current ones are processed, so memory accesses do not wait for a reduction.
 """
 
 from __future__ import annotations

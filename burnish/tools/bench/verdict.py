@@ -1,4 +1,4 @@
-"""What the numbers say, in words: what to do, and what that rests on. Noise, failures and limits are said too."""
+"""The verdict in words: a recommendation and its reasons, with noise, failures and limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One verification, top to bottom: run, compare, and where something is wrong find out what made it so."""
+"""One verification: run, compare, and find the cause of wrong results."""
 
 from __future__ import annotations
 
