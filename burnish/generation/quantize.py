@@ -6,7 +6,7 @@ the product dequantises each element as it reads it.
 
 8 bits: one scale for each row, none of the range below zero wasted. 4 bits: a scale and a least value for each `group`
 of neighbours in a row; a byte holds one element of the first half of the row (its low bits) and the one that far into
-the second half (its high bits), so that whoever takes bytes in order takes elements of each half in order.
+the second half (its high bits), so that reading bytes in order reads the elements of each half in order.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def _put(model: torch.nn.Module, name: str, module: torch.nn.Module) -> None:
 
 
 def _untie_head(model: Any) -> None:
-    """A head with a matrix of its own must not be tied again by whoever saves or loads the model."""
+    """A head with its own matrix must not be tied again when the model is saved or loaded."""
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     if isinstance(head, EightBitLinear | FourBitLinear) and getattr(model.config, "tie_word_embeddings", False):
         model.config.tie_word_embeddings = False

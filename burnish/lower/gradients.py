@@ -58,7 +58,7 @@ def slice_backward(b: Builder, grad: Node, sizes: Sequence[Dim], dim: int, start
     first = max(start + whole, 0) if start < 0 else min(start, whole)
     if part == whole:
         return grad
-    if 4 * part < 3 * whole:  # read where it is, with zeros around: cheap for whoever adds several of these
+    if 4 * part < 3 * whole:  # read in place, with zeros around: cheap if several of these are added
         at = lambda *i: [e - first if d == dim else e for d, e in enumerate(i)]  # noqa: E731
         return b.view(grad, tuple(sizes), at, fill=0)
     rest = [first, whole - first - part]

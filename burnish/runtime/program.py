@@ -208,8 +208,8 @@ def load_rendered(program: Program, renderer: Renderer, natives: Mapping[str, An
 def as_planned(
     x: torch.Tensor, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """An ATen call's result as the kernels after it were written for: what tracing says of an operation is not always
-    what it does."""
+    """An ATen call's result in the strides that later kernels expect: the traced strides are not always the real
+    ones."""
     if tuple(x.shape) != tuple(shape):
         raise RuntimeError(f"an operation returned {list(x.shape)} where tracing said {list(shape)}")
     return restrided(x if dtype is None or x.dtype == dtype else x.to(dtype), shape, strides)
@@ -231,7 +231,7 @@ def restrided(x: torch.Tensor, shape: Sequence[int], strides: Sequence[int]) -> 
 class Renderer:
     """Writes a program's steps as the Python function that runs them."""
 
-    clears_at_once = True  # the list of arguments, so that they can go as soon as nobody needs them
+    clears_at_once = True  # the list of arguments, so that each can be freed after its last use
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -398,7 +398,7 @@ class Renderer:
             self.line(f"result = {call}")
         for k, (name, position) in enumerate(zip(kernel.outputs, kernel.op.positions, strict=True)):
             b = self.schedule.buffers.get(name)
-            if b is None:  # nobody reads it, and eager may have made nothing
+            if b is None:  # it has no readers, and eager may not have computed it
                 continue
             text = f"results[{position}]" if kernel.op.many else "result"
             alias = returns[position if position < len(returns) else 0].alias_info is not None
@@ -460,7 +460,8 @@ class Renderer:
             start = f"{base}.storage_offset() + {render(o.offset)}"
             return f"{base}.as_strided({self._dims(o.shape)}, {self._dims(o.strides)}, {start})"
         whole = self.schedule.buffers[o.buffer]
-        # Of a window, a tensor of its own: autograd lets nobody change a view that came with other results in place.
+        # A window becomes a separate tensor, because autograd forbids in-place changes of a view that was returned with
+        # other results.
         is_window = (o.offset, o.shape, o.strides) != (0, whole.shape, whole.strides)
         return f"{self._tensor(o)}.detach()" if is_window else self._tensor(o)
 

@@ -41,7 +41,7 @@ class DeviceMeasure:
 
     def __init__(self, device: torch.device, options: Options) -> None:
         self.device, self.options = device, options
-        self.log = CompileLog()  # what is said of trials is nobody's business
+        self.log = CompileLog()  # output of trials is suppressed
         properties = torch.cuda.get_device_properties(device)
         self.cache_bytes: int = getattr(properties, "L2_cache_size", 0) or 64 << 20
 
@@ -57,8 +57,8 @@ class DeviceMeasure:
                     outcomes.append([] if out_of_time() else self._race(race, runs, stream))
         finally:
             pool.shutdown(cancel_futures=True)
-            launcher.close()  # losers would stay on the device for good
-        torch.cuda.empty_cache()  # what the trials took belongs to a stream that nobody else uses
+            launcher.close()  # otherwise losers would stay loaded on the device
+        torch.cuda.empty_cache()  # the trials' memory belongs to a stream that has no other user
         return outcomes
 
     def _built(self, trial: Trial, launcher: Launcher) -> CudaRun | str:

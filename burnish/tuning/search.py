@@ -2,7 +2,7 @@
 
 The search is a pass over data. First who computes each product (`who`): a candidate is the product with the loops that
 read it, fused as it would be in the program, each of its own kernels in its best form. Then how each kernel of the
-finished schedule is launched (`how`). Every question is asked once for all kernels alike.
+finished schedule is launched (`how`). Each question is measured once for all identical kernels.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Outcome = float | str  # seconds of a run, or why there are none
 
 
 class Measure(Protocol):
-    """Times the trials of each race in turns. A race that there is no time for has no outcomes."""
+    """Times the trials of each race alternately. A race that there is no time for has no outcomes."""
 
     def __call__(self, races: Sequence[Sequence[Trial]], out_of_time: Callable[[], bool]) -> list[list[Outcome]]: ...
 

@@ -82,7 +82,7 @@ def _is_known(b: Buffer) -> bool:
 
 
 def _fresh(program: Program, result: Any) -> Buffer | None:
-    """The buffer that a result is the whole of, if it is nobody else's."""
+    """The buffer that a result covers completely, if no other result uses it."""
     if not isinstance(result, ResultBuffer) or result.alias_of is not None:
         return None
     o, b = result.operand, program.schedule.buffers[result.operand.buffer]

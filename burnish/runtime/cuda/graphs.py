@@ -49,7 +49,7 @@ _PATIENCE = 4  # recaptures of one set of sizes before it runs without a graph
 
 
 class GraphPool:
-    """What the graphs of one object on one device share: memory, turns, and the limit on their number."""
+    """Shared by the graphs of one object on one device: memory, the lock, and the limit on their number."""
 
     def __init__(self, device: torch.device, limit: int) -> None:
         self.device = device
@@ -121,8 +121,8 @@ class GraphPool:
             self.handle = None  # torch gives a pool up with its last graph, and refuses to take it up again
 
     def is_lending(self) -> bool:
-        """Whether a forward's saved tensors are in use. Another graph's replay might write over them, unless it is
-        their backward's, which was captured while they were alive."""
+        """Whether a forward's saved tensors are in use. A replay of another graph might overwrite them, except the
+        graph of their backward, which was captured while they were alive."""
         return bool(self.lenders) and any(captured.is_lending() for captured in self.lenders)
 
     def lent_addresses(self) -> set[int]:
@@ -161,7 +161,7 @@ def borrowed_stream(device: torch.device) -> Iterator[Any]:
         _idle_streams.setdefault(device, []).append(stream)
 
 
-# A pool lives as long as a program that has graphs in it. Logs live longer: Dynamo never lets go of a backend.
+# A pool lives as long as a program with graphs in it. Logs live longer, because Dynamo never releases a backend.
 _Pools = weakref.WeakValueDictionary[torch.device, GraphPool]
 _pools: weakref.WeakKeyDictionary[CompileLog, _Pools] = weakref.WeakKeyDictionary()
 _pools_lock = threading.Lock()
@@ -311,7 +311,7 @@ class Captured:
         return shared
 
     def _with_shared(self, out: dict[int, Any], args: list[Any]) -> tuple[Any, ...]:
-        """Results that are not copies: in the graph's memory, in an argument's, or in another result's."""
+        """Adds the results that are not copies: in the graph's memory, in an argument's, or in another result's."""
         for n in self.lent_positions:
             out[n] = self.results[n].detach()  # a tensor of its own over the same memory
         for n, k, shape, strides, offset in self.views:
@@ -335,15 +335,15 @@ class Captured:
 
 
 def _again(results: Sequence[Any], saved: frozenset[int]) -> dict[int, int]:
-    """Results that are an earlier one, that very tensor. What is saved is another than what is handed out."""
+    """Results that are the same tensor as an earlier one. Saved tensors are separate from returned ones."""
     first: dict[tuple[int, bool], int] = {}
     found = {n: first.setdefault((id(x), n in saved), n) for n, x in enumerate(results) if isinstance(x, torch.Tensor)}
     return {n: earlier for n, earlier in found.items() if earlier != n}
 
 
 def _without_windows(copied: Mapping[int, torch.Tensor], free: int) -> tuple[dict[int, torch.Tensor], list[_Window]]:
-    """Of results that share memory one is copied, which is all of it, or what they lie in, by a number from `free` on;
-    the others are windows of the copy."""
+    """Of results that share memory, only one is copied: the one that covers all of it, or their common base, numbered
+    from `free` on. The others are windows of the copy."""
     sharing: dict[tuple[int, torch.dtype], list[int]] = {}
     for n, x in copied.items():
         sharing.setdefault((x.untyped_storage()._cdata, x.dtype), []).append(n)
@@ -420,8 +420,8 @@ class _Places:
         ]
 
     def has_stayed(self, k: int, x: torch.Tensor) -> bool:
-        """Whether argument k, which is x now, is where it was, and not by chance: what a caller makes for one call is
-        often put where the last one's was, until it is not."""
+        """Whether argument k (now x) has a stable address, not just the same one by chance: the allocator often reuses
+        the address for an argument that is allocated in each call."""
         before = self._memory[k]
         if before is None or before[0] != x.data_ptr():
             return False
@@ -599,8 +599,8 @@ class GraphedProgram:
 
 
 class _RandomState:
-    """The device's generator as it was before a capture. One that fails leaves it in the belief that a graph is still
-    being captured, and every later draw would be refused."""
+    """The state of the device's generator before a capture. After a failed capture the generator still assumes a
+    capture, and would refuse every later draw."""
 
     def __init__(self, device: torch.device) -> None:
         generators = torch.cuda.default_generators
@@ -620,7 +620,7 @@ class _RandomState:
 
 
 def _key_function(sources: Mapping[str, tuple[int, str, int]]) -> Callable[[list[Any]], tuple[int, ...]]:
-    """Reads the sizes out of the arguments; as source, for it runs in every call."""
+    """Reads the sizes of the arguments; generated as source, because it runs in every call."""
     read = {"value": "int(args[{k}])", "size": "args[{k}].shape[{d}]", "stride": "args[{k}].stride({d})"}
     read["offset"] = "args[{k}].storage_offset()"
     parts = [read[kind].format(k=k, d=d) for _, (k, kind, d) in sorted(sources.items())]

@@ -95,7 +95,8 @@ class LoadedUnit:
         assert isinstance(unit, CudaUnit)
         found = [[n for n in segment if self._has_work(n, sizes)] for segment in unit.segments]
         first = next((n for segment in found for n in segment), None)
-        # One that was not made to be the first would fetch what another program may still be writing.
+        # A kernel that was not built as a program's first would prefetch data that another program may still be
+        # writing.
         waiting = None if first == unit.triton.first else first
         return [[self._launch(n, sizes, n == waiting) for n in segment] for segment in found]
 
@@ -231,8 +232,8 @@ def load_cuda_program(
     static: frozenset[int] = frozenset(),
     launcher: Launcher | None = None,
 ) -> CudaRun:
-    """Its kernels may still be on their way: whoever runs it first waits for them, or who asks it to be `ready`.
-    `launcher` is the device's, unless another is given."""
+    """Its kernels may still be building: the first run waits for them, or a call of `ready`. `launcher` is the
+    device's, unless another is given."""
     assert isinstance(program.unit, CudaUnit)
     prepare_host(options)
     launcher = launcher or launcher_for(program.device.index or 0, options, log)
@@ -306,7 +307,7 @@ class CudaRun:
         return run
 
     def __call__(self, args: list[Any]) -> tuple[Any, ...]:
-        if is_capturing():  # somebody makes a graph of us: it must have workspaces that nobody else uses
+        if is_capturing():  # the caller captures a graph of this program: it needs its own workspaces
             return self.private()(args)
         return self.run(args)
 
@@ -333,7 +334,7 @@ def _range_check(flag: torch.Tensor | None) -> Callable[[], None]:
 
 
 def _aligner(log: CompileLog) -> Callable[[torch.Tensor], torch.Tensor]:
-    """An argument in memory that starts where kernels may assume: gaps and overlaps of its strides included."""
+    """Copies an unaligned argument to aligned memory, with the same strides, gaps and overlaps included."""
 
     def aligned(x: torch.Tensor) -> torch.Tensor:
         log.noticed("argument copied: its memory does not start at a multiple of 16 bytes")
@@ -355,7 +356,7 @@ def _address_taker(held: Mapping[int, int], log: CompileLog) -> Callable[[CudaWo
             address = addresses[k] = args[k].data_ptr()
             if address % KERNEL_ALIGNMENT:
                 workspace.copies.append(aligned(args[k]))
-                addresses[k] = 0  # never where it was: copied again next time, for its value may change
+                addresses[k] = 0  # marks it as moved: copied again in the next call, because its value may change
                 address = workspace.copies[-1].data_ptr()
             workspace.table[slot] = address
         workspace.have_stayed = still_at(addresses, positions)

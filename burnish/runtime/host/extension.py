@@ -96,7 +96,7 @@ def _torch_library(part: str) -> str:
 
 
 def _places() -> tuple[int, int]:
-    """Where the C++ tensor is in a Python one, and where its dispatch keys are in that."""
+    """The offset of the C++ tensor in a Python tensor, and of the dispatch keys in the C++ tensor."""
     known = _examples()
     tensor_at = [k for k in _IN_PYTHON_OBJECT if all(_word(id(x) + k) == x._cdata for x in known)]
     keys = [dispatch_keys(x).raw_repr() for x in known]
@@ -107,8 +107,8 @@ def _places() -> tuple[int, int]:
 
 
 def _places_of_memory() -> tuple[int, int, int]:
-    """Where in the C++ tensor its storage is and where in that it begins, and where in the C++ storage its memory is;
-    -1 for each where one is not known: then torch is asked."""
+    """The offsets of the storage and the storage offset in the C++ tensor, and of the data pointer in the C++ storage;
+    -1 for all if one is unknown: then torch is called."""
     foreign = torch.frombuffer(bytearray(64), dtype=torch.uint8)  # whose owner is not its memory
     known = [foreign, *(torch.empty(70_000)[first:] for first in (0, 1234, 56_789)), *_examples()]
     memory = [x.untyped_storage() for x in known]
@@ -121,8 +121,8 @@ def _places_of_memory() -> tuple[int, int, int]:
 
 
 def _place_of_sizes() -> int:
-    """Where in the C++ tensor the number of its dimensions is, with room for five sizes and five strides behind it; -1
-    where that is not known."""
+    """The offset in the C++ tensor of its number of dimensions, followed by five inline sizes and five strides; -1 if
+    unknown."""
     known = [torch.empty_strided(sizes, strides) for sizes, strides in _LAYOUTS]
     expected = [(x.dim(), *x.shape, *[None] * (5 - x.dim()), *x.stride()) for x in known]
 
@@ -138,13 +138,13 @@ def _place_of_sizes() -> int:
 
 
 def _found_at(places: range, objects: list[int], expected: list[int]) -> int:
-    """The one place at which each object, given by its address, has what is expected; -1 where there is none."""
+    """The only offset at which each object (given by its address) has the expected value; -1 if there is none."""
     fits = [k for k in places if all(_word(at + k) == each for at, each in zip(objects, expected, strict=True))]
     return fits[0] if len(fits) == 1 else -1
 
 
 def _examples() -> list[torch.Tensor]:
-    """Tensors of many kinds: no word but the right one agrees with all of them."""
+    """Tensors of many kinds: only the right word agrees with all of them."""
     with torch.inference_mode():
         inference = torch.empty(2)
     plain, imaginary = torch.empty(2, 3), torch.empty(2, dtype=torch.complex64)

@@ -54,7 +54,7 @@ class ThreadState(NamedTuple):
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """In another thread: as it was in this one."""
+        """Enter this state in another thread."""
         with contextlib.ExitStack() as stack:
             if torch.get_num_threads() != self.threads:
                 torch.set_num_threads(self.threads)

@@ -32,7 +32,7 @@ from burnish.runtime.triton.workers import NoWorkers, WorkerPool, workers
 
 _KIND = "cubin"
 _THREADS = 8  # that build where there are no workers: LLVM and the assembler let others run
-_LOOK_SECONDS = 0.05  # how often one who waits looks at its deadline
+_LOOK_SECONDS = 0.05  # interval at which a waiting thread checks its deadline
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class KernelBuilder:
             log.cache(False, f"{len(missing)} of {distinct} Triton kernels are new: {reason}" if reason else "")
 
     def _start(self, missing: Sequence[_Job], log: CompileLog) -> Callable[[], None]:
-        """Have them built. What it returns gives up those that nobody has."""
+        """Start building them. The returned function cancels those that have not started."""
         pool, deadline = self._pool(), current_deadline()
 
         def one(job: _Job) -> None:

@@ -53,8 +53,8 @@ def _prepare(folder: Path) -> None:
 
     import burnish.runtime.triton.device_functions  # noqa: F401
 
-    # Triton's own store is of no use to us: nobody looks into this one. So its key need not tell one Triton from
-    # another, for which it reads all of the library, 400 MB of it.
+    # Triton's own cache is not used. So its key need not identify Triton's version, for which Triton would read its
+    # whole library, 400 MB.
     knobs.cache.dir = str(folder / "cache")
     cache.triton_key = lambda: "one process, one Triton"
     knobs.compilation.store_binary_only = True
