@@ -82,7 +82,7 @@ Input = TensorInput | NumberInput | OtherInput
 
 @dataclass(frozen=True)
 class Assumptions:
-    """Of one graph, in the order of its inputs."""
+    """The assumptions of one graph, in the order of its inputs."""
 
     inputs: tuple[Input, ...]
     records_gradients: bool = False  # captured in grad mode: the computation depends on which inputs require a gradient

@@ -255,7 +255,7 @@ class UnknownInputSet(UsageError):
 
 
 class TargetUnusable(UsageError):
-    """What a child process found out about the target, in its words."""
+    """The error that a child process found in the target, in its words."""
 
 
 class TrialFailed(BurnishError):

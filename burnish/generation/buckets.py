@@ -20,7 +20,7 @@ class Chunk:
     used: int
 
     def visible(self, capacity: int) -> int:
-        """How many slots of the cache it attends to: a prompt's first chunk sees nothing but itself."""
+        """The number of cache slots it attends to: a prompt's first chunk attends only to itself."""
         return self.size if self.start == 0 else capacity
 
 

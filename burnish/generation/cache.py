@@ -34,7 +34,7 @@ class LayerShape:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What a call of the model on one token shows: the sizes of its cache and of its logits."""
+    """The sizes of the model's cache and logits, found by a call on one token."""
 
     layers: tuple[LayerShape | None, ...]  # None: a layer that shares another's keys and values
     vocabulary: int

@@ -108,7 +108,8 @@ def _fixed(values: torch.Tensor) -> torch.nn.Parameter:
 
 @dataclass(frozen=True)
 class QuantizationReport:
-    """What `quantize` did. `errors` has, for each layer, the norm of what its matrix lost against the matrix's own."""
+    """The result of `quantize`. `errors` has, for each layer, the norm of its matrix's error relative to the matrix's
+    norm."""
 
     bits: int
     bytes_before: int

@@ -19,7 +19,7 @@ _ROWS_APART, _SLOTS_APART = 0x9E3779B1, 0x85EBCA77
 
 @dataclass(frozen=True)
 class Selection:
-    """What is done to the logits, as far as it decides which operations there are; the numbers are in `Knobs`."""
+    """The settings that determine the operations on the logits; the numbers are in `Knobs`."""
 
     sample: bool = False
     candidates: int | None = None  # of top-k: as many are sorted; None: all take part

@@ -105,7 +105,7 @@ class Builder:
         return self.add(Map("cast"), (x,), TensorType(dtype, x.shape))
 
     def copied(self, x: Node) -> Node:
-        """The same values in dense memory of their own."""
+        """A dense copy of the values."""
         return self.add(Map("cast"), (x,), TensorType(x.dtype, x.shape))
 
     def _cast_constant(self, x: Node, value: bool | int | float, dtype: DType) -> Node:

@@ -116,7 +116,7 @@ class CompileLog:
             self.add_seconds(name, elapsed - stage.inner)
 
     def seconds_so_far(self) -> float | None:
-        """How long this thread has been in its outermost open stage or, if none is open, was in its last."""
+        """The seconds of this thread in its outermost open stage or, if none is open, in its last one."""
         stack: list[_OpenStage] = self._open_stages.__dict__.get("stack", [])
         if stack:
             return time.perf_counter() - stack[0].start
@@ -200,7 +200,7 @@ class CompileLog:
                 names["pool"].clear()
 
     def histogram(self, variant: str, engine: str) -> Histogram:
-        """Where the latencies of one variant's calls by one engine are counted."""
+        """The histogram of latencies of one variant's calls by one engine."""
         with self._lock:
             return self._histograms.setdefault((variant, engine), Histogram(variant, engine))
 
@@ -251,7 +251,7 @@ class CompileLog:
         self._open_stages.__dict__.pop("failed", None)  # it is no news about the graph that comes next
 
     def graph_break_met(self, entry: GraphBreak) -> None:
-        """For those who want to know after which graph; `graph_break` counts it, once it is known to be one."""
+        """For listeners that need the preceding graph; `graph_break` counts the break once it is confirmed."""
         if self.recorder is not None:
             self.recorder.graph_break(entry)
 

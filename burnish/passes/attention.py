@@ -76,7 +76,7 @@ def _plain(b: Builder, x: Node) -> _Plain:
 
 
 def _factor(x: Node) -> _Plain | None:
-    """Of a product with a number, or a quotient by one."""
+    """The factor of a product with a number, or of a quotient by one."""
     if not (_is(x, "mul") or _is(x, "div")):
         return None
     for at in (1, 0) if _is(x, "mul") else (1,):
@@ -109,7 +109,7 @@ def _softmax_of(weights: Node) -> Node | None:
 
 
 def _reduced(x: Node, kind: str) -> Node | None:
-    """What was reduced over its last dimension, if that is what x repeats along it."""
+    """The operand of a reduction over the last dimension, if x broadcasts its result along that dimension."""
     if not isinstance(x.op, View) or x.op.fill is not None:
         return None
     (made,) = x.inputs

@@ -149,7 +149,7 @@ class WorkspacePool:
             kept.append(workspace)
 
     def held_bytes(self) -> int:
-        """What is kept for later calls; what calls use at this moment is not in it."""
+        """The bytes kept for later calls, without the workspaces in use."""
         return sum(w.arena.nbytes for workspaces in list(self.free.values()) for w in list(workspaces))
 
     def clear(self) -> None:
@@ -321,7 +321,7 @@ class Renderer:
         self.line("    raise callers_mistake(mistakes)")
 
     def _finish(self) -> None:
-        """For what a device's program does after its last kernel."""
+        """A hook for a device's steps after the last kernel."""
 
     def _free(self, names: Sequence[str]) -> None:
         for name in names:

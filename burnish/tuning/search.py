@@ -33,7 +33,7 @@ class Measure(Protocol):
 
 
 class Store(Protocol):
-    """What earlier compiles found, by key."""
+    """The results of earlier compiles, by key."""
 
     def get(self, key: str) -> str | None: ...
 
@@ -73,7 +73,7 @@ class Tuner:
         return self._or_by_rule(lambda: self._who(schedule, finish))
 
     def how(self, schedule: Schedule) -> dict[int, Form]:
-        """How each kernel is launched, by its number."""
+        """The launch form of each kernel, by its number."""
         return self._or_by_rule(lambda: self._how(schedule))
 
     def _or_by_rule(self, search: Callable[[], dict[int, Form]]) -> dict[int, Form]:

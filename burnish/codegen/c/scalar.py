@@ -1,4 +1,4 @@
-"""How C spells each scalar operation, type and constant."""
+"""The C spelling of each scalar operation, type and constant."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def _taken_apart(text: str) -> tuple[str, dict[str, str], str]:
 
 
 def _line(kernel: str) -> str:
-    """Where its own function, not that of its tiles, begins."""
+    """The start of its own function, not that of its tiles."""
     return next(line for line in kernel.splitlines() if (found := _KERNEL.match(line)) and not found[2])
 
 

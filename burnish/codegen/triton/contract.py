@@ -177,7 +177,7 @@ def _strip(group: ContractGroup, gpu: Gpu) -> Strip:
 
 
 def _fitting(group: ContractGroup, columns: int, gpu: Gpu) -> Strip:
-    """As deep as keeps the memory busy."""
+    """The depth that saturates the memory."""
     m, k = (static_size(d) for d in group.parts[0].a.shape)
     rows, matrices = max(8, power_of_two(m)), len(group.parts[0].products)
     depth = min(_UNDER_WAY // (columns * matrices), power_of_two(k) // _STEPS)
@@ -338,7 +338,7 @@ class _Strip(_Tile):
             self.line(f"{acc} = tl.trans(tl.sum({acc}, 0))")
 
     def _masked(self, lane: str, k: Dim, place: str) -> str:
-        """What limits a load to the operand, as the end of its arguments."""
+        """The mask that limits a load to the operand, as trailing arguments."""
         ragged = not (isinstance(k, int) and k % self._block("KBLOCK") == 0)
         inside = f"(cut + {place} < {self.index(k)} - start)" if ragged else ""
         mask = " & ".join(m for m in (lane, inside) if m)

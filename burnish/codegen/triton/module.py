@@ -76,7 +76,7 @@ class TritonUnit:
         return len(self.functions)
 
     def symbol(self, function: str) -> str:
-        """What the kernel is called on the device: the same for the same text, whatever module it stands in."""
+        """The kernel's name on the device: equal for equal text, independent of the module."""
         return f"bn_{hashlib.sha256(self.functions[function].encode()).hexdigest()[:12]}"
 
     def alone(self, function: str) -> str:

@@ -59,7 +59,7 @@ def small_weights(p: BodyPrinter) -> SmallWeights | None:
 
 
 class SmallWeights:
-    """How the sums of one loop are printed. `live` are the values that have to be printed for it."""
+    """Prints the sums of one loop. `live` are the values that must be printed for it."""
 
     def __init__(self, p: BodyPrinter, width: int) -> None:
         self.p = p

@@ -53,7 +53,7 @@ class Sweep:
         return "x" not in self.p.spans[n] and not isinstance(self.p.body[n], Store)
 
     def _is_steady(self, n: int) -> bool:
-        """What no kernel writes can be loaded while the one ahead still runs."""
+        """Data that no kernel writes can be loaded while the previous kernel still runs."""
         i = self.p.body[n]
         return isinstance(i, Const) or (isinstance(i, Load) and i.buffer in self.p.steady and i.guard is None)
 

@@ -40,7 +40,8 @@ def _directory_of(pid: int) -> Path:
 
 
 def _lock(path: Path) -> None:
-    """Until the process ends. The file gets its name after it is locked, so other processes cannot find it before."""
+    """Hold a lock until the process ends. The file gets its name after it is locked, so other processes cannot find it
+    before."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     fcntl.flock(os.open(path / "being-locked", flags, 0o600), fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.rename(path / "being-locked", path / _LOCK)

@@ -119,7 +119,8 @@ def _opened_or_made(name: str, parent: int, flags: int, make: bool) -> int:
 
 
 def _link(name: str, parent: int, shown: str) -> str | None:
-    """Where a link leads; None for what is none. Its own directory has been checked: nobody else can replace it."""
+    """The target of a link; None if it is not a link. Its directory has been checked, so no other user can replace
+    it."""
     try:
         status = os.stat(name, dir_fd=parent, follow_symlinks=False)
         target = os.readlink(name, dir_fd=parent)

@@ -67,7 +67,7 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True)
 class CacheStats:
-    """What is on disk, and what this process did with it."""
+    """The cache's content on disk, and this process's hits, misses and writes."""
 
     root: Path
     entries: int

@@ -126,7 +126,7 @@ def device_of(gm: GraphModule) -> torch.device:
 
 
 def load(key: CacheKey, options: Options, log: CompileLog) -> bytes | None:
-    """What is stored under the key; a miss says why."""
+    """Load the program stored under the key; a miss logs the reason."""
     cache = open_cache(options)
     data = cache.get(KIND, key)
     log.cache(data is not None, "" if data is not None else cache.miss_reason(KIND, key))

@@ -177,7 +177,7 @@ def is_faster(
 
 
 def known_answer(found: ProductClass, cache: Cache) -> bool | None:
-    """What is known already, measured on a busy machine or not."""
+    """The existing answer, also one from a busy machine."""
     key = _key(found)
     if key.digest in _answers:
         return _answers[key.digest]
@@ -220,7 +220,7 @@ class Store(ctypes.Structure):
 
 
 def trial(found: ProductClass, options: Options, cache: Cache, log: CompileLog) -> float:
-    """How many times as long ours takes."""
+    """The time of our kernel divided by BLAS' time."""
     single = found.dtype is DType.f32
     native = native_library(options, cache, log) if single else double_library(options, cache, log)
     m, n, k = max(min(found.m, _MOST // (found.n * found.k)), 4 * _FEW), found.n, found.k

@@ -411,7 +411,7 @@ def _once(x: torch.Tensor, repeated: tuple[int, ...]) -> torch.Tensor:
 
 
 class _Places:
-    """Where the arguments of a call were."""
+    """The arguments' addresses in a call."""
 
     def __init__(self, args: Sequence[Any]) -> None:
         # A storage that is referred to, if only weakly, is never mistaken for one that comes after it.

@@ -157,7 +157,7 @@ def _word(address: int) -> int:
 
 
 def _check(host: Host) -> None:
-    """It sees what Python sees."""
+    """Check that it reads the same values as Python."""
     known = [x for x in _examples() if x.device.type == "cpu"]
     addresses = [x.data_ptr() for x in known]
     positions = list(range(len(known)))

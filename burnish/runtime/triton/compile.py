@@ -118,7 +118,7 @@ def _options(source: KernelSource) -> dict[str, Any]:
 
 
 def described(compiled: Any) -> BuiltKernel:
-    """What a launch must know of Triton's object."""
+    """The data of Triton's object that a launch needs."""
     metadata = compiled.metadata
     if getattr(metadata, "profile_scratch_size", 0):
         raise ProfiledBuild(compiled.name)

@@ -82,7 +82,7 @@ class Worker:
             return False
 
     def _has_said(self) -> bytes | None:
-        """What could be read now, or None. Raises EOFError if nothing ever will."""
+        """A message if one is available now, or None. Raises EOFError if the other end is closed."""
         self._end.setblocking(False)
         try:
             said = self._end.recv(1, socket.MSG_PEEK)

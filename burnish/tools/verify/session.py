@@ -296,7 +296,7 @@ class _kept_gradients:
 
 
 def without_trust(options: Options) -> Options:
-    """What would serve eager in place of wrong or slow code, or compile later, must not do so while code is judged."""
+    """Disables the mechanisms that serve eager instead of wrong or slow code, or compile later, during verification."""
     off = {"verify": "off", "gate": False, "background": False, "budget": None, "sample": 0.0}
     known = {entry.name for entry in dataclasses.fields(Options)}
     return dataclasses.replace(options, **{name: value for name, value in off.items() if name in known})  # type: ignore[arg-type]
