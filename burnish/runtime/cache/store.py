@@ -67,7 +67,7 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True)
 class CacheStats:
-    """The cache's content on disk, and this process's hits, misses and writes."""
+    """The cache's content on disk, and this process's hits, misses and evictions."""
 
     root: Path
     entries: int
