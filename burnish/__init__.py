@@ -38,7 +38,8 @@ __all__ = [
     "verify",
 ]
 
-# Where each name is, imported when it is first asked for: torch takes seconds, and `burnish --help` needs none of it.
+# The module of each public name, imported at first use: importing torch takes seconds, and `burnish --help` does not
+# need it.
 _HOMES = {
     "Options": "burnish.options",
     "Stats": "burnish.stats",
@@ -56,7 +57,7 @@ _HOMES = {
 
 
 class _Package(_types.ModuleType):
-    """This package. `burnish.stats` is a function, whatever is imported: Python would put its module in its place."""
+    """This package. Keeps `burnish.stats` a function: importing the submodule `stats` would replace it."""
 
     def __getattr__(self, name: str) -> Any:
         if name in _HOMES:
@@ -83,8 +84,8 @@ _sys.modules[__name__].__class__ = _Package
 
 
 def _register_backend() -> None:
-    """Let `torch.compile(model, backend="burnish")` find us. Where the package is installed torch finds the entry
-    point by itself, and nothing needs importing now."""
+    """Register the backend for `torch.compile(model, backend="burnish")`. If the package is installed, torch finds the
+    entry point itself, and nothing is imported now."""
     try:
         _metadata.distribution("burnish")
     except _metadata.PackageNotFoundError:

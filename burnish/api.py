@@ -1,4 +1,5 @@
-"""`burnish.compile` and what goes with it: torch.compile's arguments, and objects that stay what they were."""
+"""`burnish.compile` and what goes with it: torch.compile's arguments, and compiled objects that keep the original's
+class."""
 
 from __future__ import annotations
 
@@ -85,12 +86,12 @@ def compile(
 ) -> Any:
     """Compile a module or a function; the arguments are those of `torch.compile`.
 
-    Without `model` it is a decorator. `fullgraph=True` makes a graph break an error that names its line.
-    `dynamic=True` compiles once for all sizes, `False` once for each, `None` goes from the second to the first when
-    a size changes. `backend` is None or "burnish" for our own compiler, "auto" to let Inductor serve graphs at which
-    it is faster, or any backend that torch.compile takes.
-    `mode` is one of burnish.options.MODES, `options` a dict of burnish.options.OPTION_NAMES (or an Options), and the
-    two exclude each other. `disable=True` runs eager. `name` is what statistics and warnings call it.
+    Without `model` it is a decorator. `fullgraph=True` makes a graph break an error that names its line. `dynamic=True`
+    compiles once for all sizes, `False` once for each size; `None` starts like `False` and makes a size symbolic when
+    it changes. `backend` is None or "burnish" for our own compiler, "auto" to let Inductor serve graphs for which it is
+    faster, or any backend that torch.compile takes. `mode` is one of burnish.options.MODES, `options` a dict of
+    burnish.options.OPTION_NAMES (or an Options), and the two exclude each other. `disable=True` runs eager. `name` is
+    what statistics and warnings call it.
 
     Each graph is compared with eager at its first call (`verify="off"` does not; "always" does even where an earlier
     process did), raced against it, and served by eager if that is faster (`gate=False` does not). `sample=0.001`
@@ -145,7 +146,7 @@ def _compile(settings: Settings, model: Any) -> Any:
 
 
 def _original(model: Any) -> Any:
-    """What was compiled before is compiled afresh, not wrapped again."""
+    """An object that was compiled before is compiled again from its original, not wrapped twice."""
     handle = _handle(model)
     if handle is not None:
         return handle.eager
@@ -170,8 +171,8 @@ def _compiled_function(function: Callable[..., Any], settings: Settings) -> Call
 
 
 def _way_in(function: Callable[..., Any], entrance: Any) -> Callable[..., Any]:
-    """What something larger that is being compiled takes in is `function` itself. A coroutine function stays one, and a
-    generator function, of either kind: web servers and event loops ask."""
+    """Inside a larger compiled function, `function` itself is traced. Coroutine functions and (async) generator
+    functions keep their kind, because web servers and event loops check it."""
     if inspect.iscoroutinefunction(function):
 
         async def awaited(*args: Any, **kwargs: Any) -> Any:
@@ -204,7 +205,7 @@ def _way_in(function: Callable[..., Any], entrance: Any) -> Callable[..., Any]:
         return traced_as(function, iterated_later)
     given = _plain_parameters(function)
     if given is not None:
-        # With the function's own parameters Python packs no tuple and no dict: half of what this layer costs.
+        # A wrapper with the function's own parameters avoids packing a tuple and a dict: half of this layer's cost.
         text = f"lambda {given}: _entrance.call({given})"
         way_in: Callable[..., Any] = eval(builtins.compile(text, "<burnish>", "eval"), {"_entrance": entrance})
         return traced_as(function, way_in)
@@ -219,7 +220,7 @@ def _way_in(function: Callable[..., Any], entrance: Any) -> Callable[..., Any]:
 
 
 def _plain_parameters(function: Callable[..., Any]) -> str | None:
-    """Its parameters, if each is a plain one without a default."""
+    """The function's parameters, if all are plain and without defaults."""
     if not isinstance(function, types.FunctionType) or function.__defaults__ or function.__kwdefaults__:
         return None
     code = function.__code__
@@ -240,7 +241,7 @@ def _handle(target: object) -> Handle | None:
 
 
 def handle_of(compiled: object) -> Handle:
-    """What burnish keeps for a compiled object."""
+    """The handle of a compiled object."""
     handle = _handle(compiled)
     if handle is None:
         raise NotCompiled(compiled)
@@ -248,7 +249,8 @@ def handle_of(compiled: object) -> Handle:
 
 
 def stats(target: object = None) -> Stats:
-    """What compiling `target` did so far; without one, all of `torch.compile(..., backend="burnish")` together."""
+    """The statistics of `target` so far; without a target, those of all `torch.compile(..., backend="burnish")`
+    together."""
     if target is None:
         from burnish.capture.dynamo import torch_compile_stats
 
@@ -257,8 +259,8 @@ def stats(target: object = None) -> Stats:
 
 
 def seal(compiled: object, strict: bool = False) -> None:
-    """Nothing compiles from now on, and calls check their signature and the program's assumptions, natively: see
-    `compiled.burnish.seal`. What nothing was compiled for runs in eager; with `strict` it raises SealedError."""
+    """From now on nothing compiles, and calls only check their signature and the program's assumptions, natively: see
+    `compiled.burnish.seal`. Calls without compiled code run in eager; with `strict` they raise SealedError."""
     handle_of(compiled).seal(strict)
 
 
@@ -271,7 +273,7 @@ def disable(target: None = None, *, reason: str | None = None) -> Callable[[Mode
 
 
 def disable(target: Any = None, *, reason: str | None = None) -> Any:
-    """Keep a function or a module out of every graph: what is around it is compiled, it runs in eager.
+    """Keep a function or a module out of every graph: it runs in eager, and the code around it is compiled.
 
     A decorator, with or without arguments; on a module it gives back an object of its class over the same state."""
     if target is None:
@@ -285,6 +287,6 @@ def disable(target: Any = None, *, reason: str | None = None) -> Any:
 
 
 def reset() -> None:
-    """Forget everything compiled in this process, as after a restart: every object compiles again at its next call.
-    What is on disk stays."""
+    """Forget everything compiled in this process, as after a restart: every object compiles again at its next call. The
+    cache on disk is kept."""
     reset_all()

@@ -1,15 +1,14 @@
-"""What a compiled graph takes for granted of its inputs: stated as data, printed, part of every key, and checked.
+"""A compiled graph's assumptions about its inputs: data that is printed, part of every key, and checked.
 
-Compiled code is made for inputs of one kind: their types, sizes and strides, where they are, and which of them lie in
-the same memory. Each such fact is stated here and nowhere else. A call for which one does not hold is served by eager
-and counted. Who looks, natively, before each call:
+Compiled code is made for inputs of certain types, sizes, strides, devices and aliasing. All these facts are stated here
+and nowhere else. A call that violates one is served by eager and counted. The native checks before each call:
 
-- open calls: Dynamo's guards at types, sizes, strides, devices and gradients; `runtime/host/checks.py` at the rest,
-  which is where inputs that are written lie, and where in their storage those begin whose place there matters;
-- sealed calls: `runtime/host/checks.py` at everything, whatever the arguments or the module's own tensors have become.
+- open calls: Dynamo's guards check types, sizes, strides, devices and gradients; `runtime/host/checks.py` checks the
+  rest: the aliasing of written inputs, and storage offsets where they matter;
+- sealed calls: `runtime/host/checks.py` checks everything, for arguments and for the module's own tensors.
 
-`Assumptions.unmet` is the meaning of it all, in plain Python; the native check (`native/host/assumed.h`) is tested
-against it.
+`Assumptions.unmet` is the reference implementation in plain Python; the native check (`native/host/assumed.h`) is
+tested against it.
 """
 
 from __future__ import annotations
@@ -23,23 +22,23 @@ import torch
 
 from burnish.ir.expr import Dim, Div, Expr, Extreme, Mod, Sym, evaluate, symbols
 
-PLAIN = "Tensor"  # the class of tensors whose memory is all there is to them: Tensor, Parameter, Buffer
+PLAIN = "Tensor"  # plain tensors, fully described by their memory: Tensor, Parameter, Buffer
 _PLAIN_CLASSES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 @dataclass(frozen=True)
 class TensorInput:
     name: str  # where it comes from, as Dynamo writes it
-    kind: str  # its class: PLAIN, or the name of a subclass, of which nothing else is known
+    kind: str  # its class: PLAIN, or the name of a subclass, which has no other assumptions
     dtype: torch.dtype
     device: torch.device
     shape: tuple[Dim, ...]
     strides: tuple[Dim, ...]
-    offset: int | None = None  # where in its storage it begins; None: anywhere
+    offset: int | None = None  # its storage offset; None: any
     negative: bool = False  # its memory holds the negatives of its values
     conjugate: bool = False
     requires_grad: bool = False
-    written: bool = False  # a call changes it: it must not overlap another input, nor its elements one another
+    written: bool = False  # a call writes it: it must not overlap another input or itself
 
     def __str__(self) -> str:
         sizes, strides = (", ".join(map(str, dims)) for dims in (self.shape, self.strides))
@@ -70,7 +69,7 @@ class NumberInput:
 
 @dataclass(frozen=True)
 class OtherInput:
-    """Neither a tensor nor a size: nothing is assumed but that it is no tensor."""
+    """Neither a tensor nor a size: the only assumption is that it is not a tensor."""
 
     name: str
 
@@ -83,10 +82,10 @@ Input = TensorInput | NumberInput | OtherInput
 
 @dataclass(frozen=True)
 class Assumptions:
-    """Of one graph, in the order of its inputs."""
+    """The assumptions of one graph, in the order of its inputs."""
 
     inputs: tuple[Input, ...]
-    records_gradients: bool = False  # captured in grad mode: which inputs require a gradient decides what is computed
+    records_gradients: bool = False  # captured in grad mode: the computation depends on which inputs require a gradient
 
     def __str__(self) -> str:
         width = max((len(each.name) for each in self.inputs), default=0)
@@ -95,7 +94,7 @@ class Assumptions:
         return "\n".join(lines)
 
     def key(self) -> str:
-        """The same for the same assumptions, whatever the inputs are called."""
+        """A key of the assumptions, independent of the inputs' names."""
         return "; ".join(
             map(str, (*self.inputs, *(f"{s.name} >= {s.lo}" for s in self._symbols()), self.records_gradients))
         )
@@ -113,12 +112,12 @@ class Assumptions:
 
     @property
     def beyond_guards(self) -> bool:
-        """Whether there is anything that Dynamo's guards do not look at."""
+        """Whether some assumption is not covered by Dynamo's guards."""
         return any(isinstance(x, TensorInput) and (x.written or x.offset is not None) for x in self.inputs)
 
     @property
     def is_plain(self) -> bool:
-        """Whether all of its tensors are what they seem, so that nothing is left for guards alone to know."""
+        """Whether all tensors are plain, so that no property is checked by guards only."""
         return all(x.kind == PLAIN for x in self.inputs if isinstance(x, TensorInput))
 
     def with_offsets(self, values: Sequence[Any]) -> Assumptions:
@@ -211,7 +210,7 @@ class Assumptions:
 
 
 class AssumptionUnmet(Exception):
-    """A compiled graph is not for these inputs. Nothing has run: eager serves the call."""
+    """A compiled graph's assumptions do not hold for these inputs. Nothing has run: eager serves the call."""
 
 
 def class_of(x: torch.Tensor) -> str:
@@ -253,7 +252,7 @@ def memory_of(x: torch.Tensor) -> Place | None:
 
 
 def meets_itself(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether elements may share memory: a dimension does not step over all that the narrower ones span."""
+    """Whether elements may share memory: some dimension's stride is smaller than the span of the narrower ones."""
     if 0 in shape:
         return False
     reach = 0

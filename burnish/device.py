@@ -1,6 +1,6 @@
-"""What a device is, as far as decisions about programs for it go: found out once, and data like any other.
+"""The properties of a device on which compiler decisions depend: read once, and stored as data.
 
-Decisions ask the description that a schedule carries (`Schedule.gpu`), never the device: a program for any GPU can be
+Decisions read the description that a schedule carries (`Schedule.gpu`), never the device: a program for any GPU can be
 made on any machine. `KNOWN` are GPUs that the tests make programs for.
 """
 
@@ -43,11 +43,11 @@ KNOWN = (
     Gpu("NVIDIA GeForce RTX 4090", (8, 9), 128, 99 * _KIB, 72 * _MIB, 1.01e12),
     Gpu("NVIDIA B200", (10, 0), 148, 227 * _KIB, 126 * _MIB, 8.0e12),
 )
-REFERENCE = H200  # what a schedule is for where nobody says: it is made on a machine that has no GPU
+REFERENCE = H200  # the default target of a schedule that is made on a machine without a GPU
 
 
 def gpu_of(device: torch.device) -> Gpu:
-    """The description of a device; the reference's for one that is no GPU, for which programs may be made as well."""
+    """The description of a device; for a device other than a GPU, that of the reference GPU."""
     return _found(device.index or 0) if device.type == "cuda" else REFERENCE
 
 

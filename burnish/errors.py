@@ -1,4 +1,4 @@
-"""One class per failure. A message says what happened, where in the user's code if known, and the way out."""
+"""One class per failure. A message says what happened, where in the user's code if known, and how to fix it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from pathlib import Path
 
 
 class BurnishError(RuntimeError):
-    """The base of everything burnish raises, so that one `except` clause can tell our failures from the model's."""
+    """The base of everything burnish raises, so that one `except` clause can distinguish our failures from the
+    model's."""
 
 
 class FallbackWarning(UserWarning):
-    """Something could not be compiled and eager serves it: right results, no speed-up."""
+    """Code that could not be compiled runs in eager: right results, no speed-up."""
 
 
 class UnknownTorchWarning(UserWarning):
@@ -24,9 +25,9 @@ class UnknownTorchWarning(UserWarning):
 
 
 def warn(message: str, category: type[Warning]) -> None:
-    """Tell the user something that costs no more than speed. Where the program makes errors of all warnings (`python -W
-    error`), it is shown and not raised: what is eager's result to be must not become an exception. Who wants one names
-    the category."""
+    """Warn the user about a problem that only costs speed. Where all warnings are errors (`python -W error`), the
+    warning is shown and not raised, because the call must still return eager's result. A filter that names the category
+    raises."""
     try:
         warnings.warn(message, category, stacklevel=3)
     except category as made_an_error:
@@ -113,7 +114,7 @@ class CannotPickle(BurnishError, pickle.PicklingError):
 
 
 class CompileError(BurnishError):
-    """A stage could not do its work on this graph. `way_out` is what the user can do about it."""
+    """A stage failed on this graph. `way_out` tells the user how to fix it."""
 
     def __init__(self, stage: str, reason: str, way_out: str = "") -> None:
         super().__init__(f"{stage}: {reason}" + (f" ({way_out})" if way_out else ""))
@@ -184,7 +185,7 @@ class GraphBreakError(BurnishError):
 
 
 class SealedError(BurnishError):
-    """A strictly sealed object met a call that eager would have to serve."""
+    """A strictly sealed object got a call that eager would have to serve."""
 
     def __init__(self, name: str, reason: str) -> None:
         self.reason = reason
@@ -225,7 +226,7 @@ def users_place(error: BaseException) -> str:
 
 
 def in_one_line(error: BaseException) -> str:
-    """What was raised, its first line, and where in the user's code."""
+    """The first line of an exception, and its line in the user's code."""
     if isinstance(error, SystemExit):
         what = f"it ended the process (status {error.code})"
     elif isinstance(error, SyntaxError):
@@ -254,7 +255,7 @@ class UnknownInputSet(UsageError):
 
 
 class TargetUnusable(UsageError):
-    """What a child process found out about the target, in its words."""
+    """The error that a child process found in the target, in its words."""
 
 
 class TrialFailed(BurnishError):

@@ -1,12 +1,13 @@
-"""Fuel: the budget of optimisations that one compile may make, each with a name."""
+"""Fuel: the number of optimisation steps that one compile may take, each with a name."""
 
 from __future__ import annotations
 
 
 class Fuel:
-    """A budget of optimisations. Halving it finds a miscompile: the step that spends the last unit is the culprit.
+    """A budget of optimisation steps. A bisection over it finds a miscompile: the step that takes the last unit is the
+    culprit.
 
-    `spent` names every step taken, so that the culprit has a name (`burnish verify` does the halving)."""
+    `spent` names every step taken, so that the culprit has a name (`burnish verify` does the bisection)."""
 
     def __init__(self, units: int | None = None) -> None:
         self.left = units

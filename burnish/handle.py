@@ -1,4 +1,4 @@
-"""What burnish keeps for one compiled object: the eager original, its settings, its log and the ways in."""
+"""The handle of one compiled object: the eager original, its settings, its log and its entrances."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ _live: weakref.WeakSet[Handle] = weakref.WeakSet()
 
 @dataclass(frozen=True)
 class Settings:
-    """The arguments of `burnish.compile`, as given: they travel with a copied or pickled object and are read anew
-    where it arrives, so that another machine's cache directory or compiler is not taken along."""
+    """The arguments of `burnish.compile` as given. They are copied and pickled with the object and evaluated again at
+    the destination, so that one machine's cache directory or compiler is not used on another."""
 
     fullgraph: bool = False
     dynamic: bool | None = None
@@ -81,7 +81,7 @@ class Settings:
         return Options.from_arguments(mode=self.mode, fullgraph=self.fullgraph, dynamic=self.dynamic, trust=trust)
 
     def for_torch_compile(self) -> dict[str, Any] | None:
-        """Arguments for torch.compile where another backend does the work; None where we do."""
+        """Arguments for torch.compile if another backend is used; None for ours."""
         if self.is_ours:
             return None
         return {
@@ -94,7 +94,7 @@ class Settings:
 
 
 class Handle:
-    """Reached as `compiled.burnish`: `eager` is the original, `stats()` what compiling it did."""
+    """Available as `compiled.burnish`: `eager` is the original, `stats()` its statistics."""
 
     def __init__(self, eager: Any, settings: Settings) -> None:
         self.eager = eager
@@ -119,7 +119,7 @@ class Handle:
 
         try:
             return Entrance(target, self.options, self.log, foreign)
-        except Exception as error:  # of an object that cannot be looked at: one without a hash, a trap in __getattr__
+        except Exception as error:  # from an object that cannot be inspected: unhashable, or with a raising __getattr__
             if foreign is not None or is_handlers_own(error):
                 raise
             from burnish.capture.entry.eager_only import EagerEntrance
@@ -130,7 +130,7 @@ class Handle:
 
     @property
     def forward(self) -> Entrance | EagerEntrance:
-        """The way in of a module's `forward`, called without its hooks."""
+        """The entrance of a module's `forward`, called without its hooks."""
         with self._lock:
             if self._forward is None:
                 self._forward = self._entrance(self.eager.forward)
@@ -146,12 +146,13 @@ class Handle:
 
     @property
     def is_racing(self) -> bool:
-        """Whether calls are still served by turns, to find out who is faster: a dozen of each kind, as a rule."""
+        """Whether calls still alternate between the compiled object and the original, to measure which is faster:
+        usually a dozen of each kind."""
         return any(entrance.is_racing for entrance in self._entrances())
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Until nothing is left to compile of what calls so far have asked for (`background=True`), or for `timeout`
-        seconds; whether nothing is left. A graph break, or a size not seen before, asks again at a later call."""
+        """Wait until all compiles requested so far are done (`background=True`), or for `timeout` seconds. Returns
+        whether they are done. A graph break or a new size requests another compile at a later call."""
         from burnish.capture.background.queue import wait_for
 
         return wait_for([job for frames in self._deferred() for job in frames.jobs()], timeout)
@@ -161,19 +162,19 @@ class Handle:
         return [each.deferred for each in entrances if each is not None and each.deferred is not None]
 
     def __del__(self) -> None:
-        # Not all of it is there if it was never whole, or when the process ends: then contextlib is not, either.
+        # Attributes may be missing if __init__ failed, or at interpreter exit; then contextlib may be missing, too.
         try:  # noqa: SIM105
             self.stop_compiling()
         except Exception:
             pass
 
     def stop_compiling(self) -> None:
-        """Cancel compiles in the background; calls ask for them again."""
+        """Cancel background compiles; later calls request them again."""
         for frames in self._deferred():
             frames.cancel()
 
     def rollback(self, reason: str | None = None) -> None:
-        """Eager serves from the next call on, and nothing compiles, until `retry`. Other objects are left alone."""
+        """Eager serves from the next call on, and nothing compiles, until `retry`. Other objects are not affected."""
         from burnish.trust.gate import Failure
 
         failure = Failure(reason or "rolled back by request", asked=True)
@@ -194,30 +195,31 @@ class Handle:
         return [each for each in (self.entrance, self._forward) if each is not None]
 
     def seal(self, strict: bool = False) -> None:
-        """From now on nothing compiles, and a call costs a few microseconds on the host: of all that decides which
-        compiled program fits, the signature of the call is looked at, and what the program assumes of memory. Call it
-        after warming up (a training step with its backward); `unseal` takes it back.
+        """From now on nothing compiles, and a call costs a few microseconds on the host: only the call's signature and
+        the program's assumptions about memory are checked. Call it after warm-up (a training step with its backward);
+        `unseal` reverts it.
 
         The signature is
         - of each tensor among the arguments, also in tuples, lists and dicts: shape, strides, dtype, device, whether it
           requires a gradient, and its kind (dispatch keys: inference tensors, conjugate or negative views);
         - which arguments are one and the same tensor;
         - the values of other plain arguments (numbers, text, None, dtypes, devices) and their types;
-        - which object anything else is (a cache, a config): the same one, whatever it holds;
+        - the identity of all other objects (a cache, a config), not their content;
         - grad mode, inference mode, autocast and its types, the module's `training`; that its hooks, and settings of
           the process such as the number of threads, are those of the first sealed call with the signature.
 
-        What a program assumes of the tensors it gets is checked in each call, natively and before anything runs: type,
-        sizes, strides, device, gradients, and which of them share memory, of the arguments, of tensors that objects
-        among them hold, and of the module's parameters and buffers. Those may be changed in place (an optimiser's
-        step, `load_state_dict`, `.data`) or replaced (`load_state_dict(assign=True)`, a new Parameter, another module).
-        What a program still fits goes on; where none does, eager serves the call.
+        A program's assumptions about its tensors are checked natively in each call, before anything runs: type, sizes,
+        strides, device, gradients and aliasing, for the arguments, for tensors held by objects among them, and for the
+        module's parameters and buffers. Parameters and buffers may be changed in place (an optimiser's step,
+        `load_state_dict`, `.data`) or replaced (`load_state_dict(assign=True)`, a new Parameter, another module). If a
+        program still fits, it serves the call; otherwise eager does.
 
-        Not looked at, and assumed to stay as they are: the module's plain attributes, `training` of its submodules,
-        what objects among the arguments hold besides tensors, and globals.
+        Not checked, and assumed constant: the module's plain attributes, `training` of its submodules, non-tensor
+        content of objects among the arguments, and globals.
 
-        The first call with a signature asks Dynamo's guards once which program fits. Calls that none was compiled for
-        run in eager, and are counted in `stats().notices`; with `strict=True` they raise SealedError."""
+        The first call with a signature evaluates Dynamo's guards once to find the program that fits. Calls without a
+        fitting program run in eager, and are counted in `stats().notices`; with `strict=True` they raise
+        SealedError."""
         entrances = [each for each in (self.entrance, self._forward) if each is not None]
         empty = [each for each in entrances if not each.seal(strict)]
         if len(empty) == len(entrances):
@@ -237,12 +239,12 @@ class Handle:
                 each.unseal()
 
     def close(self) -> None:
-        """Give back what compiled programs hold: CUDA graphs and their memory, arenas. Kernels' code stays loaded.
-        Results handed out before stay valid. A later call compiles again; counts in `stats()` stay."""
+        """Free the resources of compiled programs: CUDA graphs and their memory, arenas. Kernels' code stays loaded.
+        Earlier results stay valid. A later call compiles again; counts in `stats()` are kept."""
         close_all([self])
 
     def reset(self) -> None:
-        """Forget everything compiled and counted; the next call compiles."""
+        """Drop all compiled code and counts; the next call compiles."""
         self.log.clear()
         self._restart()
 
@@ -254,7 +256,7 @@ class Handle:
             self._forward.restart()
 
     def in_words(self) -> str:
-        """The mode, and who serves: what `print(model)` shows of it."""
+        """The mode and the serving engine, as shown by `print(model)`."""
         mode = self.options.mode or "default"
         return f"mode={mode!r}, {self._served()}"
 
@@ -279,7 +281,7 @@ class Handle:
 
 
 def attribute(target: object, name: str, otherwise: object = None) -> Any:
-    """As `getattr`; also of objects whose `__getattr__` raises something else where there is nothing."""
+    """As `getattr`, also for objects whose `__getattr__` raises another exception for a missing attribute."""
     try:
         return getattr(target, name, otherwise)
     except Exception:
@@ -287,8 +289,8 @@ def attribute(target: object, name: str, otherwise: object = None) -> Any:
 
 
 def _why_eager() -> Lack | None:
-    """What of torch is missing without which nothing compiles. TorchDynamo and what compiles is loaded here: that takes
-    a second, so not before it is needed."""
+    """The private names of torch that are missing and required for compiling. This loads TorchDynamo and the compiler,
+    which takes a second, so it is called only when needed."""
     with contextlib.nullcontext() if _FRAMES in sys.modules else signals_wait():
         from burnish.torch_private import names, probe, versions
 
@@ -300,11 +302,11 @@ def _why_eager() -> Lack | None:
 
 
 def close_all(handles: Sequence[Handle]) -> None:
-    """`Handle.close` for several objects, which share the search for what nobody refers to any more."""
+    """`Handle.close` for several objects, with one shared garbage collection."""
     for handle in handles:
         handle._restart()
         handle.log.release()
-    for _ in range(2):  # caches and code refer to one another, and what the first pass freed to programs
+    for _ in range(2):  # caches and code refer to each other, and objects freed by the first pass to programs
         gc.collect()
     if torch.cuda.is_initialized():
         from burnish.runtime.cuda.graphs import close_pools

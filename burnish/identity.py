@@ -1,8 +1,8 @@
-"""A compiled module that is still the module it was.
+"""A compiled module that keeps the identity of the original module.
 
-Its class is a subclass, made here, of the original's, under the same name; its `__dict__` is the original's own. So
-`isinstance`, parameters, `state_dict` keys, hooks, `train`, `to`, an optimiser's steps and methods such as
-`generate` act on one and the same thing, and only calling it differs. The original is untouched and stays callable.
+Its class is a subclass of the original's with the same name, made here; its `__dict__` is the original's own. So
+`isinstance`, parameters, `state_dict` keys, hooks, `train`, `to`, an optimiser's steps and methods such as `generate`
+act on shared state, and only calls differ. The original is unchanged and stays callable.
 """
 
 from __future__ import annotations
@@ -73,15 +73,15 @@ def _subclass(original: type, members: dict[str, Any]) -> type:
         "__doc__": original.__doc__,
         **members,
     }
-    # A metaclass or an __init_subclass__ of the user's may register classes by name, or want arguments: neither
-    # must meet this class. ABCMeta must, for it keeps records of its own on every class.
+    # A user's metaclass or __init_subclass__ may register classes by name, or require arguments, so neither is called
+    # for this class. ABCMeta is used, because it keeps records on every class.
     metaclass = type(original)
     make = abc.ABCMeta.__new__ if issubclass(metaclass, abc.ABCMeta) else type.__new__
     return make(metaclass, original.__name__, (_Quiet, original), namespace)
 
 
 class _Quiet:
-    """Stands before the original among the bases, so that its __init_subclass__ is not called."""
+    """Precedes the original among the bases, so that the original's __init_subclass__ is not called."""
 
     __slots__ = ()
 
@@ -98,7 +98,7 @@ def _compiled_members(original: type, shown: tuple[str, ...]) -> dict[str, Any]:
     original_forward: Callable[..., Any] = original.forward  # type: ignore[attr-defined]
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_traced():  # a part of a larger model that is being compiled: its graph takes us in
+        if is_traced():  # part of a larger model that is being compiled: traced into its graph
             return original_call(self, *args, **kwargs)
         return self._burnish_handle.entrance.call(*args, **kwargs)
 
@@ -146,7 +146,7 @@ def _compiled_members(original: type, shown: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _for_generate(original: type) -> dict[str, Any]:
-    """transformers' `generate` asks its model for a compiled way to call it, where that can be: it is this one."""
+    """transformers' `generate` asks its model for a compiled call function: return this entrance."""
 
     def get_compiled_call(self: Any, compile_config: object = None) -> Callable[..., Any]:
         return self.__call__
@@ -214,7 +214,7 @@ class _Sink(io.RawIOBase):
 
 
 class _Rehearsal(pickle.Pickler):
-    """Pickles everything but the tensors' bytes, to nowhere: enough to learn whether it can be done."""
+    """A trial pickle without the tensors' bytes and without output, to find out whether pickling works."""
 
     def persistent_id(self, value: Any) -> str | None:
         return "tensor" if isinstance(value, (torch.Tensor, torch.UntypedStorage)) else None

@@ -1,6 +1,6 @@
-"""Every setting burnish has, in one frozen dataclass, and the only place where environment variables are read.
+"""Every setting of burnish, in one frozen dataclass, and the only place where environment variables are read.
 
-An `Options` value is made once per compiled object and handed down explicitly; no stage looks anything up later.
+An `Options` value is made once per compiled object and passed down explicitly; no stage reads settings elsewhere.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SUFFIXES = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 def nearest(word: str, valid: Iterable[str]) -> str | None:
-    """The valid word a user most likely meant, or None when nothing is close."""
+    """The valid word closest to the user's, or None if none is close."""
     close = difflib.get_close_matches(word.lower(), list(valid), n=1, cutoff=0.4)
     return close[0] if close else None
 
@@ -43,7 +43,7 @@ def _env_bool(variable: str) -> bool:
 
 
 def _env_switch(variable: str) -> bool:
-    """For what is on unless switched off."""
+    """A switch that is on by default."""
     return not os.environ.get(variable, "").strip() or _env_bool(variable)
 
 
@@ -99,7 +99,7 @@ def _cache_limit() -> int:
 
 
 def find_compiler() -> str | None:
-    """The C compiler to run: what the user named, else the first one on PATH, else None (a lower tier is used)."""
+    """The C compiler to run: the user's choice, else the first one on PATH, else None (a lower tier is used)."""
     named = os.environ.get("BURNISH_CC", "").strip() or os.environ.get("CC", "").strip()
     return named or next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
 
@@ -138,7 +138,7 @@ class Options:
     sample: float = 0.0  # share of later calls that are compared with eager
     inductor: bool = False  # backend="auto": Inductor takes part in the race
     regions: Regions = "auto"  # blocks that are traced once and copied: found, none, or these classes and modules
-    fault: Fault | None = None  # a failure on purpose: burnish/trust/faults.py
+    fault: Fault | None = None  # fault injection: burnish/trust/faults.py
     tuning: Tuning | None = None  # a record of forms, as max-autotune found them, for kernels on a GPU
 
     @property
@@ -148,7 +148,7 @@ class Options:
 
     @property
     def preloads_libraries(self) -> bool:
-        """Whether what a trial wants of a GPU's libraries is loaded beside the compile: not beside a search, whose
+        """Whether a thread preloads the GPU libraries for the trial during the compile: not during a search, whose
         times it would disturb."""
         return (self.gate or self.verify != "off") and not self.searches
 
@@ -169,9 +169,9 @@ class Options:
         dynamic: bool | None = None,
         trust: Mapping[str, object] | None = None,
     ) -> Options:
-        """Check what a user passed to `burnish.compile` and make the settings of it; a mistake raises at once.
+        """Check the user's arguments of `burnish.compile` and make the settings; a mistake raises at once.
 
-        `trust` holds options that are arguments of their own, too, and go with a mode: None leaves the default."""
+        `trust` has options that are also separate arguments and may be combined with a mode: None keeps the default."""
         if mode is not None and options:
             raise ModeWithOptions()
         if mode is not None and mode not in MODES:
@@ -325,7 +325,7 @@ def _checked(name: object, value: object) -> object:
 
 # -- told by `burnish doctor` -------------------------------------------------------------------------------------
 
-# Variables of others that change what compiled code does.
+# Other libraries' variables that affect compiled code.
 _OTHERS = (
     "CC", "CUDA_LAUNCH_BLOCKING", "CUDA_VISIBLE_DEVICES", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "OMP_WAIT_POLICY",
     "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE", "TRITON_CACHE_DIR",
@@ -358,7 +358,7 @@ def variables_set() -> dict[str, str]:
 
 
 def triton_variables() -> dict[str, str]:
-    """The variables that change what Triton makes of a kernel; where it puts things is no matter."""
+    """The variables that affect Triton's output for a kernel; those for its directories do not count."""
     places = ("TRITON_CACHE_DIR", "TRITON_HOME", "TRITON_DUMP_DIR")
     names = sorted(name for name in os.environ if name.startswith(("TRITON_", "LLVM_", "MLIR_")) and name not in places)
     return {name: os.environ[name] for name in names}

@@ -55,9 +55,9 @@ def compile_graph(
 ) -> Callable[[list[Any]], Sequence[Any]]:
     """Compile one functional ATen graph into a boxed callable. Raises on any failure; the caller serves eager then.
 
-    `returned` is how many of a forward's results are the caller's; the others are saved for its backward. `keep` is
-    given the program as data, for `load_stored`, where it can be had. Where there is a `later`, the program's kernels
-    may still be on their way: it is given what waits for them, and raises what building them raised."""
+    `returned` is the number of a forward's results that go to the caller; the others are saved for its backward. `keep`
+    gets the program as data for `load_stored`, if it can be stored. With `later`, the program's kernels may still be
+    building: `later` gets a function that waits for them, and raises the build's exception."""
     setting = Setting(kind, options, log, static_inputs, returned, later if log.recorder is None else None)
     key = None
     if stored_program.is_wanted(options, log):
@@ -80,7 +80,7 @@ def compile_graph(
             captured.target,
         )
     with _stage("schedule", log):
-        schedule = lower_graph(captured)  # what is stored, and the loop that computes it
+        schedule = lower_graph(captured)  # selects stored values and writes the loops that compute them
     _checkpoint(f"{kind}.schedule.unfused", schedule, options, log)
     unfused, fusion = schedule, FusionReport()
     with _stage("fuse", log):
@@ -123,18 +123,18 @@ def _scheduled(captured: Captured, schedule: Schedule, fuel: Fuel, report: Fusio
 
 @dataclass(frozen=True)
 class Setting:
-    """What a program is made and loaded under, whether it comes from a schedule or from the cache."""
+    """The settings under which a program is made and loaded, from a schedule or from the cache."""
 
     kind: Kind
     options: Options
     log: CompileLog
     static: frozenset[int] = frozenset()
     returned: int | None = None
-    later: Callable[[Wait], None] | None = None  # takes what is to be waited for; without it, everything is
+    later: Callable[[Wait], None] | None = None  # gets the function that waits for kernels; without it, loading waits
 
 
 def load_stored(data: bytes, device: str, setting: Setting) -> Run:
-    """The program that `compile_graph` gave as data. Raises NotData where it cannot be read."""
+    """Load a program that `compile_graph` passed to `keep`. Raises NotData if it cannot be read."""
     stored = stored_program.unpacked(data, device)
     run = _loaded(setting, stored.program)
     setting.log.fusion(stored.fusion)
@@ -178,7 +178,7 @@ def _generated(setting: Setting, captured: Captured, schedule: Schedule) -> Prog
 
 
 def _loaded(setting: Setting, program: Program) -> Run:
-    """The program's kernels built, or found in the cache, and loaded: what serves calls."""
+    """Build the program's kernels or find them in the cache, and load the program."""
     log = setting.log
     run = _load_for_cuda(setting, program) if program.device.type == "cuda" else _load_for_cpu(setting, program)
     for kernel in program.schedule.kernels:
@@ -234,7 +234,7 @@ def _load_for_cuda(setting: Setting, program: Program) -> Run:
         run = load_cuda_program(program, options, log, setting.static)
         _wait_for_kernels(run.ready, setting)
     log.kernels(unit.kernels)
-    # Graphs it is where they are asked for by name, and in training, where they lend saved tensors.
+    # Use CUDA graphs if requested by option, and in training, where they lend saved tensors.
     graphs_only = options.cuda_graphs is True or (options.captures_graphs and kind != "inference")
     direct = None if graphs_only else direct_plan(program)
     if direct is not None:
@@ -248,8 +248,8 @@ def _load_for_cuda(setting: Setting, program: Program) -> Run:
 
 
 def _wait_for_kernels(ready: Callable[[], object], setting: Setting) -> None:
-    """Where the call that compiles waits anyway, the program's first run waits for its kernels: they are built beside
-    Dynamo's guards and eager's share of the trial. Elsewhere a compile is over when they are there."""
+    """In a foreground compile, the program's first run waits for its kernels, which are built in parallel with Dynamo's
+    guards and eager's part of the trial. In other compiles, the compile itself waits for them."""
     options = setting.options
     if options.background or options.budget is not None or setting.log.recorder is not None:
         ready()
@@ -257,7 +257,7 @@ def _wait_for_kernels(ready: Callable[[], object], setting: Setting) -> None:
 
 @contextlib.contextmanager
 def _stage(name: str, log: CompileLog) -> Iterator[None]:
-    """Time a stage, and give its name to whatever fails in it. Out of time, it does not begin."""
+    """Time a stage, and attach its name to exceptions. After the deadline it does not start."""
     current_deadline().check(name)
     with log.stage(name):
         try:
@@ -269,7 +269,7 @@ def _stage(name: str, log: CompileLog) -> Iterator[None]:
 
 
 def _checkpoint(name: str, form: Graph | Schedule, options: Options, log: CompileLog) -> None:
-    """Between two stages: what the first made is written down where asked, and checked where asked."""
+    """Between two stages: dump and verify the first stage's output if requested."""
     if log.dump_dir is not None:
         log.dump(f"{name}.txt", str(form))
     if options.verify_ir:

@@ -1,4 +1,4 @@
-"""What the processor is, found out once, and data like any other. (`device.py` has the same for GPUs; this is apart
+"""The properties of the processor, read once, and stored as data. (`device.py` has the same for GPUs; this is apart
 because nothing here needs torch.)"""
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MATRICES = (
 
 @dataclass(frozen=True)
 class Cpu:
-    """`told` is what the system says of it, `caches` are the bytes of each level, for data."""
+    """`told` is the system's description, `caches` are the bytes of each level of the data cache."""
 
     architecture: str
     told: tuple[tuple[str, str], ...]
@@ -55,19 +55,20 @@ class Cpu:
 
     @property
     def matrix_units(self) -> tuple[str, ...]:
-        """What multiplies numbers narrower than 32 bits."""
+        """The units that multiply numbers narrower than 32 bits."""
         return tuple(dict.fromkeys(shown for feature, shown in _MATRICES if feature in self.features))
 
     @property
     def instructions(self) -> str:
-        """What decides which instructions -march=native may use. Two models of x86 with the same features are alike."""
+        """The features that determine the instructions of -march=native. Two x86 models with the same features are
+        equal."""
         return ", ".join(
             [self.architecture, *self._named("CPU implementer", "CPU part", "CPU variant"), self._hashed()]
         )
 
     @property
     def identity(self) -> str:
-        """The same, and what decides how long things take."""
+        """The same, plus the properties that affect speed."""
         named = ("model name", "cpu family", "model", "stepping", "CPU implementer", "CPU part", "CPU variant")
         return ", ".join([self.architecture, *self._named(*named), self._hashed()])
 

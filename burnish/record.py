@@ -1,6 +1,6 @@
-"""What the tools that look into a compile see: every form one graph took, and the program it became.
+"""A record of one graph's compile for tools: every representation of the graph, and its program.
 
-A `CompileLog` may carry a `Recorder`; the pipeline hands it each finished graph. Nothing is recorded otherwise.
+A `CompileLog` may have a `Recorder`; the pipeline passes it each finished graph. Nothing is recorded otherwise.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class GraphRecord:
 
 class Recorder(Protocol):
     def graph(self, record: GraphRecord) -> Run:
-        """A graph is finished. What is returned serves in place of `record.run`."""
+        """Called with a finished graph. The returned function replaces `record.run`."""
         ...
 
     def graph_break(self, entry: GraphBreak) -> None: ...

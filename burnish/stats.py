@@ -1,7 +1,7 @@
-"""What `burnish.stats(c)` returns: frozen records of what compiling an object did.
+"""The return value of `burnish.stats(c)`: frozen records of an object's compiles and calls.
 
-The names here are an interface: programs read them, and a test pins them. `Stats.schema` grows when a field goes or
-changes its meaning; a new field leaves it as it is. `burnish/observe/log.py` is what writes them.
+The names here are an interface: programs read them, and a test pins them. `Stats.schema` is increased when a field is
+removed or changes its meaning, not for a new field. `burnish/observe/log.py` writes these records.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Fallback:
 
 @dataclass(frozen=True)
 class Span:
-    """A stretch of compiling. Stages nest: `depth` counts those around it. Lane 0 is the thread that compiled first;
-    what is in another lane ran beside it (other threads, worker processes)."""
+    """An interval of a compile. Stages nest: `depth` counts the enclosing ones. Lane 0 is the thread that compiled
+    first; other lanes ran in parallel (other threads, worker processes)."""
 
     name: str
     begin: float  # seconds since the object's first span began
@@ -74,8 +74,8 @@ class Span:
 
 @dataclass(frozen=True)
 class RegionStats:
-    """Calls of equal blocks: `traced` were captured anew, `copied` are copies of one that was, and `shared` of them all
-    went through AOTAutograd as one. `reason` is why the last block that was traced was no copy."""
+    """Calls of equal blocks: `traced` calls were traced, `copied` calls were copied from a traced one, and `shared` of
+    all calls passed through AOTAutograd as one operation. `reason` tells why the last traced block was not copied."""
 
     name: str
     traced: int
@@ -103,7 +103,7 @@ class LatencyStats:
     counts: tuple[int, ...] = field(repr=False, default=())
 
     def quantile(self, q: float) -> float:
-        """About the time that the fraction `q` of calls does not exceed; 0.0 before the first call."""
+        """The approximate `q`-quantile of call times; 0.0 before the first call."""
         wanted, seen = q * self.calls, 0
         for i, count in enumerate(self.counts):
             if count and seen + count >= wanted:
@@ -129,7 +129,7 @@ class MemoryStats:
 
 @dataclass(frozen=True)
 class Stats:
-    """What burnish knows about one compiled object; `print` it, or take `to_dict()`."""
+    """The statistics of one compiled object; `print` it, or use `to_dict()`."""
 
     name: str = ""
     compiles: int = 0  # graphs captured and handed to the compiler; a forward with its backward counts once
@@ -146,7 +146,7 @@ class Stats:
     fusions: tuple[str, ...] = ()
     regions: tuple[RegionStats, ...] = ()  # repeated blocks
     seconds: Mapping[str, float] = field(default_factory=dict)  # stage -> its own time, without the stages inside it
-    timeline: tuple[Span, ...] = ()  # the same stages one by one, and what ran beside them
+    timeline: tuple[Span, ...] = ()  # the same stages as intervals, and parallel work
     latency: tuple[LatencyStats, ...] = ()  # empty unless compiled with the option latency=True
     memory: MemoryStats = MemoryStats()
     variants: tuple[VariantStats, ...] = ()  # one for each captured graph that is in use

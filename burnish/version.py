@@ -1,4 +1,4 @@
-"""The version, and where the package lies, for modules that must not import all of it."""
+"""The version and the package's path, for modules that must not import all of it."""
 
 from pathlib import Path
 

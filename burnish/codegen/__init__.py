@@ -1,1 +1,1 @@
-"""Kernels as source. Pure: nothing here touches a device or a compiler, so it is tested without either."""
+"""Kernels as source text. Nothing here uses a device or a compiler, so it is tested without either."""

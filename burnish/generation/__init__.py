@@ -1,4 +1,4 @@
-"""Decoding with language models: `generation.compile(hf_model)`, then `generate` and `stream` as ever.
+"""Decoding with language models: `generation.compile(hf_model)`, then `generate` and `stream` as usual.
 
 from burnish import generation
 llm = generation.compile(hf_model)

@@ -1,4 +1,4 @@
-"""How a prompt is cut into chunks of a few lengths, so that few programs serve all prompts. Pure."""
+"""Splits a prompt into chunks of a few lengths, so that few programs serve all prompts. Pure functions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Chunk:
     used: int
 
     def visible(self, capacity: int) -> int:
-        """How many slots of the cache it attends to: a prompt's first chunk sees nothing but itself."""
+        """The number of cache slots it attends to: a prompt's first chunk attends only to itself."""
         return self.size if self.start == 0 else capacity
 
 

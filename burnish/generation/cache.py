@@ -18,8 +18,8 @@ _SHARE_OF_HOST = 0.5
 
 @dataclass(frozen=True)
 class LayerShape:
-    """What one layer keeps of a token. `sliding` layers keep as many slots as the others: their mask hides the rest,
-    and one program serves every length."""
+    """The cached data of one layer per token. `sliding` layers have as many slots as the others: their mask hides
+    tokens outside the window, and one program serves every length."""
 
     heads: int
     key_size: int
@@ -34,7 +34,7 @@ class LayerShape:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What a call of the model on one token shows: the sizes of its cache and of its logits."""
+    """The sizes of the model's cache and logits, found by a call on one token."""
 
     layers: tuple[LayerShape | None, ...]  # None: a layer that shares another's keys and values
     vocabulary: int
@@ -47,7 +47,7 @@ class ModelShape:
 
 
 def model_shape(model: Any) -> ModelShape:
-    """Ask the model itself: no two families write down their sizes in the same words."""
+    """Found by a call of the model, because configurations name their sizes differently."""
     cache = StaticCache(config=model.config, max_cache_len=2)
     device = next(model.parameters()).device
     for layer in cache.layers:

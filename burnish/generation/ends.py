@@ -12,7 +12,7 @@ _MORE_TOKENS = 8
 
 
 class Ends:
-    """Told the new tokens as they come, it says how many of them are wanted."""
+    """Receives the new tokens as they arrive, and returns how many of them to keep."""
 
     def __init__(self, batch: int, ends: Sequence[int], pad: int, stops: Sequence[str] = (), tokenizer: Any = None):
         self.ends = frozenset(ends)

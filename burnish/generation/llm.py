@@ -22,7 +22,7 @@ from burnish.stats import Fallback
 
 @dataclass(frozen=True)
 class Held:
-    """What was said so far, on the host. The cache holds the first `cached` tokens."""
+    """The conversation so far, on the host. The cache holds the first `cached` tokens."""
 
     ids: torch.Tensor
     mask: torch.Tensor
@@ -138,7 +138,7 @@ class CompiledLM:
     # -- one request ---------------------------------------------------------------------------------------------
 
     def _request(self, asked: Asked) -> tuple[Request, int]:
-        """What is asked, and how many tokens of it the cache already holds."""
+        """The parsed request, and the number of its tokens that the cache already holds."""
         config = configured(self.eager, asked)
         ids, mask, cached = self._whole(asked)
         request = understood(self.eager, asked, config, ids, mask, self._vocabulary())
@@ -257,7 +257,7 @@ class CompiledLM:
         self._held = None
 
     def close(self) -> None:
-        """Give back the cache, the programs and their memory. A later call makes them anew."""
+        """Free the cache, the programs and their memory. A later call makes new ones."""
         with self._lock:
             self._held = None
             self._store.close()
@@ -271,7 +271,7 @@ def _device(model: Any) -> torch.device:
 
 
 def _original(model: Any) -> Any:
-    """What burnish.compile or torch.compile made is compiled afresh."""
+    """A model that burnish.compile or torch.compile returned is compiled from its original."""
     from burnish.identity import handle_of_module
 
     if not isinstance(model, torch.nn.Module):

@@ -1,4 +1,4 @@
-"""What the host sees of a running generation: tokens copied out while the device goes on."""
+"""The host's view of a running generation: tokens copied out while the device continues."""
 
 from __future__ import annotations
 

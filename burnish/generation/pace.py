@@ -1,4 +1,4 @@
-"""How many steps the device is given before the host looks at what came out."""
+"""The number of steps between two host reads of the token buffer."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _MOST = 64
 
 
 class Pace:
-    """One step at first, then twice as many each time until looks are some 10 ms apart. Where steps run on the host
-    itself, looking is free and running ahead of an end is not: every step."""
+    """One step at first, then doubling until reads are about 10 ms apart. If steps run on the host itself, a read is
+    free and steps beyond an end are not: read after every step."""
 
     def __init__(self, ahead: bool, clock: Callable[[], float] = time.perf_counter) -> None:
         self.ahead = ahead

@@ -24,7 +24,7 @@ Program = Callable[[], None]
 
 @dataclass(frozen=True)
 class Words:
-    """Which of the words that a step would like to say the model's forward understands."""
+    """The optional arguments of a step that the model's forward accepts."""
 
     position_ids: bool
     logits_to_keep: bool
@@ -101,8 +101,8 @@ class Programs:
             self._run(key, made)
 
     def _for_few_tokens(self) -> contextlib.AbstractContextManager[Any]:
-        """transformers' own choice of implementations (of experts) for decoding, while a step is traced, and once more
-        for the first sealed call, which looks whether all is as it was."""
+        """Applies transformers' choice of implementations (of experts) for decoding while a step is traced, and again
+        for the first sealed call, which checks that the state is the same."""
         return getattr(self.model, "_optimize_model_for_decode", contextlib.nullcontext)()
 
     def _compiled(self, step: Program, what: str, padded: bool) -> _Made:
@@ -115,7 +115,8 @@ class Programs:
         if made.calls > 1:
             return
         if not self._always_masked and not key[-1] and burnish.stats(made.call).graph_breaks:
-            # A model that makes a mask where it gets none may ask the host for its length. With ours it need not.
+            # A model that makes its own mask if it gets none may synchronise with the host for the length. Passing a
+            # mask avoids that.
             self._always_masked = True
             close_all([burnish.api.handle_of(self._made.pop(key).call)])
             return

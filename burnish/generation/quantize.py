@@ -1,12 +1,12 @@
 """Weights in 8 or 4 bits: `quantize(model)` puts small integers and scales in place of the matrices of linear layers.
 
-A step of decoding takes as long as its matrices take to arrive, so a quarter of the bytes is up to four times the
-speed. Each layer's forward is plain torch, which says how an element is made from what is stored; eager runs it as it
-is, and in a compiled step on a GPU the product makes each element as it reads it.
+A decoding step is bound by reading its matrices, so a quarter of the bytes gives up to four times the speed. Each
+layer's forward is plain torch code that dequantises the matrix. Eager runs it unchanged; in a compiled step on a GPU
+the product dequantises each element as it reads it.
 
 8 bits: one scale for each row, none of the range below zero wasted. 4 bits: a scale and a least value for each `group`
 of neighbours in a row; a byte holds one element of the first half of the row (its low bits) and the one that far into
-the second half (its high bits), so that whoever takes bytes in order takes elements of each half in order.
+the second half (its high bits), so that reading bytes in order reads the elements of each half in order.
 """
 
 from __future__ import annotations
@@ -108,7 +108,8 @@ def _fixed(values: torch.Tensor) -> torch.nn.Parameter:
 
 @dataclass(frozen=True)
 class QuantizationReport:
-    """What `quantize` did. `errors` has, for each layer, the norm of what its matrix lost against the matrix's own."""
+    """The result of `quantize`. `errors` has, for each layer, the norm of its matrix's error relative to the matrix's
+    norm."""
 
     bits: int
     bytes_before: int
@@ -177,7 +178,7 @@ def _put(model: torch.nn.Module, name: str, module: torch.nn.Module) -> None:
 
 
 def _untie_head(model: Any) -> None:
-    """A head with a matrix of its own must not be tied again by whoever saves or loads the model."""
+    """A head with its own matrix must not be tied again when the model is saved or loaded."""
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     if isinstance(head, EightBitLinear | FourBitLinear) and getattr(model.config, "tie_word_embeddings", False):
         model.config.tie_word_embeddings = False

@@ -1,4 +1,4 @@
-"""What one call of `generate` asks for, read from transformers' own words: GenerationConfig, processors, criteria."""
+"""Parses one call of `generate` in transformers' terms: GenerationConfig, processors, criteria."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class Run:
     # -- steps ---------------------------------------------------------------------------------------------------
 
     def _on_device(self) -> Iterator[torch.Tensor]:
-        """The device goes ahead of the host: while it works on some steps, the host looks at those before."""
+        """The device runs ahead of the host: while it computes some steps, the host reads the previous ones."""
         pace = Pace(self.state.length.device.type == "cuda")
         waiting: Look | None = None
         while not self._is_done() or waiting is not None:

@@ -1,8 +1,8 @@
-"""Which token comes next: the greatest logit, or a draw. Plain tensor operations, traced into the decode step.
+"""Selects the next token: the largest logit, or a random draw. Plain tensor operations, traced into the decode step.
 
-Draws are a function of the seed, the row and the slot of the token, and of nothing else: a counter is hashed to noise
-whose greatest sum with the logits is a draw from their softmax (Gumbel). There is no generator to advance, so a step
-is the same inside a CUDA graph, outside it and on a CPU.
+Draws depend only on the seed, the row and the token's slot: a counter is hashed to Gumbel noise, and the largest sum of
+noise and logits is a draw from their softmax. There is no generator to advance, so a step is the same inside a CUDA
+graph, outside it and on a CPU.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ROWS_APART, _SLOTS_APART = 0x9E3779B1, 0x85EBCA77
 
 @dataclass(frozen=True)
 class Selection:
-    """What is done to the logits, as far as it decides which operations there are; the numbers are in `Knobs`."""
+    """The settings that determine the operations on the logits; the numbers are in `Knobs`."""
 
     sample: bool = False
     candidates: int | None = None  # of top-k: as many are sorted; None: all take part

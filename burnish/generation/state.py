@@ -1,4 +1,4 @@
-"""The buffers that the programs of one batch size read and write: they stay where they are from call to call."""
+"""The buffers that the programs of one batch size read and write; their addresses are the same in all calls."""
 
 from __future__ import annotations
 

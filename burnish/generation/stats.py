@@ -1,4 +1,4 @@
-"""What `llm.stats()` returns: frozen records of what generating did."""
+"""The return value of `llm.stats()`: frozen records of generation."""
 
 from __future__ import annotations
 

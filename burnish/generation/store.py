@@ -1,4 +1,4 @@
-"""One cache and the programs over it: made when first needed, made larger when a request does not fit."""
+"""One cache and the programs over it: created at first use, enlarged when a request does not fit."""
 
 from __future__ import annotations
 

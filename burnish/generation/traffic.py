@@ -27,7 +27,7 @@ def weight_bytes(model: Any, batch: int) -> int:
 
 
 def _experts(model: Any, batch: int) -> tuple[int, float]:
-    """How many there are, and which share of them a step of `batch` tokens reads if each is as likely as another."""
+    """The number of experts, and the fraction that a step of `batch` tokens reads if all are equally likely."""
     config = model.config.get_text_config(decoder=True)
     count = next((int(getattr(config, name)) for name in _EXPERTS if getattr(config, name, None)), 0)
     chosen = next((int(getattr(config, name)) for name in _CHOSEN if getattr(config, name, None)), 0)

@@ -1,1 +1,1 @@
-"""The representations a model passes through before it is source: expressions, graph, body."""
+"""The representations of a model before source: expressions, graph, body."""

@@ -1,4 +1,4 @@
-"""Body: what a kernel computes at one point of its iteration space, as an SSA list. Shared by every printer.
+"""Body: the computation of one point of a kernel's iteration space, as an SSA list. All printers share it.
 
 A `Loop` is an iteration space (parallel axes, reduction axes) and a body. Each value varies with some of the axes:
 a reduction's result, and what is computed from such results alone, is at row level; everything that mentions a
@@ -18,7 +18,7 @@ from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, Expr, Sym, coefficient, mentions, substitute, sym, symbols
 from burnish.ir.scalar import Mistake
 
-_KEPT = 1 << 15  # answers: equal blocks of a model ask the same again and again
+_KEPT = 1 << 15  # cached answers: equal blocks of a model repeat the same queries
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ class Loop:
     body: tuple[Instr, ...]
     sequential: bool = False  # iterations may write the same element: keep their order
 
-    # What everyone asks of it is found out once: a loop never changes.
+    # Properties are cached, because a loop is immutable.
 
     @functools.cached_property
     def parallel(self) -> tuple[Axis, ...]:
@@ -244,10 +244,10 @@ class Loop:
         return tuple(found)
 
     def hazard(self) -> str | None:
-        """Why points, or passes over a row, may not run in the order a printer likes; None if they may.
+        """The reason why points, or passes over a row, may not run in any order; None if they may.
 
-        Every pass computes again what it needs of an element, and points run in lanes and threads. So an element the
-        loop overwrites may be read only by the very point that overwrites it, before it does, and in one pass."""
+        Every pass recomputes the element values it needs, and points run in lanes and threads. So an element that the
+        loop overwrites may be read only by the point that overwrites it, before the write, and in one pass."""
         stores: dict[str, list[tuple[int, Store]]] = {}
         axes = {a.name for a in self.axes}
         for n, i in enumerate(self.body):

@@ -1,4 +1,4 @@
-"""What a Loop means, in torch: the reference every printer is tested against."""
+"""Reference evaluation of a Loop in torch: every printer is tested against it."""
 
 from __future__ import annotations
 

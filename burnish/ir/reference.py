@@ -1,4 +1,4 @@
-"""What a Graph means, in torch: the reference that passes and schedules are tested against."""
+"""Reference evaluation of a Graph in torch: passes and schedules are tested against it."""
 
 from __future__ import annotations
 

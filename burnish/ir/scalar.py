@@ -1,4 +1,4 @@
-"""Scalar operations: what one lane computes. The printers spell them; this table says what they mean.
+"""Scalar operations of one lane. This table defines their meaning; the printers have their spelling.
 
 `reference` is the torch function that defines the operation (used by `Graph.evaluate` and `Body.evaluate`);
 `cost` is in units of one add, for deciding whether recomputing a value beats storing it.
@@ -84,8 +84,8 @@ SCALAR_OPS: dict[str, ScalarOp] = _table(
     ScalarOp("cast", 1, lambda x: x),
 )
 
-# Operations that jump: a little less in an operand is another result altogether. Half types are computed in float and
-# rounded where they are stored, but these take what eager would have stored.
+# Discontinuous operations: a small change of an operand may change the result completely. Half types are computed in
+# float and rounded where they are stored, but these operations take operands rounded as eager would have stored them.
 JUMPS = frozenset("floor ceil trunc round mod fmod floordiv truncdiv eq ne lt le gt ge".split())
 # Operations whose results a half type holds if it holds their operands.
 PICKS = frozenset("neg abs sign maximum minimum fmax fmin where copysign floor ceil trunc round".split())

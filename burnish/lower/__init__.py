@@ -1,4 +1,4 @@
-"""ATen operations in terms of the graph's own: one function an op, registered by name."""
+"""Lowerings of ATen operations to graph operations: one function per op, registered by name."""
 
 from burnish.lower import contractions, convolutions, gradients, indexing, nn, pointwise, reductions, views
 from burnish.lower.registry import LOWERINGS, lowered_names

@@ -47,7 +47,7 @@ class Builder:
         self.results = 1  # how many it returns, and which of them anybody reads
         self.wanted: frozenset[int] = frozenset({0})
         self.origin = ""
-        self.device = "cpu"  # the kind of device the graph runs on: what the vendor's library does better differs
+        self.device = "cpu"  # the kind of device the graph runs on: the library's strengths differ between devices
 
     def add(self, op: Op, inputs: Sequence[Node], types: TensorType | Sequence[TensorType]) -> Node:
         return self.graph.add(op, inputs, types, self.origin)
@@ -62,7 +62,8 @@ class Builder:
     # --- constants and positions --------------------------------------------------------------------------------
 
     def full(self, value: Scalar, shape: Sequence[Dim], dtype: DType) -> Node:
-        """Of one number, which the type must hold: eager raises otherwise, and so does its own call."""
+        """A tensor of one number, which the type must be able to hold: otherwise the op becomes an ATen call, which
+        raises as in eager."""
         if not isinstance(value, Expr) and not _fits(value, dtype):
             raise NotLowered(f"{value} is no {dtype.value}")
         return self.number(rounded(value, dtype), shape, dtype)
@@ -104,7 +105,7 @@ class Builder:
         return self.add(Map("cast"), (x,), TensorType(dtype, x.shape))
 
     def copied(self, x: Node) -> Node:
-        """The same values in dense memory of their own."""
+        """A dense copy of the values."""
         return self.add(Map("cast"), (x,), TensorType(x.dtype, x.shape))
 
     def _cast_constant(self, x: Node, value: bool | int | float, dtype: DType) -> Node:

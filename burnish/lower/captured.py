@@ -1,4 +1,4 @@
-"""Captured: an imported graph with what only the capture knows of it."""
+"""Captured: an imported graph with the capture's additional facts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Window = tuple[int, tuple[Dim, ...], tuple[Dim, ...], Dim]  # argument or result
 
 @dataclass
 class Captured:
-    """A graph with what only the capture knows: how sizes are bound and which results are really an input's storage."""
+    """A graph with the capture's facts: the binding of sizes, and the results that alias an input's storage."""
 
     graph: Graph
     symbols: Symbols

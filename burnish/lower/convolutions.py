@@ -1,6 +1,6 @@
-"""Convolutions. On a CPU they stay ATen calls, whose library is ahead of us there, but for two kinds, which fuse with
-what comes after: those of one tap, which are matrix products, and small ones of each channel by itself, which are a few
-products and sums per point. Both where rows lie one after the other: where channels do, the library has its own way.
+"""Convolutions. On a CPU they stay ATen calls, because the library is faster, except for two kinds that fuse with their
+epilogues: 1×1 convolutions, which are matrix products, and small depthwise ones, which are a few products and sums per
+point. Both only in the contiguous layout; for channels-last the library has its own kernels.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def _is_plain(b: Builder, x: Node, k: Node) -> bool:
 
 
 def _is_of_small_images(b: Builder, k: Node) -> bool:
-    """Several, with many channels: the library takes them together, and a product of ours takes each by itself."""
+    """Whether the input is a batch of small images with many channels: the library batches them, while our product
+    computes each image separately."""
     height, width = _pair(b.out[0].shape[2:])
     outputs, inputs = _pair(k.shape[:2])
     return b.out[0].shape[0] != 1 and height * width < _SMALL_IMAGE and outputs * inputs >= _MANY_WEIGHTS

@@ -1,5 +1,5 @@
-"""Gradients that torch takes apart into something else than eager's kernels: zeros and a write among them, where here
-each element says what it is; a sign, which is zero at NaN, where eager's gradient is NaN."""
+"""Gradients whose torch decomposition differs from eager's kernels: it fills zeros and scatters, where here each
+element is computed directly; or it uses a sign, which is zero at NaN, where eager's gradient is NaN."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def slice_backward(b: Builder, grad: Node, sizes: Sequence[Dim], dim: int, start
     first = max(start + whole, 0) if start < 0 else min(start, whole)
     if part == whole:
         return grad
-    if 4 * part < 3 * whole:  # read where it is, with zeros around: cheap for whoever adds several of these
+    if 4 * part < 3 * whole:  # read in place, with zeros around: cheap if several of these are added
         at = lambda *i: [e - first if d == dim else e for d, e in enumerate(i)]  # noqa: E731
         return b.view(grad, tuple(sizes), at, fill=0)
     rest = [first, whole - first - part]

@@ -1,7 +1,7 @@
 """The captured FX graph of ATen calls → our Graph.
 
-Every call is lowered by name; one that has no lowering, or whose lowering does not agree with what eager says about
-shape and type, becomes an Extern node: an ATen call inside the program, never a failure.
+Every call is lowered by name. A call without a lowering, or whose lowering disagrees with eager's shape or type,
+becomes an Extern node: an ATen call inside the program. It never fails the import.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _op_name(target: Any) -> str:
 
 
 def _called(fx_node: FxNode) -> str:
-    """An operation that writes its arguments, or draws for a checkpoint, stands inside another, as that one's first
+    """An operation that writes its arguments, or draws for a checkpoint, is wrapped in another one, as its first
     argument."""
     inner = fx_node.args[0] if fx_node.args else None
     if isinstance(inner, OpOverload):
@@ -151,7 +151,7 @@ class _Importer:
         self._find_windows([arg if isinstance(arg, FxNode) else None for arg in results])
 
     def _find_windows(self, results: list[FxNode | None]) -> None:
-        """Results that share memory in eager share it here: they look into the one that all of it was computed as."""
+        """Results that share memory in eager share it here: they are windows of the result that holds all of it."""
         sharing: dict[int, list[int]] = {}
         for k in self.graph.output_layouts:
             key = memory_of_node(results[k])
@@ -226,8 +226,9 @@ class _Importer:
         return self._extern(target, args, kwargs, val, name)
 
     def _as_eager_shows(self, fx: Any, value: Any) -> Any:
-        """An operand of an ATen call. What eager has copied out of memory that elements share (`contiguous` of an
-        expanded tensor) is copied for it, too: not every kernel of ATen's reads such a tensor rightly (`median`)."""
+        """An operand of an ATen call. If eager copied it because its elements shared memory (`contiguous` of an
+        expanded tensor), it is copied here, too: not every ATen kernel reads an expanded tensor correctly
+        (`median`)."""
         if isinstance(fx, list | tuple):
             return type(value)(map(self._as_eager_shows, fx, value))
         if not isinstance(fx, FxNode) or not isinstance(value, Node) or value.type.dtype is None:
@@ -339,7 +340,7 @@ class _Importer:
         node = self.graph.add(op, inputs, [self._type(v) for v in tensors], name)
         is_for_effect = effect or not target._schema.returns  # an assertion on values
         if is_for_effect or torch.Tag.nondeterministic_seeded in target.tags:
-            self.graph.effects.append(node)  # a draw nobody reads still advances the generator
+            self.graph.effects.append(node)  # an unused draw still advances the generator
         picks = iter(range(len(tensors)))
         results = [self._picked(node, next(picks), v) if isinstance(v, torch.Tensor) else self._value(v) for v in vals]
         return results if many else results[0]
@@ -379,8 +380,8 @@ def _is_made(node: Node) -> bool:
 
 
 def _objects(results: Sequence[Any]) -> Iterator[tuple[int, int, bool]]:
-    """A tensor that is returned twice is one object in eager, and what an operation made of it is another, also if it
-    is all of the same memory."""
+    """A tensor that is returned twice is one object in eager; the result of an operation on it is another object, even
+    over the same memory."""
     first: dict[FxNode, int] = {}
     sharing: dict[int, int] = {}
     for k, result in enumerate(results):
@@ -396,7 +397,7 @@ def _objects(results: Sequence[Any]) -> Iterator[tuple[int, int, bool]]:
 
 
 def _read_results(fx_node: FxNode, results: int) -> frozenset[int]:
-    """Which of a call's results anybody reads."""
+    """The results of a call that have readers."""
     read = [user.args[1] for user in fx_node.users if user.target is operator.getitem]
     whole = len(read) < len(fx_node.users)
     return frozenset(range(results)) if whole else frozenset(k for k in read if isinstance(k, int))
@@ -419,7 +420,7 @@ def _placeholders(gm: GraphModule) -> list[FxNode]:
 
 
 def _origin(fx_node: FxNode) -> FxNode:
-    """Whose storage a value lies in: itself, or the value that it is a view of, or that one's origin."""
+    """The value that owns a value's storage: itself, or the origin of its base."""
     key = memory_of_node(fx_node)
     origin = fx_node
     while key is not None and (viewed := next((n for n in origin.all_input_nodes if key in _storages(n)), None)):

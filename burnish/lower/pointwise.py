@@ -439,7 +439,7 @@ _SIXTH = torch.tensor(1 / 6, dtype=torch.float32).item()  # as eager writes it, 
 
 
 def _sixth(b: Builder, x: Node) -> Node:
-    """Of a CPU divided by six, of a GPU multiplied: so eager's kernels do it."""
+    """A division by six on a CPU, a multiplication by 1/6 on a GPU, as in eager's kernels."""
     return b.map("div", x, 6.0) if b.device == "cpu" else b.map("mul", x, _SIXTH)
 
 

@@ -169,7 +169,7 @@ def drop_axes(b: Builder, x: Node, axes: Sequence[int], keepdim: bool) -> Node:
 
 
 def _variance(b: Builder, x: Node, dims: Any, correction: Any, keepdim: bool, root: bool = False) -> tuple[Node, Node]:
-    """Of a CPU in double, as eager's: squares of floats beyond 1e19 are no floats, and their root is."""
+    """On a CPU in double, as in eager: squares of floats beyond 1e19 overflow float32, but their root does not."""
     dtype = b.out_dtype
     x = b.cast(x, DType.f64 if b.device == "cpu" else wide(dtype))
     axes = axes_of(x, dims)

@@ -1,4 +1,4 @@
-"""Ops that only rearrange: index maps, padding and concatenation."""
+"""Ops that only rearrange elements: index maps, padding and concatenation."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def select(b: Builder, x: Node, dim: int, index: Dim) -> Node:
 
 
 def counted_from_start(index: Dim, size: Dim) -> Dim:
-    """Where a negative index counts from the end. Of a symbol it must be certain whether it is negative."""
+    """Convert a negative index, which counts from the end. For a symbol, the sign must be known."""
     if is_nonneg(index):
         return index
     if is_nonneg(-1 - index):

@@ -1,4 +1,4 @@
-"""One thing that happened to a compiled object, as data: log lines, the event file and tests all see the same ones."""
+"""An event of a compiled object, as data: log lines, the event file and tests use the same events."""
 
 from __future__ import annotations
 

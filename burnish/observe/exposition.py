@@ -83,7 +83,7 @@ def _serving(all_stats: dict[str, Stats]) -> list[Family]:
 
 
 def _without_particulars(notices: Mapping[str, int]) -> Counter[str]:
-    """What stands before the colon: a reason may hold sizes and names, and each would be a series of its own."""
+    """The text before the colon: a reason may contain sizes and names, and each would become a separate series."""
     found: Counter[str] = Counter()
     for what, count in notices.items():
         found[what.partition(":")[0]] += count

@@ -1,7 +1,7 @@
 """`CompileLog`: one compiled object's record, written while it compiles and read as `burnish.stats`.
 
-What a method counts it also tells, as an `Event`, to the object's sinks: log lines, the event file. Nothing here runs
-on the path of a call that finds its compiled program.
+Each method updates a count and emits an `Event` to the object's sinks: log lines, the event file. Calls that find their
+compiled program run none of this code.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class CompileLog:
         self.name = name
         self.label = name  # what events and metrics call it; burnish/observe/registry.py makes it unique
         self.sinks = tuple(sinks)
-        self.recorder: Recorder | None = None  # `burnish verify` and `burnish explain` look in here
+        self.recorder: Recorder | None = None  # `burnish verify` and `burnish explain` read it
         self._programs: weakref.WeakSet[Callable[..., Any]] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._open_stages = threading.local()
@@ -116,7 +116,7 @@ class CompileLog:
             self.add_seconds(name, elapsed - stage.inner)
 
     def seconds_so_far(self) -> float | None:
-        """How long this thread has been in its outermost open stage or, if none is open, was in its last."""
+        """The seconds of this thread in its outermost open stage or, if none is open, in its last one."""
         stack: list[_OpenStage] = self._open_stages.__dict__.get("stack", [])
         if stack:
             return time.perf_counter() - stack[0].start
@@ -200,7 +200,7 @@ class CompileLog:
                 names["pool"].clear()
 
     def histogram(self, variant: str, engine: str) -> Histogram:
-        """Where the latencies of one variant's calls by one engine are counted."""
+        """The histogram of latencies of one variant's calls by one engine."""
         with self._lock:
             return self._histograms.setdefault((variant, engine), Histogram(variant, engine))
 
@@ -251,7 +251,7 @@ class CompileLog:
         self._open_stages.__dict__.pop("failed", None)  # it is no news about the graph that comes next
 
     def graph_break_met(self, entry: GraphBreak) -> None:
-        """For those who want to know after which graph; `graph_break` counts it, once it is known to be one."""
+        """For listeners that need the preceding graph; `graph_break` counts the break once it is confirmed."""
         if self.recorder is not None:
             self.recorder.graph_break(entry)
 

@@ -1,4 +1,4 @@
-"""How many bytes compiled programs hold between calls."""
+"""The bytes that compiled programs hold between calls."""
 
 from __future__ import annotations
 

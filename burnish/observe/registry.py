@@ -1,4 +1,4 @@
-"""The compiled objects of this process that are alive, each under a name of its own: what `burnish.metrics()` lists."""
+"""The live compiled objects of this process, each under a unique name, as listed by `burnish.metrics()`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Where events go: a line for the `burnish` logger, and a line of JSON in a file if the user named one.
+"""Sinks of events: a line for the `burnish` logger, and a line of JSON in a file if the user named one.
 
-A sink runs inside the user's call, so it never raises: what cannot be written is counted and, once, complained about.
+A sink runs inside the user's call, so it never raises: events that cannot be written are counted, and one warning is
+logged.
 """
 
 from __future__ import annotations
@@ -108,8 +109,8 @@ class EventFile:
         status = os.fstat(descriptor)
         if status.st_size < self.limit_bytes or not stat.S_ISREG(status.st_mode):
             return
-        # Of several processes exactly one may move the file. The lock is on this very file, and whoever gets it
-        # looks whether the name still means it: a process that comes late finds a new, small file there.
+        # Of several processes exactly one may move the file. The lock is on this file. Its holder checks whether the
+        # path still refers to it: a process that is late finds a new, small file there.
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.stat(self.path).st_ino == status.st_ino:

@@ -1,9 +1,8 @@
 """Attention that a model writes out, as one operation: product, scale, soft-cap, mask, softmax, product.
 
 Models do so for what torch's call does not have (scores that a tanh keeps within a cap), and torch itself does where
-its kernels do not fit (one key head for many query heads). For a GPU, and only where few queries meet the keys: there
-the keys are read once, by all multiprocessors, and no further than the mask lets them be seen. What eager rounds
-between the steps is not rounded.
+its kernels do not fit (one key head for many query heads). Only for a GPU and few queries: then the keys are read once,
+by all multiprocessors, and only as far as the mask makes them visible. Eager's roundings between the steps are dropped.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ def _plain(b: Builder, x: Node) -> _Plain:
 
 
 def _factor(x: Node) -> _Plain | None:
-    """Of a product with a number, or a quotient by one."""
+    """The factor of a product with a number, or of a quotient by one."""
     if not (_is(x, "mul") or _is(x, "div")):
         return None
     for at in (1, 0) if _is(x, "mul") else (1,):
@@ -110,7 +109,7 @@ def _softmax_of(weights: Node) -> Node | None:
 
 
 def _reduced(x: Node, kind: str) -> Node | None:
-    """What was reduced over its last dimension, if that is what x repeats along it."""
+    """The operand of a reduction over the last dimension, if x broadcasts its result along that dimension."""
     if not isinstance(x.op, View) or x.op.fill is not None:
         return None
     (made,) = x.inputs

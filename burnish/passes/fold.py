@@ -1,4 +1,4 @@
-"""Simplifications that need to look at one node and its inputs only."""
+"""Simplifications that depend only on one node and its inputs."""
 
 from __future__ import annotations
 
@@ -142,8 +142,8 @@ def gather_to_view(b: Builder, node: Node, inputs: tuple[Node, ...]) -> Node | N
 
 
 def scatter_onto(b: Builder, node: Node, inputs: tuple[Node, ...]) -> Node | None:
-    """x plus what was added up among zeros: added up onto x itself, with no zeros to write and to read again. Not in
-    half types, where each addition would round, nor onto what would have to be copied first."""
+    """x plus a scatter-add onto zeros becomes a scatter-add onto x, without writing and reading the zeros. Not for half
+    types, where each addition would round, nor if x would have to be copied first."""
     if not isinstance(node.op, Map) or node.op.fn != "add" or node.dtype not in (DType.f32, DType.f64):
         return None
     for x, y in (inputs, inputs[::-1]):

@@ -1,4 +1,5 @@
-"""The one way a graph is rewritten: walk it in order, offer each node to a rule, keep what the rule does not change."""
+"""The graph rewriter: visits nodes in order, applies a rule to each, and keeps the nodes that the rule does not
+change."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from burnish.ir.expr import Dim, of, product, substitute, sym, symbols
 from burnish.ir.graph import Full, Gather, Iota, Map, Node, TensorType, View
 from burnish.lower.builder import Builder
 
-_FEWER = 4  # so many times fewer elements than the source has, or computing them again would not pay
+_FEWER = 4  # minimum reduction in elements for which recomputing them pays
 
 
 def sink_gathers(b: Builder, node: Node, inputs: tuple[Node, ...]) -> Node | None:

@@ -1,1 +1,2 @@
-"""What runs a compiled program: the cache on disk, the build with the system's C compiler, and the program itself."""
+"""The runtime of compiled programs: the cache on disk, the build with the system's C compiler, and the program
+itself."""

@@ -1,7 +1,7 @@
-"""What a caller's values can do wrong inside a program, and the exception that eager has for it.
+"""Caller errors that kernels detect, and eager's exception for each.
 
 Kernels cannot raise: they set bits of the program's error word (BN_INDEX_OUT_OF_RANGE and so on in native/bn_kernel.h),
-which is looked at when they are done.
+which is checked after they have run.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ INDEX_OUT_OF_RANGE, ZERO_DIVISION, PLACE_OUT_OF_RANGE = 1, 2, 4
 
 
 def callers_mistake(bits: int) -> Exception:
-    """The exception for an error word; marked, so that nobody takes it for a failure of the program."""
+    """The exception for an error word; marked, so that it does not count as a failure of the program."""
     if bits & INDEX_OUT_OF_RANGE:
         return _marked(IndexError("index out of range in a compiled gather or scatter"))
     if bits & PLACE_OUT_OF_RANGE:

@@ -1,4 +1,4 @@
-"""How long a compile may take: stages of the pipeline check a `Deadline`, and the C compiler ends with it."""
+"""Time limits of a compile: stages of the pipeline check a `Deadline`, which also ends the C compiler."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from burnish.errors import CompileError
 
 
 class Cancelled(BaseException):
-    """Leaves a compile that is out of time or no longer wanted. Not an Exception: nothing on its way out may take it
-    for a failure of the model's, and carry on with half a graph."""
+    """Leaves a compile that is out of time or no longer wanted. Not an Exception, so that no handler mistakes it for a
+    failure of the model and continues with half a graph."""
 
     def __init__(self, reason: str, stage: str) -> None:
         super().__init__(f"{reason} at stage '{stage}'")
@@ -22,7 +22,7 @@ class Cancelled(BaseException):
 
 
 class Deadline:
-    """Ends a compile at a time, or when somebody calls `cancel`. Its work asks with `check`, wherever it can stop."""
+    """Ends a compile at a given time, or when `cancel` is called. The work calls `check` wherever it can stop."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Deadline:
         niceness: int = 0,
         starts_later: bool = False,
     ) -> None:
-        """`starts_later`: the time counts from `start`, which is when its turn has come."""
+        """`starts_later`: the time counts from `start`, when the job starts."""
         self.seconds = seconds
         self.niceness = niceness  # by how much processes it starts give way to others
         self.stage = "waiting for other compiles"
@@ -86,7 +86,7 @@ class Deadline:
             self._on_check()
 
     def cancel(self, reason: str) -> None:
-        """From any thread: the next check raises, and processes end now."""
+        """May be called from any thread: the next check raises, and processes end now."""
         with self._lock:
             self._cancelled = self._cancelled or reason
             ends = list(self._ends)

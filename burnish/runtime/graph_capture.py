@@ -1,9 +1,10 @@
-"""Capturing CUDA graphs in a process that does other things, too.
+"""Captures CUDA graphs in a process with other threads.
 
-While a thread captures, CUDA refuses to wait for the whole device, whichever thread asks: who asks gets an error, and
-the capture may be lost. Beginning a capture waits like that itself. So captures take turns, device-wide waits of ours
-take turns with them, and whoever can, waits for a stream instead. What Python's garbage collector lets go in the
-capturing thread (another graph, a pinned tensor) may call what is refused in a capture, so it waits as well.
+During a capture, CUDA refuses a device-wide synchronisation from any thread: that thread gets an error, and the capture
+may fail. Beginning a capture synchronises the device itself. So a lock serialises captures and our device-wide
+synchronisations, and code synchronises on a stream where possible. Objects freed by Python's garbage collector in the
+capturing thread (another graph, a pinned tensor) may make calls that a capture forbids, so the collector is disabled
+during a capture.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ def capturing(graph: Any, **settings: Any) -> Iterator[None]:
 
 
 def wait_for_device(device: torch.device | None = None) -> None:
-    """For all that is under way on it, on whatever stream."""
+    """Synchronise with all streams of the device."""
     with _turn:
         torch.cuda.synchronize(device)
 
 
 def wait_for_stream(device: torch.device) -> None:
-    """For what was launched on the stream that is current in this thread."""
+    """Synchronise with this thread's current stream."""
     torch.cuda.current_stream(device).synchronize()
 
 

@@ -1,4 +1,4 @@
-"""What capturing a program as a CUDA graph must know of it: pure, read off its steps."""
+"""Facts about a program for its capture as a CUDA graph, computed from its steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from burnish.runtime.program import ExternStep, Program, ReferenceStep
 from burnish.schedule.kernels import ResultBuffer
 
-# What these ops do depends on a value, for which the host must wait.
+# These ops depend on a value that the host must wait for.
 _WAITS = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output, torch.Tag.cudagraph_unsafe)
 
 
@@ -88,7 +88,7 @@ def _draws(program: Program) -> bool:
 
 
 def obstacles(program: Program) -> dict[int, str]:
-    """Kernels that no graph can have, by number, and why."""
+    """Kernels that cannot be captured, by number, with the reason."""
     out: dict[int, str] = {}
     for step in program.steps:
         if isinstance(step, ReferenceStep):

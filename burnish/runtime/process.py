@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 
 NICE = 10  # out of everybody's way
-HELPFUL = 3  # out of the way of the thread that will wait for it: two such processes weigh as much as that one
+HELPFUL = 3  # lower than the thread that will wait: two such processes get as much time as that thread
 
 
 def give_way(process: int, niceness: int = NICE) -> None:
@@ -30,7 +30,7 @@ def has_started(thread: threading.Thread) -> bool:
 
 
 def give_back_freed_memory() -> None:
-    """What was freed goes back to the system, where malloc would keep it for later."""
+    """Return freed memory to the system, which malloc would otherwise keep."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
     if trim is not None:
         trim(0)

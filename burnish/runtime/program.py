@@ -37,7 +37,7 @@ class ExternStep:
 
 @dataclass(frozen=True)
 class ReferenceStep:
-    """A kernel that its code generator refused: run op by op in torch, slowly and rightly."""
+    """A kernel that its code generator refused: run op by op in torch, slowly but correctly."""
 
     number: int
     kernel: Kernel
@@ -47,7 +47,7 @@ Step = NativeStep | ExternStep | ReferenceStep
 
 
 class Unit(Protocol):
-    """What a program needs to know of the generated source, whatever its language."""
+    """A program's view of the generated source, in any language."""
 
     slots: dict[str, int]  # of the table of addresses and sizes
     segments: list[list[int]]  # kernel numbers run between two ATen calls
@@ -56,7 +56,7 @@ class Unit(Protocol):
 
 @dataclass
 class Program:
-    """Everything needed to run, before any of it is loaded."""
+    """Everything needed to run, before loading."""
 
     schedule: Schedule
     unit: Unit
@@ -149,7 +149,7 @@ class WorkspacePool:
             kept.append(workspace)
 
     def held_bytes(self) -> int:
-        """What is kept for later calls; what calls use at this moment is not in it."""
+        """The bytes kept for later calls, without the workspaces in use."""
         return sum(w.arena.nbytes for workspaces in list(self.free.values()) for w in list(workspaces))
 
     def clear(self) -> None:
@@ -164,7 +164,8 @@ def load_program(program: Program, library: ctypes.CDLL | None) -> Run:
 
 
 def load_coming(program: Program, library: Callable[[], ctypes.CDLL]) -> tuple[Run, Callable[[], None]]:
-    """A program whose library may still be on its way, and what waits for that: until then a call does."""
+    """A program whose library may still be building, and a function that waits for it; a call before that waits,
+    too."""
 
     def arrive() -> None:
         run.__globals__.update(_natives(program, library()))
@@ -207,8 +208,8 @@ def load_rendered(program: Program, renderer: Renderer, natives: Mapping[str, An
 def as_planned(
     x: torch.Tensor, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """An ATen call's result as the kernels after it were written for: what tracing says of an operation is not always
-    what it does."""
+    """An ATen call's result in the strides that later kernels expect: the traced strides are not always the real
+    ones."""
     if tuple(x.shape) != tuple(shape):
         raise RuntimeError(f"an operation returned {list(x.shape)} where tracing said {list(shape)}")
     return restrided(x if dtype is None or x.dtype == dtype else x.to(dtype), shape, strides)
@@ -230,7 +231,7 @@ def restrided(x: torch.Tensor, shape: Sequence[int], strides: Sequence[int]) -> 
 class Renderer:
     """Writes a program's steps as the Python function that runs them."""
 
-    clears_at_once = True  # the list of arguments, so that they can go as soon as nobody needs them
+    clears_at_once = True  # the list of arguments, so that each can be freed after its last use
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -252,7 +253,7 @@ class Renderer:
         names = {n for n in self.unit.slots if n in self.program.sources}
         if any(isinstance(s, ReferenceStep) for s in self.program.steps):  # which is given them all
             names |= set(self.program.sources)
-        # Of an input that no kernel reads, nothing is asked: what is a view of one says its sizes itself.
+        # An input that no kernel reads needs no sizes; a view of one has its own sizes.
         held = [b for b in self.schedule.buffers.values() if b.role != "input" or b.name in self.unit.slots]
         dims: list[Any] = [d for b in held for d in (*b.shape, *b.strides)]
         for r in self.schedule.results:
@@ -320,7 +321,7 @@ class Renderer:
         self.line("    raise callers_mistake(mistakes)")
 
     def _finish(self) -> None:
-        """For what a device's program does after its last kernel."""
+        """A hook for a device's steps after the last kernel."""
 
     def _free(self, names: Sequence[str]) -> None:
         for name in names:
@@ -397,7 +398,7 @@ class Renderer:
             self.line(f"result = {call}")
         for k, (name, position) in enumerate(zip(kernel.outputs, kernel.op.positions, strict=True)):
             b = self.schedule.buffers.get(name)
-            if b is None:  # nobody reads it, and eager may have made nothing
+            if b is None:  # it has no readers, and eager may not have computed it
                 continue
             text = f"results[{position}]" if kernel.op.many else "result"
             alias = returns[position if position < len(returns) else 0].alias_info is not None
@@ -459,7 +460,8 @@ class Renderer:
             start = f"{base}.storage_offset() + {render(o.offset)}"
             return f"{base}.as_strided({self._dims(o.shape)}, {self._dims(o.strides)}, {start})"
         whole = self.schedule.buffers[o.buffer]
-        # Of a window, a tensor of its own: autograd lets nobody change a view that came with other results in place.
+        # A window becomes a separate tensor, because autograd forbids in-place changes of a view that was returned with
+        # other results.
         is_window = (o.offset, o.shape, o.strides) != (0, whole.shape, whole.strides)
         return f"{self._tensor(o)}.detach()" if is_window else self._tensor(o)
 
@@ -490,7 +492,7 @@ class Renderer:
 
 
 def _marking_failures(lines: Sequence[str]) -> list[str]:
-    """What fails once inputs have been written says so: such a call cannot be repeated."""
+    """Marks exceptions raised after inputs have been written: such a call cannot be repeated."""
     marked = ["except Exception as error:", "    error.inputs_changed = True", "    raise"]
     return ["    try:", *(f"    {line}" for line in lines), *(f"    {line}" for line in marked)]
 

@@ -1,5 +1,6 @@
-"""Signals that Python handles while burnish is at work. What a handler raises (a time limit, Ctrl-C) is the program's
-own, meant for the code around the call: it is neither a failure of a compile, nor may it leave anything half made."""
+"""Signal handlers that run while burnish is working. An exception from a handler (a time limit, Ctrl-C) belongs to the
+program and is meant for the code around the call. It is not a failure of a compile, and must not leave partial
+state."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ Handler = Callable[[int, types.FrameType | None], Any]
 
 
 class HandlerRaised(BaseException):
-    """Carries an exception past those who would take it for a failure. Not an Exception: nobody on the way may."""
+    """Carries a handler's exception past code that would mistake it for a failure; therefore not an Exception."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -45,8 +46,8 @@ def _handled_by(instead: Callable[[int, types.FrameType | None, Handler], None])
 
 @contextlib.contextmanager
 def signals_wait() -> Iterator[None]:
-    """Signals are handled when this is left. What a handler raises in the midst of an import leaves modules half made,
-    and the process without them until it ends."""
+    """Signals are delayed until this context ends. An exception in the middle of an import would leave modules
+    partially initialised until the process ends."""
     came: list[int] = []
     with _handled_by(lambda number, frame, handler: came.append(number)):
         yield
@@ -59,7 +60,7 @@ _passing: list[None] = []  # one element while handlers' exceptions are carried:
 
 @contextlib.contextmanager
 def handlers_raise_through() -> Iterator[None]:
-    """What a handler raises in here is raised by this, whatever `except Exception` it has come by."""
+    """A handler's exception inside this context is raised by it, past any `except Exception`."""
     if _passing or threading.current_thread() is not threading.main_thread():
         yield
         return

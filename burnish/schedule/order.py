@@ -122,8 +122,8 @@ class Order:
     calls: tuple[str, ...]  # the first result of each ATen call, in order
 
     def require(self, after: Order, name: str) -> None:
-        """Raises unless a pass has kept it: nobody reads a buffer before, or after, it is written who did not so far,
-        and ATen calls, which may draw random numbers, are made in the order they were."""
+        """Raises unless a pass has kept the order: each read of a buffer stays before or after its write, and ATen
+        calls, which may draw random numbers, keep their order."""
         for buffer, found in after.seen.items():
             if not found <= self.seen.get(buffer, found):
                 when = "after" if True in found - self.seen[buffer] else "before"

@@ -36,7 +36,7 @@ class Phases:
         ]  # fmt: skip
 
     def needed(self, roots: list[int], stop: set[int]) -> list[int]:
-        """Element-level values a pass computes for `roots`; those in `stop` are at hand already."""
+        """Element-level values a pass computes for `roots`; those in `stop` are already available."""
         seen: set[int] = set()
         stack = list(roots)
         while stack:

@@ -1,2 +1,1 @@
-"""What is built around the compiler: measuring, checking, explaining, the command line. The compiler imports none of
-it."""
+"""Tools around the compiler: measuring, checking, explaining, the command line. The compiler imports none of them."""

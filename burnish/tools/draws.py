@@ -1,4 +1,5 @@
-"""Random numbers drawn in one run, and handed out again in another: how a float64 run gets eager's dropout masks."""
+"""Records the random numbers of one run and replays them in another, so that a float64 run gets eager's dropout
+masks."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class Engines:
         return self._timed(engine, serve) if self._timed else serve
 
     def settle(self, engine: Engine) -> Boxed:
-        """It serves from now on: how."""
+        """This engine serves from now on; returns its serving function."""
         self._serving[engine] = serve = self.behind_assumptions(engine)
         return serve
 
@@ -90,7 +90,7 @@ class Engines:
         self._serving = {engine: self.behind_assumptions(engine) for engine in self._serving}
 
     def unsettle(self) -> None:
-        """None has been chosen."""
+        """No engine is selected any more."""
         self._serving = {"eager": self._run_eager}
 
     def alone(self, engine: Engine) -> Boxed:

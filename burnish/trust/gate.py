@@ -105,7 +105,7 @@ class Gate:
         self.backward = backward  # of a training graph: whether to run the backward, too
         self.left_out = left_out  # results that the loss does not use
         self.strict = strict  # whether small differences are also checked in float64, several times as costly as a call
-        self.again = again  # everybody has run before
+        self.again = again  # all engines have run before
         self.compile_seconds = compile_seconds
         self.capture_us = capture_us
         self.modules_us = modules_us

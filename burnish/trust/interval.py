@@ -18,7 +18,7 @@ _OUTSIDE = 2.0 ** (1 - ENOUGH)
 
 @dataclass(frozen=True)
 class Interval:
-    """Of a ratio's median."""
+    """The interval of a ratio's median."""
 
     low: float
     median: float

@@ -1,4 +1,4 @@
-"""A few kernels of a schedule as a schedule of their own: what a measurement runs."""
+"""A few kernels of a schedule as a separate schedule, for a measurement."""
 
 from __future__ import annotations
 

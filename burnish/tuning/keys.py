@@ -1,5 +1,5 @@
-"""A kernel's key: what it computes and on what sizes, types and layouts, never what its buffers are called. The layers
-of a model share it, and so do two processes."""
+"""A kernel's key: its computation, sizes, types and layouts, without its buffers' names. Equal layers of a model share
+a key, and so do processes."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Trials on the GPU. Each is captured as a CUDA graph of several runs, so that what is timed is the device's work and
-not the host's; the graphs of a race are replayed in turns, and the median counts.
+"""Trials on the GPU. Each is captured as a CUDA graph of several runs, so that the device's time is measured and not
+the host's. The graphs of a race are replayed alternately, and the median counts.
 
-Parameters come from memory in a real program, for the others have passed through the cache meanwhile: the runs of a
-graph read copies of them in turns, together more than the cache holds. What a kernel gets from the one before it is in
-the cache, as there. Whatever fails (no memory, too many registers, a library that refuses) is out of the race.
+In a real program parameters are read from memory, because other data has passed through the cache since their last use.
+So the runs of a graph alternate between copies that together exceed the cache. Data from the previous kernel is in the
+cache, as in a real program. A trial that fails (no memory, too many registers, a library error) is dropped.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class DeviceMeasure:
 
     def __init__(self, device: torch.device, options: Options) -> None:
         self.device, self.options = device, options
-        self.log = CompileLog()  # what is said of trials is nobody's business
+        self.log = CompileLog()  # output of trials is suppressed
         properties = torch.cuda.get_device_properties(device)
         self.cache_bytes: int = getattr(properties, "L2_cache_size", 0) or 64 << 20
 
@@ -57,8 +57,8 @@ class DeviceMeasure:
                     outcomes.append([] if out_of_time() else self._race(race, runs, stream))
         finally:
             pool.shutdown(cancel_futures=True)
-            launcher.close()  # losers would stay on the device for good
-        torch.cuda.empty_cache()  # what the trials took belongs to a stream that nobody else uses
+            launcher.close()  # otherwise losers would stay loaded on the device
+        torch.cuda.empty_cache()  # the trials' memory belongs to a stream that has no other user
         return outcomes
 
     def _built(self, trial: Trial, launcher: Launcher) -> CudaRun | str:

@@ -1,4 +1,4 @@
-"""What was found out: each kernel's form. A record prints as JSON, and `burnish.compile(tuning=...)` takes it back."""
+"""The result of tuning: each kernel's form. A record prints as JSON, and `burnish.compile(tuning=...)` accepts it."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ class Tuning:
 
     @classmethod
     def read(cls, source: object) -> Tuning:
-        """A record from what it printed: its file, or the mapping (that of its forms alone is enough). Raises
-        TypeError or ValueError for what is none."""
+        """Read a printed record: its file, or the mapping (the mapping of forms suffices). Raises TypeError or
+        ValueError if it is not a record."""
         if isinstance(source, Tuning):
             return source
         if isinstance(source, (str, os.PathLike)):

@@ -2,7 +2,7 @@
 
 The search is a pass over data. First who computes each product (`who`): a candidate is the product with the loops that
 read it, fused as it would be in the program, each of its own kernels in its best form. Then how each kernel of the
-finished schedule is launched (`how`). Every question is asked once for all kernels alike.
+finished schedule is launched (`how`). Each question is measured once for all identical kernels.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ Outcome = float | str  # seconds of a run, or why there are none
 
 
 class Measure(Protocol):
-    """Times the trials of each race in turns. A race that there is no time for has no outcomes."""
+    """Times the trials of each race alternately. A race that there is no time for has no outcomes."""
 
     def __call__(self, races: Sequence[Sequence[Trial]], out_of_time: Callable[[], bool]) -> list[list[Outcome]]: ...
 
 
 class Store(Protocol):
-    """What earlier compiles found, by key."""
+    """The results of earlier compiles, by key."""
 
     def get(self, key: str) -> str | None: ...
 
@@ -73,7 +73,7 @@ class Tuner:
         return self._or_by_rule(lambda: self._who(schedule, finish))
 
     def how(self, schedule: Schedule) -> dict[int, Form]:
-        """How each kernel is launched, by its number."""
+        """The launch form of each kernel, by its number."""
         return self._or_by_rule(lambda: self._how(schedule))
 
     def _or_by_rule(self, search: Callable[[], dict[int, Form]]) -> dict[int, Form]:

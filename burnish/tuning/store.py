@@ -1,4 +1,4 @@
-"""What was measured, in the cache on disk: one entry for each kernel's key, device and set of versions."""
+"""Tuning results in the cache on disk: one entry for each kernel's key, device and set of versions."""
 
 from __future__ import annotations
 

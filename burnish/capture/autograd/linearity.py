@@ -122,7 +122,7 @@ class _Reading:
             self._kinds[node] = kind
 
     def kind(self, value: Any) -> Kind:
-        """Of a value, or of all values in it together."""
+        """The kind of a value, or of all values in a container."""
         return _together([self._kind(x) for x in pytree.tree_leaves(value) if x is not None])
 
     def _kind(self, x: Any) -> Kind:

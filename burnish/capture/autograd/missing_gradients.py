@@ -68,11 +68,11 @@ class Flow:
         return [k for k in self.given if gradients[k] is None]
 
     def left_out(self, missing: Sequence[int]) -> frozenset[int]:
-        """Of the tangents."""
+        """The missing gradients' positions among the tangents."""
         return frozenset(self.given.index(k) for k in missing)
 
     def results(self, left_out: frozenset[int]) -> frozenset[int]:
-        """Of which these tangents are."""
+        """The results to which these tangents belong."""
         return frozenset(range(self.returned)) & {self.given[k] - self.changed for k in left_out}
 
     def apart(self, left_out: frozenset[int]) -> frozenset[int]:

@@ -37,7 +37,7 @@ def as_eager_has_it(op: OpOverload, decomposed: Decomposition) -> Decomposition:
 
 
 def laid_out_as_eager_does(op: OpOverload) -> Decomposition:
-    """Of an operation that stays whole."""
+    """Eager's strides for the results of an operation that is not decomposed."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         if getattr(_asking, "within", False) or not _is_odd(args):

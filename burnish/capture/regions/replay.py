@@ -381,7 +381,7 @@ def _result_place(leaf: Any, own: set[fx.Node], given: dict[fx.Node, int]) -> An
 
 
 def _copied_result(result: Any, tensor: Callable[[Any], Any]) -> Any:
-    """A result built anew with each tensor replaced."""
+    """A copy of the result with each tensor replaced."""
     result = result.realize() if hasattr(result, "realize") else result
     if type(result) is TensorVariable:
         return tensor(result)

@@ -94,7 +94,7 @@ class WarmGraph:
         return self._verdicts
 
     def _text_of(self, graph: fx.GraphModule) -> GraphText:
-        """Of the Dynamo graph, of which there is one."""
+        """The text of the Dynamo graph, of which there is only one."""
         if self._eager is None:
             self._eager = graph_text(graph)
         return self._eager

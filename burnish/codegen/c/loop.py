@@ -48,9 +48,9 @@ from burnish.schedule.axes import column_axis, counts_up, row_order
 from burnish.schedule.phases import Phases, cost
 
 _STRIP = 64  # columns handled together
-_PARALLEL_WORK = 30_000  # scalar operations below which waking other threads costs more than it saves
+_PARALLEL_WORK = 30_000  # scalar operations below which starting other threads costs more than it saves
 _SCRATCH_ROW = 8192  # longest row whose values are kept on the stack between passes
-_BLOCK = 1024  # a long float sum is a sum, in double, of block sums: as accurate as eager's cascade
+_BLOCK = 1024  # a long float sum is a sum of block sums in double: as accurate as eager's cascade sum
 _BLOCK_ROWS = 128  # the same for sums of columns, which have no lanes along the sum to share it out
 _MISTAKES = {"IndexError": "BN_INDEX_OUT_OF_RANGE", "RuntimeError": "BN_PLACE_OUT_OF_RANGE"}  # by what eager raises
 _KNOWN_BEST = ("pow", "floordiv", "mod", "fmod", "truncdiv")  # whose second operand
@@ -137,8 +137,8 @@ class LoopPrinter:
         raise AssertionError(f"{i} is not an expression")
 
     def operand(self, fn: str, position: int, value: int) -> str:
-        """A divisor or exponent that is a constant stands where it is used: read by a parallel loop, a variable that is
-        set before it is nothing that GCC knows, and dividing by a number that is known takes no division."""
+        """A constant divisor or exponent is printed inline: in a parallel loop GCC does not treat a variable set
+        outside as a constant, and a division by a known constant needs no division instruction."""
         i = self.body[value]
         if position != 1 or fn not in _KNOWN_BEST:
             return self.ref(value)
@@ -146,13 +146,13 @@ class LoopPrinter:
         return divisor_text(text) if self._may_be_zero(fn, value) else text
 
     def _may_be_zero(self, fn: str, divisor: int) -> bool:
-        """Whether a division of integers by it may be the caller's mistake."""
+        """Whether an integer division by it may be a caller error."""
         i = self.body[divisor]
         known = isinstance(i, Const) and i.value != 0
         return fn in INTEGER_DIVISIONS and not i.dtype.is_float and not known
 
     def may_raise(self, n: int) -> bool:
-        """Whether a value says where the caller made a mistake, which vector lanes cannot."""
+        """Whether a value reports a caller error, which vector lanes cannot do."""
         i = self.body[n]
         return isinstance(i, Checked) or (isinstance(i, Apply) and self._may_be_zero(i.fn, i.args[-1]))
 
@@ -168,8 +168,8 @@ class LoopPrinter:
             self.line(f"{VALUE_TYPE[i.dtype]} v{n} = {self.expression(i)};")
 
     def _where_in_range(self, store: Store) -> str:
-        """A place that is the caller's mistake is raised, and nothing is written: 0, which stands for it, is some other
-        element of what may be the caller's own tensor, and he may go on with it after the exception."""
+        """A store with an index out of range raises and writes nothing: its replacement index 0 is another element,
+        possibly of the caller's own tensor, which the caller may use after the exception."""
         places = [i for v in value_refs(store.index) if isinstance(i := self.body[v], Checked)]
         tests = [f"(uint64_t){self.ref(i.arg)} < (uint64_t){self.index(i.size)}" for i in places]
         return f"if ({' && '.join(tests)}) " if tests else ""
@@ -204,7 +204,7 @@ class LoopPrinter:
             self.axis_names[a.name] = f"x{len(self.axis_names)}"
 
     def depths(self, order: Sequence[Axis]) -> list[int]:
-        """For each value, how many of the loops around it it needs: it is computed no deeper than that."""
+        """For each value, the number of enclosing loops it depends on; it is computed at that depth."""
         level = {a.name: d + 1 for d, a in enumerate(order)}
         out: list[int] = []
         for i in self.body:
@@ -250,7 +250,7 @@ class LoopPrinter:
             self.close()
 
     def _collapsible(self, axes: Sequence[Axis], depth: list[int]) -> int:
-        """Leading loops with nothing between them, the innermost left to the lanes."""
+        """Leading perfectly nested loops, except the innermost, which is vectorised."""
         most = max(len(axes) - 1, 1)
         between = [d for n, d in enumerate(depth) if not isinstance(self.body[n], Store)]
         count = 1
@@ -303,14 +303,14 @@ class LoopPrinter:
 
 
 class _Nest(Phases):
-    """What both reduction nests share: the printer, and which values each pass needs."""
+    """The common part of both reduction nests: the printer, and the values of each pass."""
 
     def __init__(self, printer: LoopPrinter) -> None:
         super().__init__(printer.loop)
         self.p = printer
 
     def long_sums(self, reductions: list[int], block: int) -> list[int]:
-        """Sums of so many floats that their rounding errors would add up to more than eager's."""
+        """Sums of so many floats that their rounding error would exceed eager's."""
         length = product([a.size for a in self.p.loop.reduction])
         if isinstance(length, int) and length <= 2 * block:
             return []
@@ -460,7 +460,7 @@ class _ColumnNest(_Nest):
         return sorted(made | {a for a in used_late if not isinstance(self.body[a], Const)})
 
     def _tested(self, i: Instr) -> list[int]:
-        """What a store looks at besides: whether its place is within range."""
+        """The additional condition of a store: its index is within range."""
         places = [self.body[v] for v in value_refs(i.index)] if isinstance(i, Store) else []
         return [place.arg for place in places if isinstance(place, Checked)]
 
@@ -542,8 +542,8 @@ def _declare_accumulator(p: LoopPrinter, n: int) -> None:
 
 
 def _accumulate(p: LoopPrinter, n: int, acc: str, order: Sequence[Axis], best: str | None = None) -> None:
-    """`order` is that of the loops around it: of equal values the first in eager's counting wins, in whatever order
-    they are met."""
+    """`order` is that of the enclosing loops: of equal values the first in eager's order wins, whatever the order of
+    the loops."""
     i = p.body[n]
     assert isinstance(i, Reduced)
     value = p.ref(i.arg)

@@ -1,4 +1,4 @@
-"""How C spells each scalar operation, type and constant."""
+"""The C spelling of each scalar operation, type and constant."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ INTEGER_DIVISIONS = ("floordiv", "mod", "truncdiv", "fmod")
 
 
 def divisor_text(value: str) -> str:
-    """Of integers, where it is not known not to be zero: then the caller is told."""
+    """An integer divisor that may be zero: a zero sets the caller's error."""
     return f"bn_divisor({value}, error)"
 
 

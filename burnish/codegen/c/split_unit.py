@@ -1,5 +1,5 @@
-"""One generated C file as several, for as many compilers: each kernel is in one of them, what calls the kernels in the
-first. The text is `codegen/c/unit.py`'s, and what is computed does not change with it."""
+"""Splits one generated C file into several, for parallel compilers: each kernel is in one of them, and the entry points
+are in the first. The text comes from `codegen/c/unit.py`, and results do not change."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 
 _KERNEL = re.compile(r"^static (?:BN_NOINLINE )?void (k\d+)(_tile)?\(")
 _STATIC, _SHARED = "static ", '__attribute__((visibility("hidden"))) '
-_WORTH = 5000  # characters of a part: a compiler takes a tenth of a second for them, and a fifth of that to begin
+_WORTH = 5000  # characters of a part: a compiler takes a tenth of a second for these, and a fifth of that to start
 
 
 def in_parts(text: str, most: int) -> list[str]:
@@ -25,7 +25,7 @@ def in_parts(text: str, most: int) -> list[str]:
 
 
 def _taken_apart(text: str) -> tuple[str, dict[str, str], str]:
-    """What comes first, the kernels by name, and the entry points."""
+    """The file's preamble, the kernels by name, and the entry points."""
     body, start, rest = text.partition("void bn_run_0(")
     head: list[str] = []
     kernels: dict[str, list[str]] = {}
@@ -38,7 +38,7 @@ def _taken_apart(text: str) -> tuple[str, dict[str, str], str]:
 
 
 def _line(kernel: str) -> str:
-    """Where its own function, not that of its tiles, begins."""
+    """The start of its own function, not that of its tiles."""
     return next(line for line in kernel.splitlines() if (found := _KERNEL.match(line)) and not found[2])
 
 

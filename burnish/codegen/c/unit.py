@@ -42,7 +42,7 @@ _DTYPE_CODE = {
 
 @dataclass
 class CUnit:
-    """The source with what a caller must know: the slot of each buffer and size, and each kernel's entry point."""
+    """The source with the data for callers: the slot of each buffer and size, and each kernel's entry point."""
 
     text: str
     slots: dict[str, int]
@@ -69,7 +69,8 @@ class _Unit:
         return self.functions.setdefault(text, f"k{len(self.functions)}")
 
     def function(self, kernel: Printable, buffers: dict[str, Buffer]) -> tuple[CFunction, tuple[str, ...]]:
-        """It, and the buffers to call it with. Kernels that differ in their buffers' names alone are printed once."""
+        """The function, and the buffers to call it with. Kernels that differ only in their buffers' names are printed
+        once."""
         asked = nameless(kernel)
         if asked.form not in self._known:
             self._known[asked.form] = asked, print_kernel(kernel, buffers)

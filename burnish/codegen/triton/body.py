@@ -1,4 +1,4 @@
-"""How the body of a loop prints in Triton: values, where they lie, and under which masks.
+"""Prints the body of a loop in Triton: values, pointers and masks.
 
 `triton_launch.plan` says which axes are lanes of the tile and how many of each a program takes. A value's shape follows
 from the lanes it varies with, so one printer serves every form.
@@ -59,7 +59,7 @@ _ATOMIC = {
 
 
 class NotPrintable(Exception):
-    """A loop that has no Triton form; the program runs it another way."""
+    """A loop without a Triton form; the program runs it op by op."""
 
 
 class BodyPrinter:
@@ -72,13 +72,13 @@ class BodyPrinter:
         self.plan: LaunchPlan = planned or plan(loop, REFERENCE)
         self.signature = Signature()
         self.kinds: dict[str, DType] = {}  # what each buffer holds
-        # Every element that leaves the kernel has eight bits, and sums are sums of such: functions need no more than
-        # eleven.
+        # Every stored element has eight bits of precision, and sums are sums of such elements, so functions need only
+        # eleven bits.
         level = loop.element_level()
         elements = [i for n, i in enumerate(loop.body) if isinstance(i, Store) and (level[n] or not loop.reduction)]
         self.rounds = bool(elements) and all(s.dtype is DType.bf16 or s.mode == "total" for s in elements)
-        # Half a unit of a large number is any factor of an exponential: there a product is rounded as it is for others
-        # (the largest of them), which a fused multiply-add would not do.
+        # In an exponential, half a unit of a large argument is a large factor. So products there are rounded like those
+        # of other elements (the maximum), which a fused multiply-add would not do.
         self.exponents = {i.args[0] for i in loop.body if isinstance(i, Apply) and i.fn in ("exp", "exp2", "expm1")}
         self.inside: set[str] = set()  # lanes whose current block is known to end before they do
         self.prefix = ""  # of the values' names, where several bodies stand in one function
@@ -207,7 +207,7 @@ class BodyPrinter:
         return typed_text(i.value, i.dtype) if isinstance(i, Const) else self.value(value)
 
     def tensor(self, value: int) -> str:
-        """A value where only a tensor will do."""
+        """A value as a tensor, where Triton requires one."""
         i = self.body[value]
         if isinstance(i, Const):
             return f"tl.full([], {constant_text(i.value, i.dtype)}, {VALUE_TYPE[i.dtype]})"
@@ -222,7 +222,7 @@ class BodyPrinter:
     # --- instructions -------------------------------------------------------------------------------------------
 
     def pointer(self, n: int, span: frozenset[str]) -> str:
-        """Where an access goes, as a tile over `span`."""
+        """The pointers of an access, as a tile over `span`."""
         i = self.body[n]
         assert isinstance(i, Load | Store)
         text = f"{self.buffer(i.buffer, i.dtype)} + {self.index(self.indices[n])}"
@@ -249,7 +249,7 @@ class BodyPrinter:
             case Apply("div", (a, b), DType.f32) if n in self.rounded:
                 return f"({self.tensor(a)} / {self.tensor(b)})"
             case Apply("exp" | "sigmoid" as fn, (arg,), DType.f32) if n in self.rounded:
-                return f"tl.{fn}({self.tensor(arg)})"  # whose error grows with its operand, and is lost in rounding
+                return f"tl.{fn}({self.tensor(arg)})"  # whose error is relative to its operand, and is lost in rounding
             case Apply("sub", (a, b), DType.f32 | DType.f64) if n in self.exponents and self._is_product(a, b):
                 return f"libdevice.sub_rn({self.tensor(a)}, {self.tensor(b)})"
             case Apply(fn, args, dtype):
@@ -351,7 +351,7 @@ class BodyPrinter:
 
     def _store(self, n: int, i: Store) -> None:
         span = self.spans[n]
-        if i.mode != "set":  # every point of the tile contributes, also where it does not vary
+        if i.mode != "set":  # every point of the tile contributes, also along lanes with which it does not vary
             span |= {"x", "r"} if self.loop.element_level()[n] else {lane.name for lane in self.plan.lanes} - {"r"}
             if i.dtype not in _ATOMIC.get(i.mode, ()):
                 raise NotPrintable(f"no atomic {i.mode} for {i.dtype.value}")
@@ -366,8 +366,8 @@ class BodyPrinter:
             self.line(f'tl.atomic_{i.mode}({", ".join(parts)}, sem="relaxed")')
 
     def _in_range(self, store: Store) -> list[str]:
-        """An index out of range is raised, and nothing is written for it: element 0, which stands for it, may be the
-        caller's own, who may go on with it after the exception."""
+        """An index out of range raises, and writes nothing: its replacement index 0 may be an element of the caller's
+        tensor, which the caller may use after the exception."""
         indices = [i for v in value_refs(store.index) if isinstance(i := self.body[v], Checked)]
         return [f"({self._wide(i.arg)} >= 0) & ({self._wide(i.arg)} < {self.index(i.size)})" for i in indices]
 
@@ -405,8 +405,8 @@ class BodyPrinter:
         self.line(f"v{n} = v{n}.to({VALUE_TYPE[i.dtype]})")
 
     def asked_first(self) -> list[int]:
-        """Loads that wait for no reduction, with what they take: a reduction is a barrier, and what is asked for after
-        it would wait for memory once more."""
+        """Loads that depend on no reduction, with their operands: a reduction is a barrier, and loads issued after it
+        would wait for memory again."""
         phases = Phases(self.loop)
         if phases.last == 0 or self.loop.sequential:
             return []

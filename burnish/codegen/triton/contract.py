@@ -4,20 +4,20 @@ The epilogue is printed by the loop printer: rows are its lane `y`, columns its 
 is the tile. Several contractions that read the same left operand share one kernel: the programs of each follow those
 of the one before, only the right operand and the epilogue differ.
 
-Which tile. Measured on an H200 with bf16 operands, in a chain of dependent kernels: a product this small is over before
-the memory system is busy, so what counts is that nearly every multiprocessor has a program and that each has several
-loads of 128 k-elements in flight; 64 x 64 tiles where there are enough of them, 64 x 32 where not.
+Which tile. Measured on an H200 with bf16 operands, in a chain of dependent kernels: a small product ends before the
+memory system is saturated. So nearly every multiprocessor should have a program, with several loads of 128 k-elements
+in flight: 64 x 64 tiles where there are enough of them, 64 x 32 where not.
 
 A product with more tiles than that gets the sweeping form: two programs on each multiprocessor, each taking one
 128 x 128 tile after another, operands through tensor descriptors. While one program is at its epilogue, the other
 keeps the tensor cores busy. Measured at 4096 x 3072 x 768: 33.5 µs, as the library's; with a GELU after it 39.5
 against 52 for the library and a kernel behind it.
 
-A product of few rows is over when its matrix has arrived, so it has the strip form: each program takes a few columns
-over all of k, and has some 128 KB of them on their way into its shared memory at any time. The warps of a program share
-out k, not the columns: a tile this small would have each of them read the same operands again. The rows come from the
-cache in every program, so a strip is as wide as it can be with a program for nearly each multiprocessor. Measured in a
-step of 28 layers with 8 rows: 2.31 ms; with 64 KB on their way 2.70, asked for ahead of the wait, too, 2.72.
+A product of few rows is bound by reading its matrix, so it has the strip form: each program takes a few columns over
+all of k, with some 128 KB of loads into shared memory in flight. The warps of a program split k, not the columns,
+because with such a small tile each warp would read the same operands again. Every program reads the rows from the
+cache, so strips are as wide as possible with a program for nearly each multiprocessor. Measured in a step of 28 layers
+with 8 rows: 2.31 ms; with 64 KB on their way 2.70, asked for ahead of the wait, too, 2.72.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def _strip(group: ContractGroup, gpu: Gpu) -> Strip:
 
 
 def _fitting(group: ContractGroup, columns: int, gpu: Gpu) -> Strip:
-    """As deep as keeps the memory busy."""
+    """The depth that saturates the memory."""
     m, k = (static_size(d) for d in group.parts[0].a.shape)
     rows, matrices = max(8, power_of_two(m)), len(group.parts[0].products)
     depth = min(_UNDER_WAY // (columns * matrices), power_of_two(k) // _STEPS)
@@ -338,7 +338,7 @@ class _Strip(_Tile):
             self.line(f"{acc} = tl.trans(tl.sum({acc}, 0))")
 
     def _masked(self, lane: str, k: Dim, place: str) -> str:
-        """What limits a load to the operand, as the end of its arguments."""
+        """The mask that limits a load to the operand, as trailing arguments."""
         ragged = not (isinstance(k, int) and k % self._block("KBLOCK") == 0)
         inside = f"(cut + {place} < {self.index(k)} - start)" if ragged else ""
         mask = " & ".join(m for m in (lane, inside) if m)

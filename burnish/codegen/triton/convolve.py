@@ -1,12 +1,13 @@
-"""Convolution → one Triton kernel: a matrix product whose left operand is gathered from x as it goes.
+"""Convolution → one Triton kernel: a matrix product whose left operand is gathered from x (implicit GEMM).
 
-Rows are the places of the result (b, h, w), columns its channels, and the sum runs over taps and channels in the order
-the weights have in memory, [r, s, c]. Each step takes channels of one tap: a row's pointer to its first tap is computed
-once, a tap is a distance from there that all rows share. Only where padding lets a tap fall outside x are loads masked
-for it; a 1 x 1 convolution of stride 1 reads x as the matrix it is.
+Rows are the positions of the result (b, h, w), columns its channels, and the sum runs over taps and channels in the
+order the weights have in memory, [r, s, c]. Each step takes channels of one tap: a row's pointer to its first tap is
+computed once, a tap is a distance from there that all rows share. Only where padding lets a tap fall outside x are
+loads masked for it; a 1 x 1 convolution of stride 1 reads x as the matrix it is.
 
-Which tile: as for products (contract.py) where latency decides; where memory does, one of which several fit on
-a multiprocessor, and neighbouring programs share rows. What is a large matrix product has the sweeping form of one.
+Which tile: as for products (contract.py) where latency decides; where memory does, one of which several fit on a
+multiprocessor, and neighbouring programs share rows. A convolution that is a large matrix product uses that product's
+sweeping form.
 """
 
 from __future__ import annotations

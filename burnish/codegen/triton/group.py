@@ -1,4 +1,4 @@
-"""Loops side by side → one Triton kernel: a function for each, and one that gives every program to its loop."""
+"""Independent loops → one Triton kernel: a function for each loop, and one that assigns every program to its loop."""
 
 from __future__ import annotations
 

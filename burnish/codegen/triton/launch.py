@@ -1,4 +1,4 @@
-"""Which tile of a loop one Triton program computes, and how many: the form of the kernel and its block sizes.
+"""Selects the form of a loop's Triton kernel and its block sizes: the tile of each program, and the number of programs.
 
 Five forms. Lanes are the dimensions of the tile; each runs over some of the loop's axes, flattened.
   map    x: every axis                                       nothing is reduced

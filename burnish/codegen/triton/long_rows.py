@@ -14,7 +14,7 @@ _INT32 = 2**31 - 1
 
 
 class LongRows(Phases):
-    """Rows swept in chunks, once per dependent reduction; what a sweep needs of an element it computes again.
+    """Rows swept in chunks, once per dependent reduction; each sweep recomputes the element values it needs.
 
     The sum of exp(x - max(x)) does not wait for the maximum: it is kept relative to the greatest element so far."""
 

@@ -1,6 +1,6 @@
 """Schedule → one Python module of Triton kernels: each distinct loop once, and how each loop of the schedule calls it.
 
-Pure: it imports no Triton and touches no device. The module's text must stand in a file, for Triton reads its source.
+It neither imports Triton nor uses a device. The module's text must be in a file, because Triton reads its source.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class TritonUnit:
         return len(self.functions)
 
     def symbol(self, function: str) -> str:
-        """What the kernel is called on the device: the same for the same text, whatever module it stands in."""
+        """The kernel's name on the device: equal for equal text, independent of the module."""
         return f"bn_{hashlib.sha256(self.functions[function].encode()).hexdigest()[:12]}"
 
     def alone(self, function: str) -> str:
@@ -130,10 +130,11 @@ def generate(
     begins: bool = False,
 ) -> TritonUnit:
     """`interpreted` makes a module that runs under Triton's interpreter, which has no CUDA math library. In an
-    `overlapped` one (Hopper and later) each kernel may be launched before the one ahead of it ends: it says at its
-    start that the next may come, and waits for the one ahead before it touches memory. `steady` are the buffers that it
-    need not wait for, where the schedule is a part of a program. Where the schedule `begins` one, its first kernel
-    waits before all else, and only then lets the next in: another program may be writing what is steady in this one."""
+    `overlapped` one (Hopper and later) each kernel may be launched before the one ahead of it ends: it triggers the
+    next kernel's launch at its start, and waits for the previous kernel before it accesses memory. `steady` are the
+    buffers that it need not wait for, where the schedule is a part of a program. Where the schedule `begins` one, its
+    first kernel waits before all else, and only then lets the next in: another program may be writing what is steady in
+    this one."""
     unit = _Unit()
     found = steady_buffers(schedule) if steady is None else steady
     steady = found if overlapped else frozenset()

@@ -1,4 +1,4 @@
-"""How Triton spells each scalar operation, type, constant and index.
+"""The Triton spelling of each scalar operation, type, constant and index.
 
 Three vocabularies appear in the text: `tl` is Triton's own; `bn` is burnish/runtime/triton/device_functions.py, where
 torch's meaning takes more than one operation; `libdevice` is CUDA's math library, for which the interpreter gets a

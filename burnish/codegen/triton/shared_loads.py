@@ -1,4 +1,4 @@
-"""Loads that neighbours along a row share (a scale for each 128 elements): once for all of them, then handed round.
+"""Loads that neighbours along a row share (a scale for each 128 elements): loaded once, then broadcast.
 
 Triton would have every lane load its own copy, one element at a time.
 """

@@ -1,11 +1,11 @@
-"""Sums over rows of small integers (weights of 8 or 4 bits), whose instructions take as long as their memory.
+"""Sums over rows of small integers (weights of 8 or 4 bits), where instructions take as long as memory accesses.
 
-Three things keep them few. A thread first adds up the neighbours it holds, and what neighbours share (a scale for each
-128 weights) multiplies such a partial sum, not each element: the sum of x * (q * s + l) is, over the groups, the sum of
-s * sum(x * q) + l * sum(x). A weight becomes a float by its bits being put where a float of a known exponent has them,
-for the instruction that converts is one of the slow ones; what the exponent adds is taken from the partial sum. And all
-of a row's loads lie alike in the threads: of bytes, Triton would put more side by side than of the vector they are
-multiplied with, and exchange the products through shared memory.
+Three techniques reduce the instructions. A thread first adds up the neighbours it holds, and a shared factor (a scale
+for each 128 weights) multiplies that partial sum, not each element: the sum of x * (q * s + l) is, over the groups, the
+sum of s * sum(x * q) + l * sum(x). A weight is converted by placing its bits into a float with a known exponent,
+because the conversion instruction is slow; the exponent's contribution is subtracted from the partial sum. And all
+loads of a row use the same thread layout: Triton would give a thread more adjacent bytes than elements of the vector,
+and exchange the products through shared memory.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def small_weights(p: BodyPrinter) -> SmallWeights | None:
 
 
 class SmallWeights:
-    """How the sums of one loop are printed. `live` are the values that have to be printed for it."""
+    """Prints the sums of one loop. `live` are the values that must be printed for it."""
 
     def __init__(self, p: BodyPrinter, width: int) -> None:
         self.p = p

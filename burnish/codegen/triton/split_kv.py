@@ -1,10 +1,10 @@
 """Attention in pieces → one Triton kernel: a program takes a piece of one key head for all the queries that share it.
 
-Queries of all heads of a group are rows of one tile, so each key and value is read once. The mask of the whole piece
-is looked at first: only from the first key that a query sees to the last is anything read, so a cache costs as much as
-it holds, not as it could hold; and between them blocks are asked for ahead, without looking. A piece of one block is
-read at once, which takes less time than looking; by the time the queries are there it should be near, or it stands in
-line behind the matrices that the kernels to come have asked for.
+Queries of all heads of a group are rows of one tile, so each key and value is read once. The mask of the whole piece is
+read first, and only keys from the first visible one to the last are read. So the cost depends on the cache's filled
+length, not on its capacity. Blocks in that range are prefetched without checking the mask. A piece of one block is read
+at once, which is faster than reading its mask. It must be prefetched before the queries are ready: later loads queue
+behind the matrices that the following kernels prefetch.
 """
 
 from __future__ import annotations
@@ -127,8 +127,8 @@ class _Printer:
         self.line(f"q = {q}")
 
     def _fetch(self) -> None:
-        """Have the piece's keys and values brought near. What the kernel ahead still writes of them is seen: caches
-        further out are the same for all."""
+        """Prefetch the piece's keys and values into L2. Later writes of the previous kernel are still seen, because L2
+        is shared by all multiprocessors."""
         length = self.kernel.length
         self.line(f"ahead = tl.minimum(piece * {length} + tl.arange(0, {KEY_BLOCK}), {self.keys - 1})")
         self.line(f"sector = tl.arange(0, {max(1, self.across // _SECTOR)}) * {_SECTOR}")

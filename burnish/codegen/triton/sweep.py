@@ -1,6 +1,6 @@
-"""Many rows in one program, one after the other: what it sees of each column is added up on the way.
+"""One program processes many rows in sequence and accumulates the sum of each column.
 
-The rows that come next are fetched while the present ones are worked on, so memory never waits for a reduction.
+The next rows are prefetched while the current ones are processed, so memory accesses do not wait for a reduction.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Sweep:
         return "x" not in self.p.spans[n] and not isinstance(self.p.body[n], Store)
 
     def _is_steady(self, n: int) -> bool:
-        """What no kernel writes can be loaded while the one ahead still runs."""
+        """Data that no kernel writes can be loaded while the previous kernel still runs."""
         i = self.p.body[n]
         return isinstance(i, Const) or (isinstance(i, Load) and i.buffer in self.p.steady and i.guard is None)
 

@@ -1,4 +1,5 @@
-"""What products and convolutions share as Triton kernels: a tile of sums in registers, the epilogue over that tile.
+"""The common part of Triton kernels for products and convolutions: a tile of sums in registers, and the epilogue over
+that tile.
 
 The epilogue is printed by the loop printer: rows are its lane `y`, columns its lane `x`, and a load of the accumulator
 is the tile.
@@ -57,7 +58,8 @@ class TilePrinter(LoopPrinter):
         super().__init__(kernel.loop, planned)
 
     def vectors(self, steady: frozenset[str]) -> None:
-        """What the epilogue computes along the columns from `steady` buffers, ahead of the product: there in time."""
+        """The epilogue's column vectors from `steady` buffers, loaded before the product so that they arrive in
+        time."""
         if any(isinstance(i, Load) and i.buffer in steady for i in self.body):
             self._define_lane("x")
         for n, i in enumerate(self.body):
@@ -70,8 +72,8 @@ class TilePrinter(LoopPrinter):
                 self.printed.add(n)
 
     def tiles(self) -> None:
-        """The tiles that the epilogue combines with the sums (a residual), asked for before the product and not after:
-        they arrive together."""
+        """The tiles that the epilogue combines with the sums (a residual), loaded before the product, so that the loads
+        overlap with it."""
         loads = [n for n, i in enumerate(self.body) if isinstance(i, Load) and not self._is_tile(i)]
         early = [n for n in loads if not instr_args(self.body[n]) and self.spans[n] == {"y", "x"}]
         for name in "yx" if early else "":

@@ -1,7 +1,7 @@
-"""The system's C compiler: which one, what it is, which flags it knows, and running it so that it cannot hang us.
+"""The system's C compiler: finding it, its identity, its supported flags, and running it with a time limit.
 
-A library in the cache is known by who compiled it, among other things. Where there is no compiler (or one that does not
-answer), the cache tells who filled it (`find_maker`): what is stored can be loaded, and only building fails.
+The compiler is part of the key of a library in the cache. If there is no compiler (or it does not answer), the cache
+records which compiler filled it (`find_maker`): stored libraries can be loaded, and only building fails.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from burnish.runtime.cache.store import Cache, CacheKey
 from burnish.runtime.deadline import UNLIMITED, Deadline
 from burnish.runtime.process import NICE, at_exit, give_way
 
-SECONDS = 20.0  # that a command may take, where nothing else is said: the option `compiler_seconds`
-_SOURCE_BYTES = 1 << 16  # of one file, for which it may take as long again
+SECONDS = 20.0  # seconds that a command may take by default: the option `compiler_seconds`
+_SOURCE_BYTES = 1 << 16  # bytes of one file for which it may take as long again
 _MOST_TIMES = 6.0  # as long, whatever the file's size
-_SECOND_CHANCE = 2.0  # seconds, for the next command of a compiler that did not end; after another, none
+_SECOND_CHANCE = 2.0  # seconds for the next command of a compiler that hung; after a second hang, none is run
 _PRINTED_BYTES = 1 << 16  # of what a command prints, that are kept
-_LOOK_SECONDS = 0.05  # how often to look whether a command has ended that left its output open to another
+_LOOK_SECONDS = 0.05  # interval of checks whether a command has ended whose output another process keeps open
 _KIND = "compiler"
-_STORED = "library"  # the kind of entry that says who compiled it
+_STORED = "library"  # the kind of entry that records the compiler
 
-# Flags a compiler may not know, with what to try in their place, best first. The last is to do without.
+# Flags that a compiler may not support, with their replacements, best first. The last replacement is no flag.
 _ALTERNATIVES: Mapping[str, tuple[str, ...]] = {
     "-march=native": ("-march=native", "-mcpu=native", ""),
     "-fopenmp": ("-fopenmp", ""),
@@ -65,14 +65,14 @@ class Compiler:
 
 @dataclass(frozen=True)
 class Maker:
-    """The compiler whose libraries serve this process, and why it can compile no more, if so."""
+    """The compiler whose libraries serve this process, and, if it cannot compile any more, the reason."""
 
     compiler: Compiler
     problem: Exception | None = None
 
 
 class CommandFailed(Exception):
-    """A command did not do its work. Internal: the build turns it into an error that names the way out."""
+    """A command failed. Internal: the build converts it to an error that names the fix."""
 
     def __init__(self, command: Sequence[str], status: int | None, printed: str, unended: bool = False) -> None:
         super().__init__(printed)
@@ -83,7 +83,7 @@ class CommandFailed(Exception):
 
     @property
     def refused(self) -> bool:
-        """The compiler said no, as it does to a flag it does not know."""
+        """The compiler rejected its input, as it does for an unknown flag."""
         return self._status is not None and self._status > 0 and not self.no_room
 
     @property
@@ -100,15 +100,15 @@ class CommandFailed(Exception):
 
     @property
     def first_errors(self) -> str:
-        """The first lines that speak of an error, or else the first lines; fit for a terminal."""
+        """The first lines that contain an error, or else the first lines; safe to print."""
         lines = [_plain(line)[:300] for line in self._printed.splitlines() if line.strip()]
         return "\n".join(([line for line in lines if "error" in line.lower()] or lines)[:6])
 
 
 _compilers: dict[tuple[tuple[str, ...], str], Compiler] = {}
-_silent: dict[tuple[tuple[str, ...], str], CommandFailed] = {}  # compilers that did not even say who they are
-_stand_ins: dict[str, Compiler] = {}  # by the cache's directory: who filled it
-_accepted: dict[Compiler, dict[str, str]] = {}  # for compilers that refused a source: flag -> what stands for it
+_silent: dict[tuple[tuple[str, ...], str], CommandFailed] = {}  # compilers that did not answer `--version`
+_stand_ins: dict[str, Compiler] = {}  # by the cache's directory: the compiler that filled it
+_accepted: dict[Compiler, dict[str, str]] = {}  # for compilers that rejected a source: flag -> its replacement
 _unended: Counter[str] = Counter()  # by program: commands in a row that did not end in time
 _asking = threading.Lock()
 
@@ -119,8 +119,8 @@ def forget_compilers() -> None:
 
 
 def find_maker(requested: str | None, cache: Cache, seconds: float = SECONDS) -> Maker:
-    """The compiler to use or, where there is none that answers, the one that filled the cache. Where there is neither,
-    it raises CompilerMissing or CommandFailed."""
+    """The compiler to use or, if none answers, the one that filled the cache. Without either it raises CompilerMissing
+    or CommandFailed."""
     try:
         return Maker(find_compiler(requested, cache, seconds))
     except (CompilerMissing, CommandFailed) as problem:
@@ -132,7 +132,7 @@ def find_maker(requested: str | None, cache: Cache, seconds: float = SECONDS) ->
 
 def find_compiler(requested: str | None, cache: Cache, seconds: float = SECONDS) -> Compiler:
     """The compiler to use. Its version is remembered in the cache for as long as its file stays the same, so that a
-    process that needs nothing compiled does not run it even to ask who it is."""
+    process without anything to compile does not run it at all."""
     command = locate(requested)
     status = os.stat(command[0])
     file = f"{os.path.realpath(command[0])}, {status.st_size} bytes, modified {status.st_mtime_ns}"
@@ -162,7 +162,7 @@ def _version(command: tuple[str, ...], file: str, seconds: float) -> str:
 
 
 def _recorded(data: bytes | None) -> Compiler | None:
-    """A compiler as the cache has it."""
+    """A compiler as recorded in the cache."""
     try:
         command, version, file = json.loads(data or b"null")
     except (ValueError, TypeError, RecursionError):
@@ -172,8 +172,8 @@ def _recorded(data: bytes | None) -> Compiler | None:
 
 
 def _stand_in(cache: Cache) -> Compiler | None:
-    """Who compiled the most of what is stored, so that one compiler's libraries serve all of this process: verdicts are
-    on what one of them made."""
+    """The compiler of most stored libraries, so that the libraries of one compiler serve the whole process: verdicts
+    are for one compiler's output."""
     root = str(cache.root)
     if root not in _stand_ins:
         known = [found for data in cache.all(_KIND) if (found := _recorded(data)) is not None]  # last used first
@@ -196,7 +196,7 @@ def locate(requested: str | None) -> tuple[str, ...]:
 
 
 def _words(command: str) -> list[str]:
-    """As a shell takes it apart; none of what a shell would refuse."""
+    """Split like a shell; empty if a shell would refuse it."""
     try:
         return shlex.split(command)
     except ValueError:  # a quotation without an end
@@ -211,7 +211,7 @@ def compile_object(
     deadline: Deadline = UNLIMITED,
     seconds: float = SECONDS,
 ) -> None:
-    """Compile one file. Only a refusal makes us find out which flags the compiler does not know."""
+    """Compile one file. Unsupported flags are searched only after a rejection."""
     seconds *= min(1 + source.stat().st_size / _SOURCE_BYTES, _MOST_TIMES)
     try:
         _compile_with(compiler, _translate(compiler, flags), source, output, deadline, seconds)
@@ -231,7 +231,8 @@ def _translate(compiler: Compiler, flags: Sequence[str]) -> list[str]:
 
 
 def _probe(compiler: Compiler, flag: str, source: Path, seconds: float) -> str | None:
-    """What stands for `flag` with this compiler; None when it compiles not even this: flags are not the trouble."""
+    """The replacement of `flag` for this compiler; None if it cannot compile even a minimal file, so flags are not the
+    cause."""
     source.write_text(_PROBE)
     for candidate in _ALTERNATIVES[flag]:
         with contextlib.suppress(CommandFailed):
@@ -261,9 +262,10 @@ def link_shared(
 
 
 def _run_patiently(command: Sequence[str], output: Path, deadline: Deadline, seconds: float) -> None:
-    """A compiler that did not end in time once is not waited for as long again, and after a second time not run."""
+    """Run a command. After one timeout of a compiler the next limit is shorter; after a second one it is not run
+    again."""
     program = command[0]
-    if deadline.niceness >= NICE:  # no call waits, and it may get but a small share of a processor
+    if deadline.niceness >= NICE:  # no call waits, and it may get only a small share of a processor
         seconds *= _MOST_TIMES
     if _unended[program] > 1:
         raise CommandFailed(command, None, "not run: it did not end in time before, in this process")
@@ -284,8 +286,8 @@ def run(
     limit_seconds: float = SECONDS,
     deadline: Deadline = UNLIMITED,
 ) -> str:
-    """Run one command to its end and return what it printed; `output` is the file it must have written. At the
-    deadline it is ended, and so are its children."""
+    """Run one command to its end and return what it printed; `output` is the file it must have written. At the deadline
+    the command and its children are killed."""
     deadline.check()
     left = deadline.remaining()
     limit = limit_seconds if left is None else min(limit_seconds, left)
@@ -322,8 +324,8 @@ def run(
 
 
 def _printed(process: subprocess.Popen[bytes], limit: float) -> bytes:
-    """What a process prints until it ends, the beginning of it. Raises TimeoutExpired. A child that it leaves behind
-    may keep the pipe open: it is not waited for."""
+    """The beginning of a process's output until it ends. Raises TimeoutExpired. A child that it leaves behind may keep
+    the pipe open; that is not waited for."""
     assert process.stdout is not None
     pipe, kept, end = process.stdout.fileno(), b"", time.monotonic() + limit
     with selectors.DefaultSelector() as selector:
@@ -341,7 +343,8 @@ def _printed(process: subprocess.Popen[bytes], limit: float) -> bytes:
 
 
 def _leave(process: subprocess.Popen[bytes]) -> None:
-    """End what is left of a process. One that cannot even be killed, for it waits for a disk, is not waited for."""
+    """Kill the rest of a process group. A process that cannot be killed, because it waits for a disk, is not waited
+    for."""
     if process.returncode is None:  # out of time, or interrupted
         _end(process)
         with contextlib.suppress(subprocess.TimeoutExpired):

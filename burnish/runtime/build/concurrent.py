@@ -1,8 +1,8 @@
-"""Kernels that are built while the compile that asked for them goes on.
+"""Builds kernels while the compile that requested them continues.
 
-The C compiler is a process of its own. The call that compiles has other things to do meanwhile (Dynamo's guards, what
-the next process will want to know), so while it `collects`, a program is handed over before its kernels are there, and
-they are waited for last of all. Nothing runs the program before that.
+The C compiler is a separate process. The compiling call has other work meanwhile (Dynamo's guards, data for warm
+starts). So inside `collecting`, a program is returned before its kernels are built, and the call waits for them at the
+end. The program does not run before that.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _waits: contextvars.ContextVar[list[Wait] | None] = contextvars.ContextVar("burn
 
 @contextlib.contextmanager
 def collecting() -> Iterator[Wait]:
-    """Gives what waits for all that was begun inside; each handles its own failure."""
+    """Yields a function that waits for all builds begun inside; each handles its own failure."""
     waits: list[Wait] = []
     token = _waits.set(waits)
 
@@ -52,8 +52,8 @@ def wait_last(wait: Wait) -> None:
 
 
 class Coming(Generic[Made]):
-    """What another thread is making, in the name of this one; call it to have it. Raises what making it raised. Where
-    no other thread can be had, it is made at once."""
+    """A future: another thread computes it on behalf of this one; call it for the result. Raises the computation's
+    exception. If no thread can be started, it is computed at once."""
 
     def __init__(self, make: Callable[[], Made]) -> None:
         self._made: list[Made] = []

@@ -1,7 +1,7 @@
-"""A shared library loaded from bytes in memory: what runs is what was checked, whatever becomes of any file.
+"""Loads a shared library from bytes in memory, so that the loaded code is the verified code, whatever happens to files.
 
-On Linux the bytes go into a sealed memfd, which nobody can change any more, not even this process. Where there is none,
-or /proc is not mounted, they go into a file of this process's own directory, which is removed once it is loaded.
+On Linux the bytes go into a sealed memfd, which cannot be changed any more, not even by this process. Without memfd or
+/proc, they go into a file in this process's private directory, which is removed after loading.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _guard = threading.Lock()
 
 
 class CannotLoad(Exception):
-    """dlopen's own words. Not the OSError that ctypes raises: to a build that is a disk that failed."""
+    """dlopen's message. Not ctypes' OSError, which a build would take for a disk failure."""
 
 
 def load_library(data: bytes, name: str, *, exported: bool) -> ctypes.CDLL:
@@ -47,9 +47,8 @@ def load_library(data: bytes, name: str, *, exported: bool) -> ctypes.CDLL:
 
 
 def _check_whole(data: bytes) -> None:
-    """Raises CannotLoad for a library that lacks a part, as a linker on a full disk may leave it. dlopen maps what
-    the header promises, and the process is ended by a signal where there is nothing. Formats that we do not know are
-    left to dlopen."""
+    """Raises CannotLoad for a truncated library, as a linker on a full disk may leave it. dlopen maps the sizes in the
+    header, and an access past the file's end would kill the process. Unknown formats are left to dlopen."""
     if not data.startswith(_ELF) or len(data) < 64 or data[4] != _ELF64:
         return
     order = "<" if data[5] == _LITTLE else ">"
@@ -70,15 +69,15 @@ def _from_memory(data: bytes, shown: str, mode: int) -> ctypes.CDLL:
         _write(memory, data)
         seals = (getattr(fcntl, seal) for seal in _SEALS)
         fcntl.fcntl(memory, fcntl.F_ADD_SEALS, sum(seals))
-        # The number is another library's after the close below, and dlopen takes a name it has seen for the library
-        # that it loaded under it: each load spells the same path in another way.
+        # After the close below, the descriptor number may be reused, and dlopen treats a known path as the library
+        # loaded from it. So each load spells the path differently.
         return _dlopen(f"/proc/self/fd/{_spelling(next(_loads))}{memory}", mode)
     finally:
         os.close(memory)
 
 
 def _spelling(number: int) -> str:
-    """A path of nothing but "here", another for each number."""
+    """A path of "." components only, different for each number."""
     return "".join("./" if bit == "1" else "/" for bit in f"{number:b}")
 
 
@@ -101,7 +100,7 @@ def _write(descriptor: int, data: bytes) -> None:
 
 
 def _dlopen(path: str, mode: int, load: Callable[..., ctypes.CDLL] | None = None) -> ctypes.CDLL:
-    """ctypes binds at once (RTLD_NOW), so a missing symbol is an exception here and not a dead process later."""
+    """ctypes binds at once (RTLD_NOW), so a missing symbol raises here instead of killing the process later."""
     try:
         library = (load or ctypes.CDLL)(path, mode=mode)
     except OSError as error:

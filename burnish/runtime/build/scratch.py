@@ -1,7 +1,7 @@
-"""Files only this process needs: one directory, made when first asked for and removed when the process ends.
+"""Temporary files of this process: one directory, made at first use and removed when the process ends.
 
-A process that is killed cannot do that. While it lives it holds a lock on a file in its directory, so the next one that
-makes such a directory knows whose owners are gone, and removes those.
+A killed process cannot remove its directory. So each process holds a lock on a file in its directory, and a later
+process removes directories without a locked file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LOCK = "locked-while-in-use"
 
 
 def own_directory() -> Path:
-    """This process's: a forked child gets another, and leaves its parent's alone."""
+    """This process's directory; a forked child gets another."""
     return _directory_of(os.getpid())
 
 
@@ -40,7 +40,8 @@ def _directory_of(pid: int) -> Path:
 
 
 def _lock(path: Path) -> None:
-    """Until the process ends. The file gets its name when it is locked: nobody can find it before."""
+    """Hold a lock until the process ends. The file gets its name after it is locked, so other processes cannot find it
+    before."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     fcntl.flock(os.open(path / "being-locked", flags, 0o600), fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.rename(path / "being-locked", path / _LOCK)
@@ -68,7 +69,7 @@ def _is_abandoned(path: Path) -> bool:
 def load_python(text: str) -> ModuleType:
     """Python text as a module with a file of its own, for Triton reads a function's source from one.
 
-    The file is this process's and nobody else's: what another could have written is never run."""
+    The file is private to this process: a file that others could have written is never run."""
     name = f"kernels_{hashlib.sha256(text.encode()).hexdigest()[:24]}"
     path = own_directory() / f"{name}.py"
     fresh = path.with_suffix(f".{threading.get_ident()}")

@@ -1,7 +1,7 @@
 """C source in, loaded library out: runs the C compiler once for each distinct source, then never again.
 
-A second process finds the library, and the compiler's identity, in the cache and starts no process at all: it needs no
-compiler. A library is loaded from bytes that were checked (`library_loading.py`), never from a file by its name.
+A second process finds the library and the compiler's identity in the cache, and needs no compiler. A library is loaded
+from verified bytes (`library_loading.py`), never from a file by its name.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ from burnish.version import PACKAGE
 
 NATIVE_DIR = PACKAGE / "runtime" / "native"
 
-# Never -ffast-math: NaN, Inf and -0.0 must come out as they do in eager.
+# Never -ffast-math: NaN, Inf and -0.0 must be the same as in eager.
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-std=gnu11")
-# Eager rounds after every operation. Contracted, x*y - x*y is the rounding error instead of 0, and its square root may
-# be NaN: generated code spells out the multiply-adds it wants. The native library's sums of products want them all.
+# Eager rounds after every operation. With contraction, x*y - x*y is the rounding error instead of 0, and its square
+# root may be NaN. So generated code uses explicit multiply-adds. The native library's sums of products are contracted.
 GENERATED_FLAGS = (*_FLAGS, "-ffp-contract=off")
 _NATIVE_FLAGS = (*_FLAGS, "-ffp-contract=fast")
 
@@ -66,7 +66,7 @@ _OPENMP_SYMBOL = re.compile(r"undefined symbol: (GOMP_|omp_|__kmpc_)")
 
 @dataclass(frozen=True)
 class CSource:
-    """One translation unit; `name` is for people: it names files and log lines, and does not change the key."""
+    """One translation unit; `name` is a label for files and log lines, and is not part of the key."""
 
     text: str
     name: str
@@ -103,7 +103,7 @@ class _Job:
 
 _libraries: dict[str, ctypes.CDLL] = {}  # digest -> what this process has loaded
 _building: dict[str, threading.Lock] = {}  # digest -> held while it is looked for or built
-_openmp_plan: dict[Compiler, int] = {}  # which of the ways in _build_in served this compiler last
+_openmp_plan: dict[Compiler, int] = {}  # the variant in _build_in that last worked with this compiler
 _guard = threading.Lock()
 
 
@@ -135,14 +135,14 @@ def native_library(options: Options, cache: Cache, log: CompileLog) -> ctypes.CD
 
 
 def double_library(options: Options, cache: Cache, log: CompileLog) -> ctypes.CDLL:
-    """Its products in double precision, which few programs have: they would take as long again to build. They call
-    the rest of it, which is loaded before them."""
+    """The C runtime's double-precision products, which few programs use: they would double the build time. They call
+    the rest of the runtime, which is loaded first."""
     native_library(options, cache, log)
     return _native_part("native f64", double=True, options=options, cache=cache, log=log)
 
 
 def load_native(double: bool, options: Options, cache: Cache, log: CompileLog) -> None:
-    """What generated code that calls the runtime needs loaded."""
+    """Load the libraries that generated code needs."""
     if double:
         double_library(options, cache, log)
     else:
@@ -159,8 +159,8 @@ def _native_part(name: str, *, double: bool, options: Options, cache: Cache, log
 
 
 def prepare_native(options: Options, log: CompileLog) -> None:
-    """Build the C runtime in the background. A failure is silent here: whoever needs the library meets it again. The
-    thread that traces meanwhile, and takes longer, has a processor for itself, if there are two."""
+    """Build the C runtime in the background. A failure is silent here and occurs again when the library is needed. With
+    two processors, the tracing thread, which takes longer, keeps one for itself."""
     deadline = current_deadline()
     deadline = Deadline(niceness=HELPFUL) if deadline is UNLIMITED else deadline
 
@@ -175,7 +175,7 @@ def prepare_native(options: Options, log: CompileLog) -> None:
 
 @functools.cache
 def source_hash() -> str:
-    """The hash of burnish's own sources: a changed compiler must not serve what it made before the change."""
+    """The hash of burnish's own sources: a changed burnish must not reuse its earlier output."""
     digest = hashlib.sha256()
     for path in sorted(path for path in PACKAGE.rglob("*") if path.suffix in (".py", ".c", ".h")):
         content = path.read_bytes()
@@ -184,14 +184,14 @@ def source_hash() -> str:
 
 
 def forget_loaded() -> None:
-    """Make this process look at the disk again. Libraries stay mapped: their functions may be in use."""
+    """Make this process read the disk again. Libraries stay mapped, because their functions may be in use."""
     for memo in (_libraries, _building, _openmp_plan):
         memo.clear()
     forget_compilers()
 
 
 def maker_of(options: Options, cache: Cache) -> tuple[tuple[str, str], ...]:
-    """Who compiles, or has compiled, what serves this process, as parts of a cache key."""
+    """The compiler of this process's libraries, as factors of a cache key."""
     try:
         return find_maker(options.cc, cache, options.compiler_seconds).compiler.factors
     except (CommandFailed, CompilerMissing):
@@ -222,7 +222,7 @@ def _obtain(job: _Job, options: Options, cache: Cache, log: CompileLog) -> ctype
 
 
 def _require(job: _Job, maker: Maker) -> None:
-    """What building takes, and loading does not."""
+    """Check the requirements of building that loading does not have."""
     if maker.problem is not None:
         raise maker.problem
     for path in job.needs:
@@ -261,8 +261,8 @@ def _build(job: _Job, compiler: Compiler, key: CacheKey, cache: Cache, seconds: 
 
 
 def _build_in(directory: Path, job: _Job, compiler: Compiler, seconds: float) -> tuple[bytes, ctypes.CDLL]:
-    """Torch has an OpenMP runtime loaded, and linking none lets kernels share its threads. Where that one does not
-    serve this compiler, link the compiler's own; where there is none, do without OpenMP."""
+    """Torch has an OpenMP runtime loaded, and linking none lets kernels share its threads. If that runtime does not
+    work with this compiler, link the compiler's own; if there is none, build without OpenMP."""
     serial = tuple(flag for flag in job.flags if flag != "-fopenmp")
     plans: list[tuple[tuple[str, ...], tuple[str, ...]]] = [(job.flags, ()), (job.flags, ("-fopenmp",)), (serial, ())]
     for plan in range(_openmp_plan.get(compiler, 0), len(plans)):

@@ -1,1 +1,1 @@
-"""The cache on disk, and what is kept in it."""
+"""The cache on disk, and its contents."""

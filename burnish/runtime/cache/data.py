@@ -1,4 +1,4 @@
-"""Compiler values as JSON, and back: what a warm start reads from the cache is data, and nothing in it is unpickled.
+"""Converts compiler values to JSON and back: a warm start reads data from the cache, and unpickles nothing.
 
 A `Codec` knows a closed set of classes, each a dataclass or an enumeration; a value of any other kind is refused, and
 so is a tag or a class it does not know. Reading makes objects of those classes and of plain Python, and nothing else.
@@ -22,7 +22,7 @@ from burnish.ir.expr import Expr
 from burnish.torch_private.operators import OpOverload
 
 _NAME = 64  # characters
-_TENSOR_BYTES = 1 << 16  # constants are tables and masks; nobody keeps weights in a graph
+_TENSOR_BYTES = 1 << 16  # constants are tables and masks; graphs do not contain weights
 _CODE = ("co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_nlocals", "co_stacksize", "co_flags", "co_code",
          "co_consts", "co_names", "co_varnames", "co_filename", "co_name", "co_qualname", "co_firstlineno",
          "co_linetable", "co_exceptiontable", "co_freevars", "co_cellvars")  # fmt: skip
@@ -30,12 +30,12 @@ _TORCH_KINDS: dict[str, type] = {"dtype": torch.dtype, "layout": torch.layout, "
 
 
 class NotData(Exception):
-    """A value that cannot be written, or text that is not what this codec writes."""
+    """A value that cannot be written, or text that this codec did not write."""
 
 
 class Codec:
-    """Objects of the class `shared`, which must be hashable, are written once and referred to after that. Not for two
-    threads at a time where there is one."""
+    """Objects of the class `shared`, which must be hashable, are written once and then referenced. With `shared`, a
+    codec is not thread-safe."""
 
     def __init__(self, classes: Iterable[type], shared: type | tuple[type, ...] = ()) -> None:
         self._shared = shared
@@ -75,7 +75,7 @@ class Codec:
             return self._read(json.loads(data))
         except NotData:
             raise
-        except Exception as error:  # whatever a stranger's text makes the constructors say
+        except Exception as error:  # any exception that untrusted text causes in constructors
             raise NotData(f"{type(error).__name__}: {error}") from error
 
     # -- writing -------------------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ class Codec:
         if type(text) is not list:
             if type(text) is dict:
                 raise NotData("an object of JSON")
-            # Names are what Python compares by identity first, which guards do a thousand times in a call.
+            # Intern names: Python compares strings by identity first, and guards compare a thousand names in a call.
             return sys.intern(text) if type(text) is str and len(text) <= _NAME else text
         tag, *items = text
         if tag in _TORCH_KINDS:

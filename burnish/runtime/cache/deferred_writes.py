@@ -1,9 +1,8 @@
 """Cache writes that only a later process needs: they run after the result that the current call waits for.
 
-A thread does it a moment after the last of it was asked for, so that neither the call that compiled nor the race in it
-shares the processor with it. What is left when the process ends is done then, within seconds; in a process that is
-killed it is not done at all, which the next one notices as a cold cache. Such work holds none of the user's objects:
-they may change, and may be wanted gone.
+A thread writes shortly after the last request, so that it does not compete for the processor with the compiling call
+and its race. Remaining writes run at exit, limited to a few seconds; in a killed process they are lost, and the next
+process finds a cold cache. Pending writes hold none of the user's objects, because these may change or should be freed.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class Later:
         self.forget()
 
     def forget(self) -> None:
-        """In a forked child: what is left is the parent's to do."""
+        """In a forked child: the parent does the pending writes."""
         self._left: deque[Work] = deque()
         self._lock = threading.Lock()  # of the two below
         self._due = 0.0
@@ -44,7 +43,7 @@ class Later:
                 thread = threading.Thread(target=self._wait_and_finish, name="burnish-later", daemon=True)
                 self._thread = thread  # which sets it to None when it is done
                 if not has_started(thread):
-                    self._thread = None  # what is asked for next tries again, and the end of the process does the rest
+                    self._thread = None  # the next request tries again, and exit does the rest
 
     def _wait_and_finish(self) -> None:
         while True:
@@ -57,8 +56,8 @@ class Later:
         self.finish()
 
     def finish(self, seconds: float = float("inf")) -> None:
-        """Do now, in this thread, what is left; nothing begins after so many seconds. What another thread is doing is
-        waited for."""
+        """Do the pending writes now, in this thread; none starts after this many seconds. Waits for a write in another
+        thread."""
         end = time.monotonic() + seconds
         if not self._doing.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
             return

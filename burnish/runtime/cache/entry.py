@@ -1,4 +1,4 @@
-"""One entry of the cache on disk: its key, what its meta.json says, and reading it as if a stranger had written it."""
+"""One entry of the cache on disk: its key, its meta.json, and reading it as untrusted input."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from functools import cached_property
 
 from burnish.runtime.cache.private_files import NotAFile, Refused, open_below, read_file
 
-META_BYTES = 1 << 20  # no honest meta.json comes near this
+META_BYTES = 1 << 20  # far larger than any valid meta.json
 
 
 @dataclass(frozen=True)
 class CacheKey:
     """Everything an entry depends on, as one visible tuple of (factor, value).
 
-    The factor called `name` is a label for people: it is shown and searched for but not hashed, so that the same
-    kernel under two names is one entry."""
+    The factor `name` is only a label: it is shown and searched for but not hashed, so that the same kernel under two
+    names is one entry."""
 
     factors: tuple[tuple[str, str], ...]
 
@@ -54,23 +54,23 @@ class Entry:
 
 
 class Damaged(Exception):
-    """An entry is not what its name and checksum say."""
+    """An entry does not match its name and checksum."""
 
 
 def checksum(kind: str, digest: str, data: bytes) -> str:
-    """Of the bytes as this very entry's: another's, whole and well-formed, do not fit."""
+    """A checksum of the bytes, kind and key: the valid bytes of another entry do not match."""
     return hashlib.sha256(f"{kind} {digest} {len(data)}\n".encode() + data).hexdigest()
 
 
 def read_entry(kind: str, digest: str, shard: int) -> Entry:
-    """What is said of an entry of the directory `shard`. Raises Damaged, or OSError where there is none."""
+    """Read the description of an entry of the directory `shard`. Raises Damaged, or OSError if there is none."""
     with _opened(digest, shard) as directory:
         return _described(kind, digest, directory)
 
 
 def read_data(kind: str, digest: str, shard: int, at_most: int, *, used: bool = True) -> bytes:
-    """The bytes of an entry, read once and checked; noted as its last use, if it is one. Raises Damaged, or OSError
-    where there is none."""
+    """The bytes of an entry, read once and verified; optionally recorded as its last use. Raises Damaged, or OSError if
+    there is none."""
     with _opened(digest, shard) as directory:
         entry = _described(kind, digest, directory)
         data = read_file("data", directory, min(entry.size, at_most))
@@ -101,7 +101,7 @@ def _opened(digest: str, shard: int) -> Iterator[int]:
 
 
 def _described(kind: str, digest: str, directory: int) -> Entry:
-    """Read meta.json as a stranger's: every type is checked, and the factors must hash to the directory's name."""
+    """Read meta.json as untrusted input: every type is checked, and the factors must hash to the directory's name."""
     raw = read_file("meta.json", directory, META_BYTES)
     try:
         meta = json.loads(raw)
@@ -126,8 +126,8 @@ def _described(kind: str, digest: str, directory: int) -> Entry:
 
 
 def remove_entry(digest: str, shard: int, temporary: int) -> bool:
-    """Remove an entry: out of sight at once, into the directory `temporary`, and then piece by piece, so that whoever
-    is killed meanwhile leaves no half of one. True when it is gone."""
+    """Remove an entry: one rename into the directory `temporary`, then deletion, so that a killed process leaves no
+    partial entry. True when it is gone."""
     with contextlib.suppress(OSError):
         os.unlink(digest, dir_fd=shard)  # a file, or a link: never follow one to delete
         return True

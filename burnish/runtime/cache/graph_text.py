@@ -1,7 +1,7 @@
-"""A captured graph as text that two processes print alike: what the cache knows a graph by.
+"""A captured graph as text that is equal in all processes: the graph's part of a cache key.
 
-Everything the compiler reads of a graph is in it: the calls, the types and layouts of all values, which of them share
-memory, what is known of the sizes, and the constants by their bytes.
+It contains everything that the compiler reads of a graph: the calls, the types and layouts of all values, their
+aliasing, the known facts about sizes, and the constants by their bytes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""How much was written to a cache since something was last evicted, counted by all processes together, and one of them
-at a time evicting.
+"""Counts the bytes that all processes wrote to a cache since the last eviction, and lets one process at a time evict.
 
-    <root>/written     one byte for each block that was, or is about to be, written
-    <root>/evicting    locked by the process that evicts
+<root>/written     one byte for each block that was, or is about to be, written
+<root>/evicting    locked by the process that evicts
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ class Ledger:
 
     @contextlib.contextmanager
     def evicting(self) -> Iterator[bool]:
-        """While open, nobody else evicts. False if one that does takes too long: it may have been stopped, and is not
-        waited for again."""
+        """While open, no other process evicts. False if another's eviction takes too long; it may have been stopped,
+        and is not waited for again."""
         end = time.monotonic() + self._patience
         if not self._thread.acquire(timeout=self._patience):
             yield False

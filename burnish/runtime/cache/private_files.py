@@ -1,9 +1,9 @@
-"""Files and directories that only this user can write, read so that no other process can swap them meanwhile.
+"""Files and directories that only this user can write, opened so that no other process can swap them.
 
-What lies in the cache is run as code, so whoever can write there can run code as this user. A directory is walked to
-from the top: each one on the way, and each link, must belong to this user or to root, and no other may be able to put
-something in its place. Every step is opened relative to the one before and looked at once it is open (`openat`,
-`fstat`), so what was checked is what is used.
+The cache's files are run as code, so a user who can write there can run code as this user. The path to a directory is
+walked from the root: each directory and link on it must belong to this user or to root, and no other user may be able
+to replace it. Every component is opened relative to its parent and checked after it is open (`openat`, `fstat`), so the
+checked object is the one that is used.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NOT_A_DIRECTORY = (errno.ENOTDIR, errno.ELOOP, errno.ENXIO)
 
 
 class Refused(Exception):
-    """Another user could change it. `command` mends that, where one does."""
+    """Another user could change it. `command` fixes that, if a command can."""
 
     def __init__(self, reason: str, command: str = "") -> None:
         super().__init__(f"{reason}; {f'run: {command}' if command else 'choose another directory'}")
@@ -36,7 +36,7 @@ class Refused(Exception):
 
 
 class NotAFile(Exception):
-    """A link, a pipe, a directory, somebody else's: nothing of this user's to read."""
+    """Not a regular file of this user (a link, a pipe, a directory, another user's file)."""
 
 
 # -- directories ---------------------------------------------------------------------------------------------------
@@ -50,18 +50,18 @@ def open_private(path: Path, *, make: bool = True) -> tuple[int, str]:
 
 
 def open_own(real: str) -> int:
-    """Again, once `open_private` has found that nobody else can put another in its place."""
+    """Open it again, after `open_private` has checked that no other user can replace it."""
     return _own(os.open(real, _DIRECTORY), real)
 
 
 def open_below(parent: int, name: str, shown: str, *, make: bool = False) -> int:
-    """A directory within one of this user's, which must be theirs as well. `shown` is what to call it. What others
-    could have written is of no use: the way out is to remove all of it."""
+    """A directory within one of this user's, which must also belong to this user. `shown` is its displayed path. If
+    others could have written it, the only fix is to remove it."""
     return _own(_opened_or_made(name, parent, _DIRECTORY, make), shown, f"rm -r {shlex.quote(shown)}")
 
 
 def _own(descriptor: int, shown: str, mend: str = "") -> int:
-    """The descriptor, if what it is of is this user's and nobody else may write it."""
+    """The descriptor, if its object belongs to this user and no other user may write it."""
     try:
         status = os.fstat(descriptor)
         if status.st_uid != os.geteuid():
@@ -79,7 +79,7 @@ def _writers(mode: int) -> str:
 
 
 def _walk(path: Path, make: bool) -> str:
-    """Where a directory really is, having checked all that leads there."""
+    """A directory's real path, after checking all its parents."""
     left = list(reversed(os.path.abspath(path).split("/")[1:]))
     here, shown, links = os.open("/", _PASSED), "/", 0
     try:
@@ -119,7 +119,8 @@ def _opened_or_made(name: str, parent: int, flags: int, make: bool) -> int:
 
 
 def _link(name: str, parent: int, shown: str) -> str | None:
-    """Where a link leads; None for what is none. Its own directory has been checked: nobody else can replace it."""
+    """The target of a link; None if it is not a link. Its directory has been checked, so no other user can replace
+    it."""
     try:
         status = os.stat(name, dir_fd=parent, follow_symlinks=False)
         target = os.readlink(name, dir_fd=parent)
@@ -135,8 +136,8 @@ def _trusted() -> tuple[int, ...]:
 
 
 def _check_on_the_way(directory: int, shown: str) -> None:
-    """Raises Refused where another could put a directory of theirs in the place of what lies in this one. With the
-    sticky bit (/tmp) only the owner of a thing can."""
+    """Raises Refused if another user could replace the content of this directory. With the sticky bit (/tmp) only an
+    entry's owner can."""
     status = os.fstat(directory)
     if status.st_uid not in _trusted():
         raise Refused(f"{shown} belongs to user {status.st_uid}, who could put another directory there")
@@ -160,7 +161,7 @@ def _has_only_trusted_members(group: int, trusted: tuple[int, ...]) -> bool:
 
 
 def _has_acl(path: str) -> bool:
-    """Whether others than owner and group were given rights by name: then the group's bits stand for theirs as well."""
+    """Whether an access list grants rights to other users: the group's bits then include theirs."""
     try:
         return "system.posix_acl_access" in os.listxattr(path)
     except AttributeError:  # macOS, where such lists never show in the mode
@@ -186,7 +187,7 @@ def read_file(name: str, directory: int, at_most: int) -> bytes:
             raise NotAFile(f"its {name} is not a file of this user's")
         if others := _writers(status.st_mode):
             raise NotAFile(f"its {name} can be written by {others}")
-        if status.st_size > at_most:  # asked first: read(n) would allocate all n that meta.json claims
+        if status.st_size > at_most:  # the size is checked first: read(n) would allocate the n that meta.json claims
             raise NotAFile(f"its {name} is longer than it may be")
         return file.read(status.st_size)
 

@@ -1,13 +1,13 @@
-"""A content-addressed store on disk for what the compiler has made; any number of processes may share one.
+"""A content-addressed store on disk for the compiler's output; any number of processes may share it.
 
-    <root>/<kind>/<first 2 hex digits>/<digest>/data         the bytes
-    <root>/<kind>/<first 2 hex digits>/<digest>/meta.json    the key's factors, the bytes' checksum and size
-    <root>/tmp/                                              directories being written, each locked by its writer
-    <root>/written, <root>/evicting                          how much was written since the last eviction, and a lock
+    <root>/<kind>/<first 2 hex digits>/<digest>/data         the bytes <root>/<kind>/<first 2 hex
+    digits>/<digest>/meta.json    the key's factors, the bytes' checksum and size <root>/tmp/
+    directories being written, each locked by its writer <root>/written, <root>/evicting                          the
+    bytes written since the last eviction, and a lock
 
-Nothing in it is trusted: a directory that another user could write is not used (`private_files.py`), an entry that is
-not what its name and checksum say is removed and counts as a miss, and nothing is unpickled. No failure here fails a
-compile: a cache that cannot be used says why, once, and misses.
+Nothing in it is trusted: a directory that another user could write is not used (`private_files.py`), an entry that does
+not match its name and checksum is removed and counts as a miss, and nothing is unpickled. No failure here fails a
+compile: an unusable cache logs the reason once, and misses.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True)
 class CacheStats:
-    """What is on disk, and what this process did with it."""
+    """The cache's content on disk, and this process's hits, misses and evictions."""
 
     root: Path
     entries: int
@@ -96,8 +96,8 @@ class Cache:
     # -- reading ---------------------------------------------------------------------------------------------
 
     def get(self, kind: str, key: CacheKey) -> bytes | None:
-        """The stored bytes, checked against their checksum; None is a miss. They were read once: whoever runs them as
-        code runs these bytes, and not what a file of that name holds later."""
+        """The stored bytes, checked against their checksum; None is a miss. They are read once: code is loaded from
+        these bytes, not from the file."""
         data = self._verified(kind, key)
         self._count("misses" if data is None else "hits")
         return data
@@ -123,14 +123,14 @@ class Cache:
 
     @functools.cached_property
     def unusable(self) -> str | None:
-        """Why this cache cannot be used, or None. Asked once: the answer is logged, and holds from then on."""
+        """The reason why this cache cannot be used, or None. Computed and logged once."""
         reason = self._off or self._fault()
         if reason and not self._off:
             self._complain(f"not used: {reason}")
         return reason or None
 
     def _fault(self) -> str:
-        """Looks at every directory on the way, and clears away what processes that were killed left behind."""
+        """Checks every directory on the path, and removes files that killed processes left behind."""
         try:
             descriptor, self._real = open_private(self.root)
         except Refused as refusal:
@@ -143,7 +143,7 @@ class Cache:
 
     @contextlib.contextmanager
     def _opened(self, *names: str, make: bool = False) -> Iterator[int]:
-        """A directory of the cache's: each one on the way there is looked at every time, once it is open."""
+        """A directory of the cache: each directory on its path is checked after every open."""
         try:
             here = open_own(self._real)
         except FileNotFoundError:  # removed since; its own user's business
@@ -201,7 +201,7 @@ class Cache:
                 write_file(file, directory, content)
             with self._opened(kind, key.digest[:2], make=True) as shard:
                 # A rename within one filesystem is atomic: a reader sees the whole entry or none of it, whatever
-                # becomes of this process. No fsync: what a power cut tears, the checksum finds.
+                # becomes of this process. No fsync: the checksum detects an entry torn by a power failure.
                 for last_try in (False, False, True):
                     try:
                         os.rename(name, key.digest, src_dir_fd=parent, dst_dir_fd=shard)
@@ -243,7 +243,7 @@ class Cache:
                     _remove_if_abandoned(name, parent)
 
     def discard(self, kind: str, key: CacheKey) -> None:
-        """Drop an entry that proved of no use though its bytes are as they were stored."""
+        """Drop an entry that is unusable although its bytes are intact."""
         if not self.unusable:
             with contextlib.suppress(OSError, Refused), self._opened(kind, key.digest[:2]) as shard:
                 self._remove(key.digest, shard)
@@ -280,8 +280,8 @@ class Cache:
         return self.limit_bytes * 3 // 64
 
     def trim(self, room: int = 0) -> int:
-        """Evict the entries unused for longest until what is stored, `room` for what comes now, and what may be written
-        before the next look fit the limit; returns how many went."""
+        """Evict the least recently used entries until the stored bytes, the `room` for the next write, and the writes
+        until the next check fit the limit. Returns the number of evicted entries."""
         sized = [(*use_and_size(digest, shard), kind, digest) for kind, digest, shard in self._stored()]
         total = sum(size for _, size, _, _ in sized)
         evicted = 0
@@ -315,7 +315,7 @@ class Cache:
         """`why`, in one line for a log."""
         if self.unusable:
             return f"{key.name}: cache not used: {self.unusable}"
-        # A miss costs a compile of a tenth of a second or more; reading a few hundred entries is lost in that.
+        # A miss costs a compile of a tenth of a second or more; reading a few hundred entries is negligible.
         differences = self.why(kind, key, at_most=256)
         if all(stored is None for _, stored, _ in differences):
             return f"{key.name}: nothing of kind {kind!r} is stored"
@@ -335,7 +335,7 @@ class Cache:
         return self._entries(kind)
 
     def all(self, kind: str) -> Iterator[bytes]:
-        """The bytes of all entries of a kind, the most recently used first. Looking is no use of them."""
+        """The bytes of all entries of a kind, the most recently used first. This does not count as a use."""
         for entry in sorted(self._entries(kind), key=lambda entry: -entry.last_used):
             with contextlib.suppress(OSError, Refused, Damaged), self._opened(kind, entry.digest[:2]) as shard:
                 yield read_data(kind, entry.digest, shard, self.limit_bytes, used=False)
@@ -397,7 +397,7 @@ class Cache:
 
 
 def open_cache(options: Options) -> Cache:
-    """The cache these options ask for: one object per directory in this process, so that it complains once."""
+    """The cache for these options: one object per directory in this process, so that it warns once."""
     off = "switched off by the options" if options.disable_cache else ""
     return _open(options.cache_dir, options.cache_limit_bytes, off)
 

@@ -1,6 +1,6 @@
-"""Programs in the cache: a second process that is given the same graph neither lowers, schedules nor generates.
+"""Programs in the cache: a second process with the same graph does not lower, schedule or generate code.
 
-What is stored is the `Program` as data, with the kernels that are compiled already left out: their source has them.
+The stored form is the `Program` as data, without the compiled kernels, of which only the source is stored.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from burnish.runtime.program import Program, Unit, build_program
 from burnish.schedule.kernels import Buffer, ExternKernel, Kernel, Operand, ResultBuffer, Schedule
 
 KIND = "program"
-# What a program does not depend on; every other option, those still to be thought of included, is part of the key.
+# Options on which a program does not depend; all others, future ones included, are part of the key.
 _IMMATERIAL = frozenset(
     ("background", "budget", "cache_dir", "cache_limit_bytes", "cc", "compiler_seconds", "dump_dir", "dynamic",
      "events", "fault", "fullgraph", "gate", "graph_limit", "latency", "log", "sample", "verify", "verify_ir",
@@ -52,7 +52,7 @@ class Compiled:
 
 @dataclass(frozen=True)
 class StoredProgram:
-    """What `build_program` makes a program of, and what the log is told of it."""
+    """The arguments of `build_program`, and the data for the log."""
 
     schedule: Schedule
     unit: Unit
@@ -75,7 +75,7 @@ class NotStored(Exception):
 
 
 def is_wanted(options: Options, log: CompileLog) -> bool:
-    """Whoever looks into the compiler, or limits it, sees it work."""
+    """False if the compiler's stages are inspected or limited: then it must run."""
     looks = log.recorder is not None or options.dump_dir is not None or options.verify_ir
     return options.warm_start and not looks and options.fuel is None and options.fault is None
 
@@ -97,7 +97,7 @@ def machine_factors(device: torch.device) -> tuple[tuple[str, str], ...]:
 def program_key(
     gm: GraphModule, kind: str, options: Options, static: frozenset[int], returned: int | None, name: str
 ) -> CacheKey | None:
-    """None for a graph that no two processes print alike."""
+    """None for a graph whose text differs between processes."""
     try:
         text = graph_text(gm)
     except Unprintable:
@@ -126,7 +126,7 @@ def device_of(gm: GraphModule) -> torch.device:
 
 
 def load(key: CacheKey, options: Options, log: CompileLog) -> bytes | None:
-    """What is stored under the key; a miss says why."""
+    """Load the program stored under the key; a miss logs the reason."""
     cache = open_cache(options)
     data = cache.get(KIND, key)
     log.cache(data is not None, "" if data is not None else cache.miss_reason(KIND, key))
@@ -134,7 +134,7 @@ def load(key: CacheKey, options: Options, log: CompileLog) -> bytes | None:
 
 
 def discard(key: CacheKey, why: str, options: Options, log: CompileLog) -> None:
-    """Its checksum is right, so it was written by something that only claims to be this burnish."""
+    """Its checksum is right but its content is not: it was written by other code with the same version."""
     open_cache(options).discard(KIND, key)
     log.cache(False, f"{key.name}: its entry cannot be read ({why})")
 

@@ -39,7 +39,7 @@ from burnish.runtime.cpu.blas import find_blas
 from burnish.schedule.kernels import ContractKernel, Operand, Schedule
 
 _FEW = 16  # rows or columns up to which our own product streams the other operand and wins
-_LITTLE = 1 << 24  # multiplications over before either has warmed up
+_LITTLE = 1 << 24  # multiplications of a product that is too short to matter
 _MOST = 1 << 29  # multiplications of a trial; a longer product is tried with fewer rows
 _WORTH = 1.05  # how much faster BLAS must be: our own needs no memory between product and epilogue
 _FAR = 1.3  # times that, one is so far ahead that two rounds are enough
@@ -67,7 +67,7 @@ class ProductClass:
 
 
 def choose_libraries(schedule: Schedule, options: Options, fuel: Fuel, log: CompileLog) -> Schedule:
-    """Marks the products that BLAS shall do."""
+    """Marks the products that BLAS computes."""
     if options.products == "ours" or find_blas() is None:
         return schedule
     threads = options.threads or torch.get_num_threads()
@@ -135,8 +135,8 @@ def choose(
     allowance: float,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[ProductClass, bool]:
-    """Whether BLAS is faster, for each class. After `allowance` seconds of trials none begins: what nobody knows then
-    is answered as the class most like it is."""
+    """Whether BLAS is faster, for each class. After `allowance` seconds no trial starts; remaining classes take the
+    answer of the most similar class."""
     faster: dict[ProductClass, bool] = {}
     spent = 0.0
     for found in classes:
@@ -160,7 +160,8 @@ def _most_like(found: ProductClass, others: Sequence[ProductClass]) -> ProductCl
 def is_faster(
     found: ProductClass, cache: Cache, ratio: Callable[[], float], quiet: Callable[[], bool] | None = None
 ) -> bool:
-    """Whether BLAS is, asking `ratio` only if nobody knows. An answer from a busy machine serves until a quiet hour."""
+    """Whether BLAS is faster, calling `ratio` only if there is no answer yet. An answer from a busy machine is replaced
+    by one from a quiet machine."""
     quiet = quiet or _is_quiet
     key = _key(found)
     with _measuring:
@@ -176,7 +177,7 @@ def is_faster(
 
 
 def known_answer(found: ProductClass, cache: Cache) -> bool | None:
-    """What is known already, measured on a busy machine or not."""
+    """The existing answer, also one from a busy machine."""
     key = _key(found)
     if key.digest in _answers:
         return _answers[key.digest]
@@ -185,7 +186,7 @@ def known_answer(found: ProductClass, cache: Cache) -> bool | None:
 
 
 def _stored(key: CacheKey, cache: Cache) -> tuple[str, str]:
-    """Who is faster, or nothing, and how the machine was when that was measured."""
+    """The stored answer, or None, and whether the machine was busy when it was measured."""
     who, _, when = (cache.get(_KIND, key) or b"").decode(errors="replace").partition(" ")
     return (who, when) if who in ("ours", "library") else ("", "")
 
@@ -219,7 +220,7 @@ class Store(ctypes.Structure):
 
 
 def trial(found: ProductClass, options: Options, cache: Cache, log: CompileLog) -> float:
-    """How many times as long ours takes."""
+    """The time of our kernel divided by BLAS' time."""
     single = found.dtype is DType.f32
     native = native_library(options, cache, log) if single else double_library(options, cache, log)
     m, n, k = max(min(found.m, _MOST // (found.n * found.k)), 4 * _FEW), found.n, found.k

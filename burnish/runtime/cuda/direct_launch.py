@@ -1,9 +1,9 @@
-"""A program of a few kernels and nothing else, launched without a CUDA graph and without Python in between.
+"""Launches a program of a few kernels directly, without a CUDA graph and without Python between launches.
 
-Launching a graph takes the driver about as long as launching three or four kernels, which can begin one by one; and a
-graph wants its moving arguments copied in and its results copied out, each a step of its own on the device. So up to
-`MOST_LAUNCHES` kernels are launched as they are, in one native call that puts in the call's own addresses. Results are
-fresh memory, made ahead while the device is at work; those that are one tensor, or several over one memory, share it.
+Launching a graph takes the driver about as long as launching three or four kernels, which can start one by one. A graph
+also needs its moving arguments copied in and its results copied out, each a separate step on the device. So up to
+`MOST_LAUNCHES` kernels are launched directly, in one native call that fills in the call's addresses. Results are fresh
+memory, allocated ahead while the device is busy; results that alias share their memory.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Place:
 
 @dataclass(frozen=True)
 class DirectPlan:
-    """Which slots of the table are a call's own."""
+    """The slots of the table that change with each call."""
 
     arguments: tuple[tuple[int, int], ...]  # position, slot
     results: tuple[tuple[int, int], ...]
@@ -47,7 +47,8 @@ class DirectPlan:
 
 
 def direct_plan(program: Program) -> DirectPlan | None:
-    """None for a program that is more than a few kernels on fresh results, or whose sizes differ from call to call."""
+    """None for a program with more than a few kernels, with other steps, without fresh results, or with symbolic
+    sizes."""
     unit, schedule = program.unit, program.schedule
     assert isinstance(unit, CudaUnit)
     if len(program.steps) != 1 or not isinstance(program.steps[0], NativeStep):
@@ -81,7 +82,7 @@ def _is_known(b: Buffer) -> bool:
 
 
 def _fresh(program: Program, result: Any) -> Buffer | None:
-    """The buffer that a result is the whole of, if it is nobody else's."""
+    """The buffer that a result covers completely, if no other result uses it."""
     if not isinstance(result, ResultBuffer) or result.alias_of is not None:
         return None
     o, b = result.operand, program.schedule.buffers[result.operand.buffer]
@@ -123,7 +124,7 @@ class DirectLaunch(Results):
 
 
 class DirectRun:
-    """A boxed callable like the program it stands for, which serves where this one cannot."""
+    """A boxed callable like the program it replaces; falls back to that program."""
 
     _boxed_call = True
     consumes = False

@@ -1,13 +1,12 @@
 """A captured graph's launch through the driver, with the copies around it: one native call for them all.
 
-Torch's way costs a Python method, a device guard and for each copy a pass through the dispatcher. Here the C extension
-(`burnish.runtime.host.extension`) has the addresses of the graph's own memory at hand and asks a call's tensors only
-for theirs.
+A replay through torch costs a Python method, a device guard and a dispatcher call for each copy. Here the C extension
+(`burnish.runtime.host.extension`) keeps the addresses of the graph's memory and reads only those of a call's tensors.
 
-Several copies are one launch of a kernel, where the driver takes it and it is seen to copy.
+Several copies are one kernel launch, if the driver accepts the kernel and a test shows that it copies.
 
-Results that are copied out want fresh memory, and asking the allocator for it takes as long as a small graph runs: so
-small ones are asked for ahead, after the launch, while the device is at work.
+Results that are copied out need fresh memory, and an allocation takes as long as a small graph runs. So small results
+are allocated ahead, after the launch, while the device is busy.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import torch
 from burnish.runtime.cuda.launch import DRIVER_LIBRARY
 from burnish.runtime.host.extension import Host
 
-_FEW = 6  # copies of one kind; more of them are quicker as torch's multi-tensor copy
+_FEW = 6  # copies of one kind; more are faster as torch's multi-tensor copy
 _SMALL = 1 << 20  # bytes of results for which memory is kept ready
 _GAPS = 2  # times its elements that a tensor may extend over, to be copied as it lies
 
@@ -31,7 +30,7 @@ Copies = Mapping[int, torch.Tensor]  # position among the arguments -> the graph
 
 
 class Results:
-    """Memory for the results of a call, made ahead for the next one where it is little. One call at a time."""
+    """Memory for a call's results, allocated ahead for the next call if small. Not thread-safe."""
 
     def __init__(self, templates: Sequence[Template], host: Host) -> None:
         self._templates = list(templates)
@@ -104,7 +103,7 @@ def copy_kernel(host: Host, device: torch.device) -> int:
 
 
 def _copies(host: Host, kernel: int, device: torch.device) -> bool:
-    """Whether it copies: lengths that 16 does and does not divide, side by side, and nothing beyond them."""
+    """Whether it copies correctly: lengths divisible by 16 and others, adjacent, without writing beyond them."""
     lengths = (16 * 4096, 4099, 7)
     sources = [torch.arange(n, device=device).to(torch.uint8) for n in lengths]
     targets = [torch.zeros(n + 16, dtype=torch.uint8, device=device) for n in lengths]
@@ -131,7 +130,7 @@ def extent(x: torch.Tensor) -> int:
 
 
 def _may_be_copied_over(x: torch.Tensor) -> bool:
-    """Without gaps, in which somebody else's values may be."""
+    """Whether the tensor has no gaps, which may hold other tensors' values."""
     step = 1
     for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
         if size > 1:

@@ -1,20 +1,20 @@
-"""One launch for a whole program: captured CUDA graphs whose results stay the caller's.
+"""One launch for a whole program: captured CUDA graphs whose results belong to the caller.
 
-The first call for some sizes runs plainly, which warms the libraries up and tells where the arguments lie; the second
-is captured and replayed. Nothing runs during a capture, so no call has its effects twice.
+The first call for some sizes runs without a graph, which warms up libraries and shows the arguments' addresses. The
+second is captured and replayed. A capture executes nothing, so no call has its effects twice.
 
-Arguments. Those that were the same memory in both calls (parameters, caches, buffers the caller reuses) are used, and
-written, where they are; each replay checks that they still are there. The others are copied into memory of the graph,
-and back where the program writes them. One that moves later becomes one of the others. A large one is taken for the
-same where it lies at the same place: allocators often put what replaces it there, and a copy would take long.
+Arguments. Those with the same memory in both calls (parameters, caches, buffers the caller reuses) are read and written
+in place; each replay checks their addresses. The others are copied into the graph's memory, and back if the program
+writes them. An argument that moves later is copied from then on. A large argument at the same address counts as the
+same: allocators often reuse the address for its replacement, and a copy would take long.
 
-Results are copied out, so that a replay leaves alone what was handed out before; many copies of one type are one
-launch. `reuse_outputs` hands out the graph's own memory instead, which the next call overwrites. A training step's
-saved tensors are always lent like that, for they are large and the backward gives them back: while any is in use, the
-next forward of the object runs without its graph.
+Results are copied out, so that a replay does not overwrite earlier results; copies of one type are one launch.
+`reuse_outputs` returns the graph's own memory instead, which the next call overwrites. A training step's saved tensors
+are always lent in this way, because they are large and the backward releases them. While any is in use, the next
+forward of the object runs without its graph.
 
-The graphs of one object share a memory pool, so its calls take turns: a lock on the host, stream order on the device.
-Whatever cannot be captured, or no longer fits into memory, runs plainly, and stats say so.
+The graphs of one object share a memory pool, so its calls are serialised: by a lock on the host, by stream order on the
+device. Programs that cannot be captured, or do not fit into memory, run without a graph, and stats say so.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from burnish.torch_private.tensors import foreach_copy_, storage_Use_Count
 
 current_raw_stream: Callable[[int], int] = cuda_getCurrentRawStream
 _FEW_COPIES = 3
-_LITTLE = 1 << 20  # bytes whose copy takes no time: what lies where another lay before it is not counted on to stay
+_LITTLE = 1 << 20  # bytes whose copy is negligible: a smaller argument at an unchanged address is still copied
 _Window = tuple[int, int, Sequence[int], Sequence[int], int]  # a result, of which other, sizes, strides and offset
-_PATIENCE = 4  # times that one set of sizes is captured again, before it is left alone
+_PATIENCE = 4  # recaptures of one set of sizes before it runs without a graph
 
 
 class GraphPool:
-    """What the graphs of one object on one device share: memory, turns, and the limit on their number."""
+    """Shared by the graphs of one object on one device: memory, the lock, and the limit on their number."""
 
     def __init__(self, device: torch.device, limit: int) -> None:
         self.device = device
@@ -85,8 +85,8 @@ class GraphPool:
         return sum(s["total_size"] for s in segments if tuple(s["segment_pool_id"]) == tuple(self.handle))
 
     def take_turn(self, captured: Captured) -> int:
-        """What is launched on the current stream from now on comes after everything replayed before. What the driver
-        calls that stream."""
+        """Order later launches on the current stream after all earlier replays. Returns the driver's handle of that
+        stream."""
         self._stamp(captured)
         raw = current_raw_stream(self._index)
         if raw != self.turn[0]:
@@ -121,8 +121,8 @@ class GraphPool:
             self.handle = None  # torch gives a pool up with its last graph, and refuses to take it up again
 
     def is_lending(self) -> bool:
-        """Whether a forward's saved tensors are in use. Another graph's replay might write over them, unless it is
-        their backward's, which was captured while they were alive."""
+        """Whether a forward's saved tensors are in use. A replay of another graph might overwrite them, except the
+        graph of their backward, which was captured while they were alive."""
         return bool(self.lenders) and any(captured.is_lending() for captured in self.lenders)
 
     def lent_addresses(self) -> set[int]:
@@ -161,7 +161,7 @@ def borrowed_stream(device: torch.device) -> Iterator[Any]:
         _idle_streams.setdefault(device, []).append(stream)
 
 
-# A pool lives as long as a program that has graphs in it. Logs live longer: Dynamo never lets go of a backend.
+# A pool lives as long as a program with graphs in it. Logs live longer, because Dynamo never releases a backend.
 _Pools = weakref.WeakValueDictionary[torch.device, GraphPool]
 _pools: weakref.WeakKeyDictionary[CompileLog, _Pools] = weakref.WeakKeyDictionary()
 _pools_lock = threading.Lock()
@@ -241,7 +241,7 @@ class Captured:
         return any(count(c) > before for c, before in zip(self._counted, self._uses, strict=True))
 
     def launch_by_driver(self, host: Host, device: torch.device) -> None:
-        """From now on replay it without torch, if that can be done."""
+        """Replay without torch from now on, if possible."""
         own = {n: x for group, positions in self.copies_out for n, x in zip(positions, group, strict=True)}
         back = {k: self.staging[k] for k in self.plan.written if k in self.staging}
         self.fresh_positions = list(own)
@@ -250,7 +250,7 @@ class Captured:
             self.launch = driver_launch(host, self.graph, self.staging, back, list(own.values()), device)
 
     def call_quickly(self, host: Host, pool: GraphPool, flag: torch.Tensor | None) -> Any:
-        """Make calls in C from now on; None where they are not simple enough for that."""
+        """Make calls in C from now on; None if they are not simple enough."""
         if self.launch is None or not self.all_fresh or self.borrowed:
             return None
         try:
@@ -311,7 +311,7 @@ class Captured:
         return shared
 
     def _with_shared(self, out: dict[int, Any], args: list[Any]) -> tuple[Any, ...]:
-        """Results that are not copies: in the graph's memory, in an argument's, or in another result's."""
+        """Adds the results that are not copies: in the graph's memory, in an argument's, or in another result's."""
         for n in self.lent_positions:
             out[n] = self.results[n].detach()  # a tensor of its own over the same memory
         for n, k, shape, strides, offset in self.views:
@@ -335,15 +335,15 @@ class Captured:
 
 
 def _again(results: Sequence[Any], saved: frozenset[int]) -> dict[int, int]:
-    """Results that are an earlier one, that very tensor. What is saved is another than what is handed out."""
+    """Results that are the same tensor as an earlier one. Saved tensors are separate from returned ones."""
     first: dict[tuple[int, bool], int] = {}
     found = {n: first.setdefault((id(x), n in saved), n) for n, x in enumerate(results) if isinstance(x, torch.Tensor)}
     return {n: earlier for n, earlier in found.items() if earlier != n}
 
 
 def _without_windows(copied: Mapping[int, torch.Tensor], free: int) -> tuple[dict[int, torch.Tensor], list[_Window]]:
-    """Of results that share memory one is copied, which is all of it, or what they lie in, by a number from `free` on;
-    the others are windows of the copy."""
+    """Of results that share memory, only one is copied: the one that covers all of it, or their common base, numbered
+    from `free` on. The others are windows of the copy."""
     sharing: dict[tuple[int, torch.dtype], list[int]] = {}
     for n, x in copied.items():
         sharing.setdefault((x.untyped_storage()._cdata, x.dtype), []).append(n)
@@ -411,7 +411,7 @@ def _once(x: torch.Tensor, repeated: tuple[int, ...]) -> torch.Tensor:
 
 
 class _Places:
-    """Where the arguments of a call were."""
+    """The arguments' addresses in a call."""
 
     def __init__(self, args: Sequence[Any]) -> None:
         # A storage that is referred to, if only weakly, is never mistaken for one that comes after it.
@@ -420,8 +420,8 @@ class _Places:
         ]
 
     def has_stayed(self, k: int, x: torch.Tensor) -> bool:
-        """Whether argument k, which is x now, is where it was, and not by chance: what a caller makes for one call is
-        often put where the last one's was, until it is not."""
+        """Whether argument k (now x) has a stable address, not just the same one by chance: the allocator often reuses
+        the address for an argument that is allocated in each call."""
         before = self._memory[k]
         if before is None or before[0] != x.data_ptr():
             return False
@@ -440,7 +440,7 @@ class _Case:
 
 
 class GraphedProgram:
-    """A boxed callable like the program it stands for."""
+    """A boxed callable like the program it replaces."""
 
     _boxed_call = True
 
@@ -480,7 +480,7 @@ class GraphedProgram:
         return self.program(args)
 
     def _first_replay(self, captured: Captured, args: list[Any], stream: int) -> tuple[Any, ...]:
-        """By torch, which alone knows how to give a graph its random numbers; one that draws none can do without."""
+        """By torch, which handles the random state of a graph; a graph without random draws does not need it."""
         random = _RandomState(self.pool.device)
         results = captured.replay(args, stream)
         captured.settled = True
@@ -531,7 +531,7 @@ class GraphedProgram:
         return True
 
     def _moved(self, captured: Captured, args: list[Any]) -> None:
-        """Arguments are elsewhere: the next call is captured with them where they are then."""
+        """Arguments have moved: the next call is captured with their new addresses."""
         here, lent = _addresses(args), self.pool.lent_addresses()
         moved = {k for k in captured.by_address if here[k] != captured.addresses[k]}
         if moved & captured.borrowed and not any(here[k] in lent for k in moved):
@@ -555,7 +555,7 @@ class GraphedProgram:
             case.captured = self._captured(case, args)
             self.pool.add(case.captured)
             self.log.noticed("CUDA graph captured")
-        except Exception as error:  # out of memory, or an operation that cannot be captured: never a lost call
+        except Exception as error:  # out of memory, or an operation that cannot be captured: the call must not fail
             random.put_back()
             case.plain = True
             self.log.noticed(f"no CUDA graph: {failure_reason(error)}")
@@ -599,8 +599,8 @@ class GraphedProgram:
 
 
 class _RandomState:
-    """The device's generator as it was before a capture. One that fails leaves it in the belief that a graph is still
-    being captured, and every later draw would be refused."""
+    """The state of the device's generator before a capture. After a failed capture the generator still assumes a
+    capture, and would refuse every later draw."""
 
     def __init__(self, device: torch.device) -> None:
         generators = torch.cuda.default_generators
@@ -620,7 +620,7 @@ class _RandomState:
 
 
 def _key_function(sources: Mapping[str, tuple[int, str, int]]) -> Callable[[list[Any]], tuple[int, ...]]:
-    """Reads the sizes out of the arguments; as source, for it runs in every call."""
+    """Reads the sizes of the arguments; generated as source, because it runs in every call."""
     read = {"value": "int(args[{k}])", "size": "args[{k}].shape[{d}]", "stride": "args[{k}].stride({d})"}
     read["offset"] = "args[{k}].storage_offset()"
     parts = [read[kind].format(k=k, d=d) for _, (k, kind, d) in sorted(sources.items())]

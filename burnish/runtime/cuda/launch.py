@@ -1,8 +1,8 @@
 """Kernels onto the device: compiled Triton kernels loaded, and a segment of launches run in one native call.
 
-A launch is baked once for each workspace: its grid is known then, and its parameters are addresses of slots in the
-workspace's table. So a call writes the slots that changed and makes one native call for each segment. Where there is
-no C compiler, Triton's own launcher serves, one Python call for each kernel.
+A launch is prepared ("baked") once for each workspace: its grid is computed, and its parameters are addresses of slots
+in the workspace's table. So a call writes the changed slots and makes one native call for each segment. Without a C
+compiler, Triton's own launcher is used, one Python call for each kernel.
 """
 
 from __future__ import annotations
@@ -80,14 +80,14 @@ class Launcher(Protocol):
     def launch(self) -> Callable[[Any], int]: ...
 
     def begin(self, sources: Sequence[KernelSource], builder: KernelBuilder, log: CompileLog) -> Loading:
-        """Have kernels built. What it returns waits for them, and puts them onto the device."""
+        """Start building kernels. Returns a function that waits for them, and loads them onto the device."""
 
     def bake(self, launches: Sequence[Launch], table: Table, stream: int, scratch: Sequence[int]) -> Any: ...
 
     def error(self, code: int) -> CompileError: ...
 
     def apart(self) -> Launcher:
-        """Another for the same device. What it loads is its own, and goes with its `close`."""
+        """A separate launcher for the same device. Its kernels are unloaded by its `close`."""
 
     def close(self) -> None:
         """Unload what was loaded: nothing of it may be running, or in a graph."""
@@ -126,7 +126,7 @@ class Baked(ctypes.c_void_p):
 
 
 class NativeLauncher:
-    """`driver` names the library with the driver's functions: tests give one that only writes down what it is told."""
+    """`driver` names the library with the driver's functions: tests pass one that records its calls."""
 
     def __init__(self, library: ctypes.CDLL, device: int, driver: str = DRIVER_LIBRARY) -> None:
         self.library, self.device, self._name = library, device, driver
@@ -230,7 +230,7 @@ def _described(built: BuiltKernel, handle: Any, constants: tuple[Any, ...] = ())
 
 
 class TritonLauncher:
-    """Slower by some microseconds a kernel, and in need of nothing but Triton."""
+    """Slower by some microseconds a kernel, but needs only Triton."""
 
     def __init__(self, device: int) -> None:
         self.device = device
@@ -302,7 +302,7 @@ def launch_library(options: Options, log: CompileLog) -> ctypes.CDLL:
 
 
 def prepare_launcher(options: Options) -> None:
-    """Compile it in the background. A failure is silent here: whoever needs it meets it again."""
+    """Compile it in the background. A failure is silent here and occurs again when it is needed."""
 
     def build() -> None:
         with contextlib.suppress(Exception):

@@ -1,4 +1,4 @@
-"""A program with steps that no CUDA graph can have: captured stretches, and those steps between them as they are."""
+"""A program with steps that cannot be captured: captured segments, with these steps run normally in between."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from burnish.schedule.segments import Piece, cut
 
 
 class PiecedProgram:
-    """A boxed callable. A piece hands graph memory on to the next ones, so a whole call is one turn of the pool."""
+    """A boxed callable. A piece passes graph memory to the next pieces, so a whole call holds the pool's lock."""
 
     _boxed_call = True
 

@@ -1,6 +1,6 @@
 """A program on an NVIDIA GPU: Triton kernels where the C program has native calls, everything else the same.
 
-Memory a call works in belongs to the stream it runs on: a workspace is made for one stream and used by no other.
+A call's workspace belongs to its stream and is not used on another one.
 """
 
 from __future__ import annotations
@@ -95,7 +95,8 @@ class LoadedUnit:
         assert isinstance(unit, CudaUnit)
         found = [[n for n in segment if self._has_work(n, sizes)] for segment in unit.segments]
         first = next((n for segment in found for n in segment), None)
-        # One that was not made to be the first would fetch what another program may still be writing.
+        # A kernel that was not built as a program's first would prefetch data that another program may still be
+        # writing.
         waiting = None if first == unit.triton.first else first
         return [[self._launch(n, sizes, n == waiting) for n in segment] for segment in found]
 
@@ -167,8 +168,8 @@ class CudaRenderer(Renderer):
         self.keeps_list = False  # until the first of those goes: what fails before can be done over
 
     def _arguments_to_free(self, static: frozenset[int]) -> dict[int, list[str]]:
-        """What a forward saved goes as its backward proceeds, where nobody else holds it and it is worth it. A graph's
-        result that is an argument is not ours to free."""
+        """Free a forward's saved tensors as its backward proceeds, if they have no other holder and are large enough. A
+        graph's result that is an argument must not be freed."""
         returned = self.schedule.result_buffers
         out: dict[int, list[str]] = {}
         size = 0
@@ -210,7 +211,7 @@ class CudaRenderer(Renderer):
             self.line(f"if address & {KERNEL_ALIGNMENT - 1}: {name} = aligned({name}); t[{slot}] = {name}.data_ptr()")
 
     def _raise_mistakes(self) -> None:
-        """Not now, which would wait for the device: the next call looks."""
+        """The next call checks the flag, because checking now would synchronise."""
 
     def _run_segment(self, segment: int) -> None:
         self.line(f"code = launch(workspace.segments[{segment}])")
@@ -231,15 +232,15 @@ def load_cuda_program(
     static: frozenset[int] = frozenset(),
     launcher: Launcher | None = None,
 ) -> CudaRun:
-    """Its kernels may still be on their way: whoever runs it first waits for them, or who asks it to be `ready`.
-    `launcher` is the device's, unless another is given."""
+    """Its kernels may still be building: the first run waits for them, or a call of `ready`. `launcher` is the
+    device's, unless another is given."""
     assert isinstance(program.unit, CudaUnit)
     prepare_host(options)
     launcher = launcher or launcher_for(program.device.index or 0, options, log)
     load = functools.partial(_Kernels, program.unit.triton, launcher, program.device, options, log)
     kernels = load()
-    # The flag is memory of the host that kernels, too, can reach: they write it when an index is bad, which costs
-    # nothing when none is, and reading it waits for nobody.
+    # The flag is memory of the host that kernels, too, can reach: they write it only for a bad index, and reading it
+    # does not synchronise.
     flag = torch.zeros(1, dtype=torch.int64).pin_memory() if program.unit.checks else None
     wide = functools.cache(lambda n: load(index="int64", only=n)()[n])
     run = assemble(LoadedUnit(program, launcher, kernels, flag, wide), cuda_getCurrentRawStream, log, static)
@@ -306,12 +307,12 @@ class CudaRun:
         return run
 
     def __call__(self, args: list[Any]) -> tuple[Any, ...]:
-        if is_capturing():  # somebody makes a graph of us: it must have workspaces that nobody else uses
+        if is_capturing():  # the caller captures a graph of this program: it needs its own workspaces
             return self.private()(args)
         return self.run(args)
 
     def release(self) -> None:
-        """Give back the memory kept for later calls."""
+        """Free the memory kept for later calls."""
         self.run.__globals__["pool"].clear()
 
 
@@ -333,7 +334,7 @@ def _range_check(flag: torch.Tensor | None) -> Callable[[], None]:
 
 
 def _aligner(log: CompileLog) -> Callable[[torch.Tensor], torch.Tensor]:
-    """An argument in memory that starts where kernels may assume: gaps and overlaps of its strides included."""
+    """Copies an unaligned argument to aligned memory, with the same strides, gaps and overlaps included."""
 
     def aligned(x: torch.Tensor) -> torch.Tensor:
         log.noticed("argument copied: its memory does not start at a multiple of 16 bytes")
@@ -355,7 +356,7 @@ def _address_taker(held: Mapping[int, int], log: CompileLog) -> Callable[[CudaWo
             address = addresses[k] = args[k].data_ptr()
             if address % KERNEL_ALIGNMENT:
                 workspace.copies.append(aligned(args[k]))
-                addresses[k] = 0  # never where it was: copied again next time, for its value may change
+                addresses[k] = 0  # marks it as moved: copied again in the next call, because its value may change
                 address = workspace.copies[-1].data_ptr()
             workspace.table[slot] = address
         workspace.have_stayed = still_at(addresses, positions)
@@ -377,7 +378,7 @@ def _evaluator(device: torch.device) -> Callable[..., None]:
 
 
 class _Kernels:
-    """A unit's kernels, on their way from the moment this is made; calling it waits for them. What failed is tried
+    """A unit's kernels, on their way from the moment this is made; calling it waits for them. A failed build is tried
     again by the next call."""
 
     def __init__(

@@ -1,1 +1,1 @@
-"""The host's part of a call, in C where there is a compiler: checks, addresses, calling conventions."""
+"""Host-side work of a call, in C if there is a compiler: checks, addresses, calling conventions."""

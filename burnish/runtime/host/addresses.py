@@ -1,4 +1,4 @@
-"""Many tensors' addresses compared at once: asking each for its own from Python costs as much as a kernel's launch."""
+"""Compares many tensors' addresses at once: reading each from Python costs as much as a kernel launch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a compiled graph may be called with one list: without unpacking two hundred arguments on the way."""
+"""Boxed calls of a compiled graph: one list of arguments, without unpacking two hundred of them."""
 
 from __future__ import annotations
 

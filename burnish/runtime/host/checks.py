@@ -18,8 +18,8 @@ _MOST_FACTORS = 4  # as assumed.h has it
 
 
 def checked(run: Boxed, assumptions: Assumptions, host: Host | None, *, guarded: bool) -> Boxed:
-    """`run`, which raises AssumptionUnmet for inputs that it is not for. `guarded`: Dynamo's guards have been asked, so
-    that without the native check only the rest is looked at."""
+    """`run`, which raises AssumptionUnmet for inputs that do not meet the assumptions. `guarded`: Dynamo's guards have
+    passed, so without the native check only the remaining assumptions are checked."""
     if host is not None and (native := native_check(assumptions, host)) is not None:
         behind: Boxed = host.Checked(native, run, _asking(run, assumptions.unmet))
         return behind

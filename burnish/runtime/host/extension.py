@@ -1,8 +1,8 @@
-"""The C extension that does the host's part of a call: `burnish/runtime/native/host`.
+"""The C extension for the host-side work of a call: `burnish/runtime/native/host`.
 
-It reads tensors without asking Python, for which it must know where in a Python tensor the C++ one lies and where in
-that its dispatch keys are. Both are looked for here in tensors whose answers are known, and used only if every one of
-them agrees; so is where they note their memory. Where that, or building it, fails, Python does what it would have done.
+It reads tensors without calling Python. For that it needs the offset of the C++ tensor in a Python tensor, and the
+offsets of the dispatch keys and of the memory pointer in the C++ tensor. These offsets are searched here in sample
+tensors with known values, and used only if all samples agree. If that or the build fails, Python does the same work.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _guard = threading.Lock()
 
 
 def host_library(options: Options, log: CompileLog) -> Host | None:
-    """The extension, built at its first use; None where it cannot be had, which `stats().notices` says."""
+    """The extension, built at its first use; None if it is not available, which `stats().notices` says."""
     with _guard:
         if not _found:
             _found.append(_opened(options))
@@ -47,7 +47,7 @@ def host_library(options: Options, log: CompileLog) -> Host | None:
 
 
 def host_if_built() -> Host | None:
-    """It, if somebody has asked for it before; nobody waits for a compiler here."""
+    """The extension, if it was requested before; does not wait for a compiler."""
     return _found[0][0] if _found else None
 
 
@@ -57,8 +57,8 @@ def host_was_sought() -> bool:
 
 
 def prepare_host(options: Options) -> None:
-    """Build it in the background, while the program that will want it is compiled. Where no thread can be had, whoever
-    wants it builds it."""
+    """Build it in the background, while the program that will use it is compiled. Without a thread, its first use
+    builds it."""
     if not _found:
         work = (options, CompileLog())
         has_started(threading.Thread(target=host_library, args=work, name="burnish-host", daemon=True))
@@ -96,7 +96,7 @@ def _torch_library(part: str) -> str:
 
 
 def _places() -> tuple[int, int]:
-    """Where the C++ tensor is in a Python one, and where its dispatch keys are in that."""
+    """The offset of the C++ tensor in a Python tensor, and of the dispatch keys in the C++ tensor."""
     known = _examples()
     tensor_at = [k for k in _IN_PYTHON_OBJECT if all(_word(id(x) + k) == x._cdata for x in known)]
     keys = [dispatch_keys(x).raw_repr() for x in known]
@@ -107,8 +107,8 @@ def _places() -> tuple[int, int]:
 
 
 def _places_of_memory() -> tuple[int, int, int]:
-    """Where in the C++ tensor its storage is and where in that it begins, and where in the C++ storage its memory is;
-    -1 for each where one is not known: then torch is asked."""
+    """The offsets of the storage and the storage offset in the C++ tensor, and of the data pointer in the C++ storage;
+    -1 for all if one is unknown: then torch is called."""
     foreign = torch.frombuffer(bytearray(64), dtype=torch.uint8)  # whose owner is not its memory
     known = [foreign, *(torch.empty(70_000)[first:] for first in (0, 1234, 56_789)), *_examples()]
     memory = [x.untyped_storage() for x in known]
@@ -121,8 +121,8 @@ def _places_of_memory() -> tuple[int, int, int]:
 
 
 def _place_of_sizes() -> int:
-    """Where in the C++ tensor the number of its dimensions is, with room for five sizes and five strides behind it; -1
-    where that is not known."""
+    """The offset in the C++ tensor of its number of dimensions, followed by five inline sizes and five strides; -1 if
+    unknown."""
     known = [torch.empty_strided(sizes, strides) for sizes, strides in _LAYOUTS]
     expected = [(x.dim(), *x.shape, *[None] * (5 - x.dim()), *x.stride()) for x in known]
 
@@ -138,13 +138,13 @@ def _place_of_sizes() -> int:
 
 
 def _found_at(places: range, objects: list[int], expected: list[int]) -> int:
-    """The one place at which each object, given by its address, has what is expected; -1 where there is none."""
+    """The only offset at which each object (given by its address) has the expected value; -1 if there is none."""
     fits = [k for k in places if all(_word(at + k) == each for at, each in zip(objects, expected, strict=True))]
     return fits[0] if len(fits) == 1 else -1
 
 
 def _examples() -> list[torch.Tensor]:
-    """Tensors of many kinds: no word but the right one agrees with all of them."""
+    """Tensors of many kinds: only the right word agrees with all of them."""
     with torch.inference_mode():
         inference = torch.empty(2)
     plain, imaginary = torch.empty(2, 3), torch.empty(2, dtype=torch.complex64)
@@ -157,7 +157,7 @@ def _word(address: int) -> int:
 
 
 def _check(host: Host) -> None:
-    """It sees what Python sees."""
+    """Check that it reads the same values as Python."""
     known = [x for x in _examples() if x.device.type == "cpu"]
     addresses = [x.data_ptr() for x in known]
     positions = list(range(len(known)))

@@ -1,7 +1,8 @@
-"""What a sealed call looks at: a key made of its arguments and the thread's state, by source written for their number.
+"""The signature of a sealed call: a key of its arguments and the thread's state, computed by source generated for their
+number.
 
-See `burnish.handle.Handle.seal` for the list. Arguments are compared by what is cheap to ask and decides which
-program fits; a tensor's key is made without asking it more than seven questions.
+See `burnish.handle.Handle.seal` for the list. Arguments are compared by properties that are cheap to read and determine
+the fitting program; a tensor's key takes at most seven attribute reads.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def ignored_keys() -> int:
 
 
 class Same:
-    """An object that stands for nothing but itself, kept so that its id cannot pass to another."""
+    """An object compared by identity, kept alive so that its id is not reused."""
 
     __slots__ = ("held",)
 

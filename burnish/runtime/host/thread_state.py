@@ -1,4 +1,4 @@
-"""The state of the calling thread that decides what Dynamo captures: gradients, autocast, modes, device."""
+"""The calling thread's state on which Dynamo's capture depends: grad mode, autocast, modes, device."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class CannotSnapshot(Exception):
 
 
 class ThreadState(NamedTuple):
-    """Everything about a thread that decides what Dynamo captures. Equal states may share compiled code."""
+    """All state of a thread on which Dynamo's capture depends. Equal states may share compiled code."""
 
     grad: bool
     inference: bool
@@ -54,7 +54,7 @@ class ThreadState(NamedTuple):
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """In another thread: as it was in this one."""
+        """Enter this state in another thread."""
         with contextlib.ExitStack() as stack:
             if torch.get_num_threads() != self.threads:
                 torch.set_num_threads(self.threads)

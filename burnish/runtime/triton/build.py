@@ -1,8 +1,8 @@
 """Triton kernels in, cubins out: from this process's memory, from the cache, or built by the worker processes.
 
-A kernel is known by what decides it, not by the model that wants it: its text without a name of its own, constants,
-target and Triton. So the same kernel in another model or another process is built once. Where there are no workers,
-threads of this process build, which mostly wait for one another.
+A kernel's key is its source without its name, the constants, the target and Triton's version, independent of the model.
+So the same kernel in another model or process is built once. Without workers, threads of this process build, which
+mostly wait for one another.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from burnish.runtime.triton.workers import NoWorkers, WorkerPool, workers
 
 _KIND = "cubin"
 _THREADS = 8  # that build where there are no workers: LLVM and the assembler let others run
-_LOOK_SECONDS = 0.05  # how often one who waits looks at its deadline
+_LOOK_SECONDS = 0.05  # interval at which a waiting thread checks its deadline
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,8 @@ class KernelBuilder:
         return self.begin(sources, log)()
 
     def begin(self, sources: Sequence[KernelSource], log: CompileLog) -> Callable[[], list[BuiltKernel]]:
-        """Returns at once; what it returns waits for the kernels. Nobody has to: they come into the cache anyway."""
+        """Returns at once a function that waits for the kernels. Calling it is optional: they are stored in the cache
+        anyway."""
         keyed = [(kernel_key(source), source) for source in sources]
         distinct = {key.digest: (key, source) for key, source in reversed(keyed)}  # of equal ones, the first stays
         wanted = {digest: self._future(key) for digest, (key, _) in distinct.items()}
@@ -128,7 +129,7 @@ class KernelBuilder:
             log.cache(False, f"{len(missing)} of {distinct} Triton kernels are new: {reason}" if reason else "")
 
     def _start(self, missing: Sequence[_Job], log: CompileLog) -> Callable[[], None]:
-        """Have them built. What it returns gives up those that nobody has."""
+        """Start building them. The returned function cancels those that have not started."""
         pool, deadline = self._pool(), current_deadline()
 
         def one(job: _Job) -> None:
@@ -170,7 +171,7 @@ class KernelBuilder:
 
 
 def _settle(future: Future[BuiltKernel], outcome: BuiltKernel | BaseException | None) -> None:
-    """Tell everyone who waits for the kernel; None: nobody builds it any more."""
+    """Notify all waiters of the kernel; None: it is no longer being built."""
     if outcome is None or not future.set_running_or_notify_cancel():
         future.cancel()
     elif isinstance(outcome, BuiltKernel):
@@ -236,7 +237,7 @@ def builder_for(options: Options) -> KernelBuilder:
 
 
 def _after_fork() -> None:
-    """What its parent was about to build, a forked child builds itself."""
+    """A forked child builds the kernels that its parent was building."""
     global _guard
     _guard = threading.Lock()
     _builders.clear()

@@ -20,7 +20,7 @@ _ALIGNED = [["tt.divisibility", 16]]  # what Triton may assume of every address:
 
 @dataclass(frozen=True)
 class KernelSource:
-    """All that decides a kernel. A constant that is text names a type of Triton's language."""
+    """All inputs of a kernel's build. A constant that is text names a type of Triton's language."""
 
     text: str  # of a module with this one kernel
     function: str
@@ -102,9 +102,9 @@ def compile_with_triton(source: KernelSource, folder: Path) -> Any:
 
 
 def _options(source: KernelSource) -> dict[str, Any]:
-    """Outside of matrix products nothing is rounded otherwise than eager does it: `x * 3 - x * 3` is zero, and the
-    math library knows subnormal numbers. Around a product, whose sums have their own order anyway, a multiplication
-    and an addition may be one instruction."""
+    """Outside of matrix products, rounding is the same as in eager: `x * 3 - x * 3` is zero, and the math library
+    supports subnormal numbers. Around a product, whose sums have their own order anyway, a multiplication and an
+    addition may be one instruction."""
     from triton.backends.nvidia.compiler import CUDAOptions
 
     options = {
@@ -118,7 +118,7 @@ def _options(source: KernelSource) -> dict[str, Any]:
 
 
 def described(compiled: Any) -> BuiltKernel:
-    """What a launch must know of Triton's object."""
+    """The data of Triton's object that a launch needs."""
     metadata = compiled.metadata
     if getattr(metadata, "profile_scratch_size", 0):
         raise ProfiledBuild(compiled.name)
@@ -135,7 +135,7 @@ def described(compiled: Any) -> BuiltKernel:
 
 
 def _module(source: KernelSource, folder: Path) -> ModuleType:
-    """The file is this process's and nobody else's: what another could have written is never run."""
+    """The file is private to this process: a file that others could have written is never run."""
     handle, path = tempfile.mkstemp(suffix=".py", prefix=f"{source.function}_", dir=folder)
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write(source.text)

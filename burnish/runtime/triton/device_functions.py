@@ -1,6 +1,6 @@
 """Device functions that generated Triton kernels call where torch's meaning takes more than one operation.
 
-The counterpart of native/bn_math.h. Parameters carry no types: each function is compiled for what it is called with.
+The counterpart of native/bn_math.h. Parameters have no types: each function is compiled for its argument types.
 """
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -15,7 +15,7 @@ def negative_zero(dtype: tl.constexpr):
 
 @triton.jit
 def fetch(pointers):
-    """Ask for what is at the pointers, without waiting for it and without keeping it anywhere but in the L2 cache."""
+    """Prefetch the data at the pointers into the L2 cache, without waiting for it."""
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers.to(tl.int64)], tl.int32, is_pure=False, pack=1
     )

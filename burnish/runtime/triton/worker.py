@@ -1,8 +1,8 @@
 """The main loop of a worker process that builds Triton kernels. `workers.py` starts it.
 
-The first process imports Triton once, then forks the workers, each with a socket of its own to the parent. It stays to
-watch over them: when the parent goes, however it goes, its end of the control pipe closes, and the whole process group
-ends, the assembler's processes included. Workers that have had nothing to do for a while end by themselves.
+The first process imports Triton once, then forks the workers, each with a socket of its own to the parent. It then
+monitors the parent: when the parent ends in any way, its end of the control pipe closes, and the whole process group is
+ended, the assembler's processes included. Idle workers end by themselves after a while.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def _prepare(folder: Path) -> None:
 
     import burnish.runtime.triton.device_functions  # noqa: F401
 
-    # Triton's own store is of no use to us: nobody looks into this one. So its key need not tell one Triton from
-    # another, for which it reads all of the library, 400 MB of it.
+    # Triton's own cache is not used. So its key need not identify Triton's version, for which Triton would read its
+    # whole library, 400 MB.
     knobs.cache.dir = str(folder / "cache")
     cache.triton_key = lambda: "one process, one Triton"
     knobs.compilation.store_binary_only = True

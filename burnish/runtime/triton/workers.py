@@ -1,6 +1,6 @@
 """Processes that build Triton kernels: started once, while the front end still traces, and used by every compile.
 
-They never touch the device, nor import torch. They end with this process, however it ends: see worker.py.
+They neither use the device nor import torch. They always end with this process: see worker.py.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ main()
 
 
 class NoWorkers(Exception):
-    """There is none to give a kernel to; the text says why."""
+    """There is no worker for a kernel; the message has the reason."""
 
 
 class WorkerLost(Exception):
@@ -82,7 +82,7 @@ class Worker:
             return False
 
     def _has_said(self) -> bytes | None:
-        """What could be read now, or None. Raises EOFError if nothing ever will."""
+        """A message if one is available now, or None. Raises EOFError if the other end is closed."""
         self._end.setblocking(False)
         try:
             said = self._end.recv(1, socket.MSG_PEEK)
@@ -115,7 +115,7 @@ class WorkerPool:
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Returns at once. What goes wrong is told to who builds."""
+        """Returns at once. Errors are reported by `build`."""
         with self._lock:
             self._drop_ended()
             if self._alive or self.why:
@@ -254,7 +254,7 @@ def workers() -> WorkerPool:
 
 
 def prepare_workers() -> None:
-    """Let them import Triton while there is other work to do."""
+    """Start them, so that they import Triton in parallel with other work."""
     has_started(threading.Thread(target=workers, name="burnish-workers", daemon=True))
 
 

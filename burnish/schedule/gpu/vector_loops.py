@@ -19,7 +19,8 @@ def is_vector_product(loop: Loop) -> bool:
 
 
 def matrices(loop: Loop) -> int:
-    """How many matrices a vector product reads; what several neighbours of a row share (a scale) is none."""
+    """The number of matrices that a vector product reads; data that neighbours of a row share (a scale) does not
+    count."""
     return len(matrix_loads(loop))
 
 

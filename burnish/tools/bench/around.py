@@ -1,4 +1,4 @@
-"""How much of a step is the model's, and how much is around it: what Amdahl allows compiling to gain at most."""
+"""The share of a step inside and outside the model, which bounds the gain of compiling (Amdahl's law)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is compared: eager, a torch.compile backend, or burnish, each with its settings."""
+"""The candidates of a comparison: eager, a torch.compile backend, or burnish, each with its settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One number of a result as the text of a table's cell: the terminal and the report say the same."""
+"""One number of a result as the text of a table's cell: shared by the terminal and the report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Processes to measure in: each with caches of its own, never left behind, and heard when interrupted."""
+"""Child processes for measurements: each has its own caches, is always ended, and writes its results when
+interrupted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a measurement was made: processor, GPU, versions."""
+"""The machine of a measurement: processor, GPU, versions."""
 
 from __future__ import annotations
 

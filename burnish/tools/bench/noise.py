@@ -1,4 +1,5 @@
-"""Why did the times spread? What the machine did meanwhile: other processes, hypervisor, clocks, quotas, our GC."""
+"""Causes of noise: the machine's activity during a measurement (other processes, hypervisor, clocks, quotas, our
+GC)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an NVIDIA GPU says about itself, by its management library (part of the driver): energy, load, clocks."""
+"""Energy, load and clocks of an NVIDIA GPU, from its management library (part of the driver)."""
 
 from __future__ import annotations
 

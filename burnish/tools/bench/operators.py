@@ -1,4 +1,4 @@
-"""Where a call's time goes: the operators and kernels torch's profiler sees in a few calls."""
+"""A call's time by operator and kernel, from torch's profiler over a few calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a bench is and how long it still takes: an expectation for each task, corrected by those that are done."""
+"""The progress of a bench and its remaining time: an estimate for each task, corrected by the finished tasks."""
 
 from __future__ import annotations
 

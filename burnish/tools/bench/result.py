@@ -1,4 +1,4 @@
-"""What `burnish.bench` returns: what it measured, which prints as a table and writes itself as a page."""
+"""The result of `burnish.bench`: its measurements, which print as a table or an HTML page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`bench`: each candidate cold in a process of its own, then all of them in turns in one, then the verdict."""
+"""`bench`: each candidate cold in its own process, then all of them alternately in one process, then the verdict."""
 
 from __future__ import annotations
 

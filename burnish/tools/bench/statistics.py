@@ -1,7 +1,7 @@
 """Latencies and speed-ups with bootstrap intervals.
 
-Neighbouring calls resemble each other, so whole rounds are drawn, not single calls: an interval that took every call
-for independent would be several times too narrow.
+Neighbouring calls are correlated, so the bootstrap draws whole rounds, not single calls: an interval that assumes
+independent calls would be several times too narrow.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A result in the terminal: the verdict, three tables that fit 80 columns, and what must be known about them."""
+"""A result in the terminal: the verdict, three tables that fit 80 columns, and notes on them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the numbers say, in words: what to do, and what that rests on. Noise, failures and limits are said too."""
+"""The verdict in words: a recommendation and its reasons, with noise, failures and limits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from burnish.tools.bench.words import count, percent, seconds_words, times
 from burnish.tools.measure import duration
 from burnish.trust.strictness import BENCH
 
-_LEAST_ERROR = 1e-6  # eager may be exact by luck (integers, one product); nobody is wrong below this
+_LEAST_ERROR = 1e-6  # eager may be exact by chance (integers, one product); an error below this never counts
 DOMINATED = 0.5  # of a step spent outside the model: compiling is not the first thing to do
 CLOSE = 0.97  # as fast as the fastest, give or take noise: the cheaper compile wins
 

@@ -1,4 +1,4 @@
-"""When is a candidate warm? When its last calls no longer drift: found in the series, not guessed.
+"""Detects when a candidate is warm: the times of its last calls have no trend.
 
 Caches fill, allocators grow, clocks rise, guards specialise; how many calls that takes differs from model to model.
 """

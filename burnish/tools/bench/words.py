@@ -1,4 +1,4 @@
-"""Numbers as a person says them; what a measurement does not carry is left out."""
+"""Numbers in words, without digits beyond the precision of the measurement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The measuring itself, in whichever process it is to happen: one candidate alone, or all of them in turns.
+"""The measurement, in any process: one candidate alone, or all of them alternately.
 
 `bench` runs these in children: one for each candidate with empty caches, then one for the race, with the caches that
 those filled. For a model that only exists in the caller's process it runs them right there.

@@ -1,4 +1,4 @@
-"""`burnish doctor`: what this machine gives a compiled model, and whether a model is ready for production.
+"""`burnish doctor`: what works on this machine, and whether a model is ready for production.
 
 `examine()` looks at the machine; `burnish.tools.doctor.checklist.checklist(target)` measures a model.
 """

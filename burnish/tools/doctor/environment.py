@@ -1,4 +1,4 @@
-"""Environment variables that change what burnish does: which are set, and which of them do harm."""
+"""Environment variables that affect burnish: which are set, and which are harmful."""
 
 from __future__ import annotations
 

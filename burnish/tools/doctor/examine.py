@@ -1,4 +1,4 @@
-"""The whole examination: every check at once, none of them for long, and the tier that follows from them."""
+"""The whole examination: all checks in parallel, each with a time limit, and the resulting tier."""
 
 from __future__ import annotations
 

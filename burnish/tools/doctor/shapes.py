@@ -1,4 +1,4 @@
-"""A target's inputs at other sizes: what a service would meet that the example did not show."""
+"""A target's inputs at other sizes, which a service may get in addition to the example's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Python, torch, Triton and the C compiler: are they there, do they work, do they work with each other?"""
+"""Python, torch, Triton and the C compiler: are they installed, do they work, are they compatible?"""
 
 from __future__ import annotations
 

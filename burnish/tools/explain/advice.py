@@ -1,4 +1,4 @@
-"""From what TorchDynamo says about a graph break or a recompile to what a person can do about it."""
+"""Maps TorchDynamo's reason for a graph break or a recompile to advice for the user."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """How long each kernel of a graph takes in steady state.
 
 On a CPU the program is built once more with a clock read after every kernel, and run on the arguments of its latest
-call. On a GPU torch's profiler is asked.
+call. On a GPU times come from torch's profiler.
 """
 
 from __future__ import annotations

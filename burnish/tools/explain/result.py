@@ -1,4 +1,4 @@
-"""What `burnish.explain` returns: what it found, which prints as the command shows it."""
+"""The result of `burnish.explain`: its findings, which print like the command's output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where compiling spent its time: the stages as a table, with bars that lie where the stages lay."""
+"""Compile time by stage: a table with bars that show when each stage ran."""
 
 from __future__ import annotations
 

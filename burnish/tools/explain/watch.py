@@ -1,4 +1,4 @@
-"""What happened while a model compiled and ran, in order: graphs, breaks, recompiles, and when each graph ran."""
+"""The events while a model compiled and ran, in order: graphs, breaks, recompiles, and when each graph ran."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """One captured graph of ATen calls, run in eager, in float64, and through our pipeline with any amount of fuel.
 
-Below the level of a model there are no modules, hooks or Python: a graph and its arguments are all there is, so a
-wrong one can be cut down, compiled again at will, and written to a file.
+A graph has no modules, hooks or Python: it depends only on its arguments. So a wrong graph can be reduced, compiled
+repeatedly, and written to a file.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Which step made a graph wrong: fuel is halved until one optimisation is left, then each form of the graph is
-evaluated, so that the stage, the operation and the kernel have names."""
+"""Finds the step that made a graph wrong: a bisection over fuel leaves one optimisation, then each representation of
+the graph is evaluated to name the stage, the operation and the kernel."""
 
 from __future__ import annotations
 

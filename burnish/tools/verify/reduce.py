@@ -1,4 +1,5 @@
-"""A wrong graph made smaller: one result, fewer calls, inputs in place of what came before, while it stays wrong.
+"""A wrong graph made smaller: one result, fewer calls, inputs in place of intermediate values, as long as it stays
+wrong.
 
 Every attempt is a compile, so they are few: three halvings, not an exhaustive search.
 """

@@ -1,4 +1,4 @@
-"""What a repro file calls: compile one function of ATen calls and compare it with eager and float64."""
+"""The function that a repro file calls: compiles one function of ATen calls and compares it with eager and float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A wrong graph as a Python file that anybody can run."""
+"""A wrong graph as a standalone Python file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `burnish.verify` returns: what it found, which prints as the command shows it."""
+"""The result of `burnish.verify`: its findings, which print like the command's output."""
 
 from __future__ import annotations
 

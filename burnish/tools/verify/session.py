@@ -1,4 +1,4 @@
-"""One verification, top to bottom: run, compare, and where something is wrong find out what made it so."""
+"""One verification: run, compare, and find the cause of wrong results."""
 
 from __future__ import annotations
 
@@ -296,7 +296,7 @@ class _kept_gradients:
 
 
 def without_trust(options: Options) -> Options:
-    """What would serve eager in place of wrong or slow code, or compile later, must not do so while code is judged."""
+    """Disables the mechanisms that serve eager instead of wrong or slow code, or compile later, during verification."""
     off = {"verify": "off", "gate": False, "background": False, "budget": None, "sample": 0.0}
     known = {entry.name for entry in dataclasses.fields(Options)}
     return dataclasses.replace(options, **{name: value for name, value in off.items() if name in known})  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Where compiled code and eager cannot be made to draw the same random numbers: do they draw from one distribution?"""
+"""Where compiled code and eager draw different random numbers: compares the distributions."""
 
 from __future__ import annotations
 

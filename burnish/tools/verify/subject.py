@@ -1,4 +1,4 @@
-"""A model that is run again and again from the same state: what one run leaves behind, tensor by tensor, by name."""
+"""Runs a model repeatedly from the same state; records the outcome of a run tensor by tensor, by name."""
 
 from __future__ import annotations
 
