@@ -60,7 +60,7 @@ demo: setup
 	@$(BIN)/python -m burnish demo
 
 test: lint
-	$(BIN)/python -m pytest -n $(WORKERS) $(TESTS) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 25 $(TESTS) $(PYTEST_ARGS)
 
 test-gpu: setup
 	$(BIN)/python -m tests.gpu $(GPU_SUMMARY) $(PYTEST_ARGS)

@@ -356,12 +356,13 @@ def _copying_blocks(frame: Any, regions: Regions, log: CompileLog) -> contextlib
 
 def _as_eager_traces() -> contextlib.AbstractContextManager[None]:
     """Settings so that tracing follows eager. An assertion on values stays Python code with Python's exception, and is
-    not traced as an operation. NumPy draws from its own random stream, so its draws also stay in Python.
+    not traced as an operation. NumPy code also stays in Python: torch's translation of NumPy gives other types, shapes
+    and values.
 
     Where gradients are recorded, every call evaluates all guards. Before torch 2.13, Dynamo skips the guards of
     parameters while the dict that holds them is unchanged, so a change of `requires_grad` would not be noticed, and the
     parameter would get no gradient."""
-    changes = {"rewrite_assert_with_torch_assert": False, "use_numpy_random_stream": True}
+    changes = {"rewrite_assert_with_torch_assert": False, "trace_numpy": False}
     if not is_at_least(2, 13) and torch.is_grad_enabled():
         changes["skip_tensor_guards_with_matching_dict_tags"] = False
     if hasattr(dynamo_config, _LETS_GO):  # weak references to traced parameters, so that torch can swap them

@@ -23,6 +23,8 @@
   `setup_context`, and returning arguments themselves. Where gradients are recorded, it gives an autograd history to
   tensors in returned lists.
 - Dynamo ignores the marks that a forward sets in its context if the forward is compiled by itself.
+- Dynamo translates NumPy code to torch: an integer divided by an integer is a float32 there, a sum of small integers
+  keeps their type, `np.fix` rounds, and the median of an array is an array of one element.
 - Dynamo draws Python's random numbers from a copy of the generator at tracing time.
 - After a function writes to a class attribute, Dynamo does not see the new value in the class's objects.
 - Dynamo does not write back a changed order of a dictionary's keys, or a deque's `maxlen`.
