@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from burnish.torch_private.names import NO_REGIONS, UNTIL_2_13, PrivateName, look_up, lookup_in
 
 if TYPE_CHECKING:
+    from torch._C import DisableTorchFunction as DisableTorchFunction
     from torch._C import _DisableAutocast as DisableAutocast
     from torch._C import _DisablePythonDispatcher as DisablePythonDispatcher
     from torch._C import _dispatch_tls_local_exclude_set as dispatch_tls_local_exclude_set
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from torch.overrides import _get_current_function_mode_stack as get_current_function_mode_stack
     from torch.overrides import _pop_mode as pop_mode
     from torch.overrides import _push_mode as push_mode
+    from torch.utils._device import DeviceContext as DeviceContext
     from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
     from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
     from torch.utils._python_dispatch import is_traceable_wrapper_subclass as is_traceable_wrapper_subclass
@@ -58,6 +60,7 @@ def where_fx_tracing_is_kept() -> tuple[Attributes, Results]:
 NAMES = (
     PrivateName("torch._C._len_torch_dispatch_stack", "whether a dispatch mode is active"),
     PrivateName("torch._C._len_torch_function_stack", "whether a function mode is active"),
+    PrivateName("torch._C.DisableTorchFunction", "hides what we do ourselves from function modes"),
     PrivateName("torch._C._is_tracing", "whether torch.jit traces"),
     PrivateName("torch._C._is_any_autocast_enabled", "whether autocast is on"),
     PrivateName("torch._C._DisableAutocast", "switches it off for a while"),
@@ -102,6 +105,9 @@ NAMES = (
     ),
     PrivateName("torch.overrides._pop_mode", "function modes, taken along to the compiling thread"),
     PrivateName("torch.overrides._push_mode", "function modes, taken along to the compiling thread"),
+    PrivateName(
+        "torch.utils._device.DeviceContext", "the function mode of a default device, which only places tensors"
+    ),
     PrivateName(
         "torch.utils._python_dispatch.TorchDispatchMode", "sees every operation: records draws, rounds at random"
     ),

@@ -85,7 +85,7 @@ NAMES = (
     PrivateName(
         "torch.fx.experimental.symbolic_shapes._ShapeGuardsHelper", "guards between sizes", fallback=NO_WARM_START
     ),
-    PrivateName("torch.utils._device", "holds the default device, which guards compare", fallback=NO_WARM_START),
+    PrivateName("torch.utils._device", "holds the default device, which guards and sealed calls compare"),
 )
 
 __getattr__ = lookup_in(globals(), NAMES)

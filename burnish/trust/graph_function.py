@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 from burnish.runtime.host.boxed import BOXED
 from burnish.runtime.host.checks import Boxed
+from burnish.runtime.host.function_modes import unseen
+from burnish.torch_private.dispatch import len_torch_function_stack
 from burnish.trust.checkpoints import Checkpoint, checkpoint_here
 from burnish.trust.gate import Call
 from burnish.trust.record import State
@@ -28,6 +30,11 @@ def graph_function(variant: Served, share: float) -> tuple[Call, Callable[[Boxed
     """The function, and a setter for its target. The fraction `share` of its calls is compared with eager."""
     recover = variant.recover
     training = variant.facts.kind == "training"
+    assumptions = variant.facts.assumptions
+    # Whether Python sees what we do: a mode, or the class of some input (a tensor's, of the user's).
+    is_seen: Callable[[], object] = len_torch_function_stack
+    if assumptions is not None and not assumptions.is_plain:
+        is_seen = lambda: True  # noqa: E731
     serve: Boxed = list
 
     def in_training(other: Boxed) -> Boxed:
@@ -39,12 +46,12 @@ def graph_function(variant: Served, share: float) -> tuple[Call, Callable[[Boxed
 
     def call(*args: Any) -> Any:
         try:
-            return serve(list(args))
+            return unseen(serve, list(args)) if is_seen() else serve(list(args))
         except Exception as error:
             return recover(error, args)
 
     def boxed(args: list[Any]) -> Any:
-        return serve(args)
+        return unseen(serve, args) if is_seen() else serve(args)
 
     def serve_with(other: Boxed) -> None:
         nonlocal serve
@@ -56,14 +63,17 @@ def graph_function(variant: Served, share: float) -> tuple[Call, Callable[[Boxed
     next_gap = gaps(share, variant.number)
     left = next_gap()
 
+    def sample(args: Sequence[Any]) -> Any:
+        return sampled(variant, lambda args: serve(list(args)), args)
+
     def call_or_sample(*args: Any) -> Any:
         nonlocal left
         left -= 1
         try:
             if left > 0 or variant.state != "compiled":
-                return serve(list(args))
+                return boxed(list(args))
             left = next_gap()
-            return sampled(variant, lambda args: serve(list(args)), args)
+            return unseen(sample, args) if is_seen() else sample(args)
         except Exception as error:
             return recover(error, args)
 

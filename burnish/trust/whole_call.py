@@ -34,6 +34,7 @@ from typing import Any, Literal
 
 import torch
 
+from burnish.runtime.host.function_modes import unseen
 from burnish.trust.interval import Interval, median
 from burnish.trust.record import WholeCall
 
@@ -303,7 +304,7 @@ class WholeCallRace:
             entry.quiet = entry.clear = 0
             return result
         entry.quiet += 1
-        trains = torch.is_grad_enabled() and _requires_grad(result)
+        trains = torch.is_grad_enabled() and unseen(_requires_grad, result)
         compiled, eager = (graphs.compiled_backward, graphs.eager_backward) if trains else (0.0, 0.0)
         if compiled is None or eager is None:
             if entry.quiet == _QUIET:

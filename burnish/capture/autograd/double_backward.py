@@ -32,9 +32,10 @@ from burnish.capture.autograd.missing_gradients import Flow, filled
 from burnish.capture.autograd.saved_values import Layout, OwnTensors, State, Turn, is_held
 from burnish.capture.autograd.shared_results import Shared, Watched, in_one_memory
 from burnish.lower.aten_calls import in_memory
+from burnish.runtime.host.function_modes import unseen
 from burnish.runtime.host.thread_state import autocast_state
 from burnish.torch_private.aot import get_current_graph_task_keep_graph
-from burnish.torch_private.dispatch import is_batchedtensor, is_legacy_batchedtensor
+from burnish.torch_private.dispatch import is_batchedtensor, is_legacy_batchedtensor, len_torch_function_stack
 from burnish.torch_private.dynamo import FrameAction, FrameExecStrategy, set_code_exec_strategy
 from burnish.torch_private.patches.tracing import noticing_functions
 from burnish.trust.inputs import RandomState, devices_of
@@ -346,6 +347,11 @@ def _replace(function: Any, replay: Callable[[], Replay]) -> None:
         return results
 
     def recorded(ctx: Any, *gradients: Any) -> Any:
+        if len_torch_function_stack():  # which sees nothing of a backward that autograd runs itself
+            return unseen(lambda given: compiled(ctx, *given), gradients)
+        return compiled(ctx, *gradients)
+
+    def compiled(ctx: Any, *gradients: Any) -> Any:
         boxed = len(gradients) == 1 and isinstance(gradients[0], list)  # since torch 2.12
         given = gradients[0] if boxed else list(gradients)
         if is_replayed(given):

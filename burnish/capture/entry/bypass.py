@@ -11,13 +11,17 @@ from typing import Any
 import torch
 
 from burnish.runtime.host.extension import Host
+from burnish.runtime.host.function_modes import unseen
+from burnish.runtime.host.signature import TENSORS
+from burnish.torch_private.dispatch import len_torch_function_stack
 from burnish.trust.saved_tensor_hooks import hooks_are_active
 
 _LOOKS_EVERY = 16  # calls
 _MOST_RARELY = 256
 _MOST_KNOWN = 64
 _SIMPLE = frozenset((int, float, bool, str, type(None)))
-_Tensor, _grad_mode = torch.Tensor, torch.is_grad_enabled
+_OF_TORCH = frozenset(TENSORS)
+_Tensor, _grad_mode, _function_modes = torch.Tensor, torch.is_grad_enabled, len_torch_function_stack
 
 
 def bypass(
@@ -75,10 +79,22 @@ def kind_of(args: tuple[Any, ...], kwargs: dict[str, Any], grad: bool | None = N
     """Sizes and types: enough to distinguish most calls, and cheap. `grad`: the calling thread's grad mode."""
     grad = _grad_mode() if grad is None else grad
     values = (*args, *kwargs.values()) if kwargs else args
-    return grad, tuple([_kind_of_tensor(x) if isinstance(x, _Tensor) else _kind_of_value(x) for x in values])
+    if _function_modes():
+        return grad, unseen(_kinds_of, values)
+    return grad, _kinds_of(values)
+
+
+def _kinds_of(values: tuple[Any, ...]) -> Hashable:
+    return tuple([_kind_of_tensor(x) if isinstance(x, _Tensor) else _kind_of_value(x) for x in values])
 
 
 def _kind_of_tensor(x: torch.Tensor) -> Any:
+    if type(x) not in _OF_TORCH:
+        return unseen(_kind_of_plain_tensor, x)  # a class of the user's may see what is asked of it
+    return _kind_of_plain_tensor(x)
+
+
+def _kind_of_plain_tensor(x: torch.Tensor) -> Any:
     return (x.dtype, x.shape) if not x.is_nested else (type(x), x.dtype)  # which has no shape to be asked for
 
 

@@ -21,7 +21,13 @@ from burnish.capture.entry.failure_cause import RETURNED
 from burnish.capture.entry.frame_compiler import FrameCompiler, LookAgain
 from burnish.observe.log import CompileLog
 from burnish.options import Options
-from burnish.torch_private.dispatch import is_fx_symbolic_tracing, is_tracing, len_torch_dispatch_stack
+from burnish.runtime.host.function_modes import users_modes_are_active
+from burnish.torch_private.dispatch import (
+    is_fx_symbolic_tracing,
+    is_tracing,
+    len_torch_dispatch_stack,
+    len_torch_function_stack,
+)
 from burnish.torch_private.dynamo import DynamoStance, eval_frame, set_eval_frame
 from burnish.trust.checkpoints import RegionCalls, region_of_call
 from burnish.trust.saved_tensor_hooks import innermost_hooks
@@ -62,7 +68,11 @@ class DirectCall:
 
     def _make_call(self) -> Callable[..., Any]:
         # Every name that the call reads is a local of this function, because a call has a budget of a few us.
-        set_callback, dispatch_modes = set_eval_frame, len_torch_dispatch_stack
+        set_callback, dispatch_modes, function_modes = (
+            set_eval_frame,
+            len_torch_dispatch_stack,
+            len_torch_function_stack,
+        )
         stances, ordinary, target = eval_frame, ORDINARY_STANCE, self._target
         fx_tracing, jit_tracing, duals = is_fx_symbolic_tracing, is_tracing, forward_ad
         frame, callback, is_ending = self._frame, self._callback, sys.is_finalizing
@@ -108,6 +118,9 @@ class DirectCall:
                 return target(*args, **kwargs)
             if duals._current_level >= 0:  # compiled code would lose the tangents
                 self._log.noticed("call in eager: forward-mode differentiation is going on")
+                return target(*args, **kwargs)
+            if function_modes() and users_modes_are_active():
+                self._log.noticed("call in eager: under a function mode")
                 return target(*args, **kwargs)
             if stances._stance is not ordinary or dispatch_modes():
                 return generally(*args, **kwargs)
@@ -169,6 +182,7 @@ class DirectCall:
 
 def is_ordinary(definition: Definition | None) -> bool:
     """Whether none of the special cases applies, so that Dynamo serves the call."""
-    tracing = is_fx_symbolic_tracing() or is_tracing() or forward_ad._current_level >= 0
+    traced = is_fx_symbolic_tracing() or is_tracing()
+    followed = traced or forward_ad._current_level >= 0 or users_modes_are_active()
     changed = definition is not None and definition.changed()
-    return not tracing and eval_frame._stance is ORDINARY_STANCE and not changed
+    return not followed and eval_frame._stance is ORDINARY_STANCE and not changed

@@ -33,6 +33,7 @@ from burnish.options import Options, Regions
 from burnish.runtime.build.concurrent import collecting
 from burnish.runtime.cache.entry import CacheKey
 from burnish.runtime.host.extension import prepare_host
+from burnish.runtime.host.function_modes import users_modes_are_active
 from burnish.runtime.signals import handlers_raise_through
 from burnish.torch_private.dynamo import (
     ConvertFrameReturn,
@@ -124,6 +125,8 @@ class FrameCompiler:
             return known
         if (here := checkpoint_here()) is not None and not is_entered(here, self._log):
             return ONCE_IN_EAGER  # a checkpoint within the call: its recomputation does not pass through here
+        if users_modes_are_active():  # entered by the function itself, before a graph break
+            return ONCE_IN_EAGER
         if self.deferred is not None:
             return self.deferred(frame, cache_entry, frame_state)
         with handlers_raise_through():

@@ -21,9 +21,11 @@ from burnish.torch_private.dispatch import (
     is_any_autocast_enabled,
     is_tracing,
     len_torch_dispatch_stack,
+    len_torch_function_stack,
     where_fx_tracing_is_kept,
 )
 from burnish.torch_private.dynamo import eval_frame, set_eval_frame
+from burnish.torch_private.guards import device as default_device
 
 _TENSOR, _VALUE, _FLOAT, _REFUSED = range(4)  # as sealed.h numbers them
 _KINDS: dict[type, int] = {
@@ -71,6 +73,8 @@ class KnownCalls:
         from another state of the process, and is replaced."""
         if key in self._refused or is_any_autocast_enabled():  # with its types: more than one check
             return
+        if len_torch_function_stack() > 1:
+            return
         if self._definition is not None and self._definition.is_asked_each_call:
             return
         if self._known.pop(key, None) is not None:
@@ -102,6 +106,7 @@ class KnownCalls:
     ) -> Any:
         state = (
             (len_torch_dispatch_stack, 0),
+            (len_torch_function_stack, len_torch_function_stack()),  # one is that of the default device, see below
             (is_tracing, False),
             *self._fx_state,
             (is_any_autocast_enabled, False),
@@ -111,7 +116,8 @@ class KnownCalls:
             (route[1], True),
         )
         own = self._definition.attributes() if self._definition is not None else ()
-        attributes = (*self._attributes, *own)
+        place = (default_device, "CURRENT_DEVICE", default_device.CURRENT_DEVICE)
+        attributes = (*self._attributes, place, *own)
         try:
             return self._host.Route(args, kwargs, _KINDS, TENSORS, state, attributes, route[2])
         except ValueError:

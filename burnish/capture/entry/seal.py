@@ -26,8 +26,14 @@ from burnish.errors import SealedError
 from burnish.observe.log import CompileLog
 from burnish.options import Options
 from burnish.runtime.host.extension import Host, host_library
+from burnish.runtime.host.function_modes import users_modes_are_active
 from burnish.runtime.host.signature import Key, KeyMaker, key_maker
-from burnish.torch_private.dispatch import is_fx_symbolic_tracing, is_tracing, len_torch_dispatch_stack
+from burnish.torch_private.dispatch import (
+    is_fx_symbolic_tracing,
+    is_tracing,
+    len_torch_dispatch_stack,
+    len_torch_function_stack,
+)
 from burnish.torch_private.dynamo import GlobalStateGuard, eval_frame, set_eval_frame
 from burnish.trust.checkpoints import checkpoint_here, has_graphs
 
@@ -85,12 +91,15 @@ class Seal:
         introduce, refused = self._introduce, self._refused
         set_callback, dispatch_modes, stances = set_eval_frame, len_torch_dispatch_stack, eval_frame
         fx_tracing, jit_tracing, duals = is_fx_symbolic_tracing, is_tracing, forward_ad
+        function_modes = len_torch_function_stack
         changed = definition.changed if definition is not None else lambda: False
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if dispatch_modes() or stances._stance is not ordinary or fx_tracing() or jit_tracing() or changed():
                 return in_eager(*args, **kwargs)
             if duals._current_level >= 0:  # compiled code would lose the tangents
+                return in_eager(*args, **kwargs)
+            if function_modes() and users_modes_are_active():
                 return in_eager(*args, **kwargs)
             return routed(*args, **kwargs)
 
@@ -126,7 +135,7 @@ class Seal:
             return self._target(*args, **kwargs)
         entry = self._fitting(args, kwargs)
         if entry is None:
-            self._log.emit("unsealed_call", reason=str(key[3:]))
+            self._log.emit("unsealed_call", reason=str(key[4:]))
             self._remember(key, self._eager)
             return self._eager(*args, **kwargs)
         code = self._unguarded(entry.code)

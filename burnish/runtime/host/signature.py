@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from burnish.torch_private.dispatch import is_any_autocast_enabled
+from burnish.runtime.host.function_modes import default_devices
+from burnish.torch_private.dispatch import is_any_autocast_enabled, len_torch_function_stack
 from burnish.torch_private.tensors import dispatch_keys
 
 Key = tuple[Hashable, ...]
@@ -56,7 +57,7 @@ def key_maker(target: object, positional: int, keywords: Sequence[str]) -> KeyMa
         lines.append(f"    {''.join(name + ', ' for name in names[:positional])}= args")
     lines += [f"    k{k} = kwargs[{word!r}]" for k, word in enumerate(keywords)]
     lines.append("    tensors = []")
-    parts = ["grad()", "inference()", "autocast() and autocast_state()"]
+    parts = ["grad()", "inference()", "autocast() and autocast_state()", "function_modes() and default_devices()"]
     if isinstance(target, torch.nn.Module):
         parts.append("target.training")
     for n, name in enumerate(names):
@@ -77,6 +78,8 @@ def key_maker(target: object, positional: int, keywords: Sequence[str]) -> KeyMa
         "inference": torch.is_inference_mode_enabled,
         "autocast": is_any_autocast_enabled,
         "autocast_state": _autocast_state,
+        "function_modes": len_torch_function_stack,
+        "default_devices": default_devices,
     }
     exec(compile("\n".join(lines), "<burnish signature>", "exec"), namespace)
     made: KeyMaker = namespace["key"]

@@ -32,6 +32,7 @@ from burnish.torch_private.variables import (
 _REASON = "the order of a set: it is Python's"
 _ONE_BY_ONE = ("add", "update", "__init__")
 _IN_PLACE = ("nb_inplace_or_impl", "nb_inplace_and_impl", "nb_inplace_xor_impl", "nb_inplace_subtract_impl")
+_TAKES_ELEMENT = ("add", "discard", "remove", "__contains__")
 _REMOVES = ("remove", "discard", "pop", "clear")
 _UPDATES = ("update", "intersection_update", "difference_update", "symmetric_difference_update", "__init__")
 _CHANGES = (*_REMOVES, *_UPDATES, "__ior__", "__iand__", "__ixor__", "__isub__")
@@ -251,7 +252,8 @@ def _called(orders: _Orders, call: Callable[..., Any]) -> Callable[..., Any]:
             variable = _in_order(orders, variable, tx)
             with orders.unasked():
                 return call(variable, tx, name, args, kwargs)
-        given = [each.realize() for each in args]
+        # Dynamo knows the hash of a value that it has not looked at, but not of every function that it has.
+        given = args if name in _TAKES_ELEMENT else [each.realize() for each in args]
         if variable.source is not None and name in _CHANGES and type(variable) is SetVariable:
             if name == "discard" and len(given) == 1 and given[0] not in variable:  # a module does, for each buffer
                 return call(variable, tx, name, args, kwargs)
