@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from torch._guards import Source as Source
     from torch._guards import StorageOverlap as StorageOverlap
     from torch._guards import TracingContext as TracingContext
+    from torch._guards import tracing as tracing
     from torch.fx.experimental.symbolic_shapes import _ShapeGuardsHelper as ShapeGuardsHelper
     from torch.utils import _device as device
 
@@ -42,6 +43,7 @@ NAMES = (
     PrivateName("torch._guards.Source", "where in a frame a guard looks"),
     PrivateName("torch._guards.ChainedSource", "a place within another place"),
     PrivateName("torch._guards.TracingContext", "what AOTAutograd found out about a graph"),
+    PrivateName("torch._guards.tracing", "where a source's own guards go, as it is read", fallback=NO_WARM_START),
     PrivateName("torch._guards.CompileId", "names a restored frame in torch's logs", fallback=NO_WARM_START),
     PrivateName("torch._guards.DuplicateInputs", "which inputs are one tensor", fallback=NO_WARM_START),
     PrivateName("torch._guards.GuardSource", "a part of stored sources", fallback=NO_WARM_START),

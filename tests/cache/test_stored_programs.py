@@ -160,12 +160,21 @@ def test_the_codec_refuses_what_it_does_not_know() -> None:
         (3,): {torch.float16, torch.device("cpu")},
         "t": torch.Size([2]),
         "n": None,
+        "classes": [list, torch.nn.Linear],
     }
     assert codec.loads(codec.dumps(value)) == value
     assert torch.equal(codec.loads(codec.dumps(torch.arange(6).reshape(2, 3).t())), torch.arange(6).reshape(2, 3).t())
-    for refused in (object(), open, torch.nn.Linear(1, 1), torch.empty(1 << 20), lambda: None):
+    for refused in (object(), open, torch.nn.Linear(1, 1), torch.empty(1 << 20), lambda: None, type("Local", (), {})):
         with pytest.raises(NotData):
             codec.dumps(refused)
-    for text in (b'["eval", "1"]', b'["op", "aten.mm"]', b'["dtype", "load"]', b'["object", "Path", "/"]', b"nonsense"):
+    for text in (
+        b'["eval", "1"]',
+        b'["op", "aten.mm"]',
+        b'["dtype", "load"]',
+        b'["class", "os", "system"]',
+        b'["class", "no.such", "C"]',
+        b'["object", "Path", "/"]',
+        b"nonsense",
+    ):
         with pytest.raises(NotData):
             codec.loads(text)

@@ -47,9 +47,11 @@ from burnish.torch_private.guards import (
     Guard,
     GuardedCode,
     Source,
+    TracingContext,
     get_builtins_dict,
     orig_code_map,
     output_codes,
+    tracing,
     wrap_guarded_code,
 )
 from burnish.torch_private.names import NO_WARM_START
@@ -98,6 +100,12 @@ def _codec() -> Codec:
     classes = [StoredFrame, StoredGraph, GraphText, Reference, GraphFacts, TrainingLayout, StoredBackward, Flow, Behind]
     classes += [*guards.source_classes(), Assumptions, TensorInput, NumberInput, OtherInput, Sym, Div, Mod, Extreme]
     return Codec(classes, shared=Source)
+
+
+def _loaded(data: bytes) -> Any:
+    """Sources of imported modules install a guard when they are made; it is among the stored ones already."""
+    with tracing(TracingContext(None)):
+        return _codec().loads(data)
 
 
 # -- what Dynamo says while it compiles ---------------------------------------------------------------------------
@@ -385,7 +393,7 @@ def _fingerprints(
         return guards.fingerprints(
             output.manager, output.live, frame.f_locals, frame.f_globals, marks, builtins=output.builtins
         )
-    read_back = _codec().loads(_renamed(_codec().dumps(listed), output.builtins, guards.BUILTINS))
+    read_back = _loaded(_renamed(_codec().dumps(listed), output.builtins, guards.BUILTINS))
     names = _with_globals(frame.f_globals, read_back, used)
     manager, made = guards.made(read_back, frame.f_code, frame.f_locals, names)
     return guards.fingerprints(manager, made, frame.f_locals, names, marks)
@@ -398,7 +406,7 @@ def _root_mark(code: types.CodeType) -> str:
 def _decoded(data: bytes, name: str) -> StoredFrame:
     """The decoded frame, with the graph under a name that is unused in this process."""
     try:
-        found = _codec().loads(data)
+        found = _loaded(data)
         if not isinstance(found, StoredFrame):
             raise NotData("not a frame")
     except NotData as error:

@@ -57,6 +57,7 @@ class Codec:
             "...": lambda items: ...,
             "device": lambda items: torch.device(items[0]),
             "op": lambda items: _operator(items[0]),
+            "class": lambda items: _loaded_class(*items),
             "tensor": self._read_tensor,
             "expr": self._read_expr,
             "code": self._read_code,
@@ -131,6 +132,10 @@ class Codec:
                 return [tag, str(value).removeprefix("torch.")]
         if kind is torch.Tensor:
             return _written_tensor(value)
+        if isinstance(value, type):
+            name = [value.__module__, value.__qualname__]
+            if _loaded_class(*name) is value:
+                return ["class", *name]
         raise NotData(f"a value of type {kind.__module__}.{kind.__qualname__}")
 
     # -- reading -------------------------------------------------------------------------------------------------
@@ -199,6 +204,16 @@ def _named(module: Any, name: str, kind: type) -> Any:
     found = getattr(module, name, None)
     if not isinstance(found, kind):
         raise NotData(f"{name!r} as a {kind.__name__}")
+    return found
+
+
+def _loaded_class(module: str, name: str) -> type:
+    """A class of a module that is loaded already: reading an entry imports nothing."""
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = vars(found).get(part) if isinstance(found, (types.ModuleType, type)) else None
+    if not isinstance(found, type):
+        raise NotData(f"the class {module}.{name}")
     return found
 
 
