@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from burnish.torch_private.names import NO_REGIONS, NO_REGIONS_NOR_WARM_START, NO_WARM_START, PrivateName, lookup_in
+from burnish.torch_private.names import (
+    IDENTITY_MISSED,
+    NO_REGIONS,
+    NO_REGIONS_NOR_WARM_START,
+    NO_WARM_START,
+    PrivateName,
+    lookup_in,
+)
 from burnish.torch_private.versions import is_at_least
 
 if TYPE_CHECKING:
@@ -16,6 +23,7 @@ if TYPE_CHECKING:
     from torch._dynamo.guards import GuardBuilder as GuardBuilder
     from torch._dynamo.guards import ShapeCodeParts as ShapeCodeParts
     from torch._dynamo.guards import _get_closure_vars as get_closure_vars
+    from torch._dynamo.guards import get_verbose_code_parts as get_verbose_code_parts
     from torch._dynamo.guards import install_guard as install_guard
     from torch._dynamo.output_graph import OutputGraphCommon as OutputGraphCommon
     from torch._dynamo.output_graph import OutputGraphGuardsState as OutputGraphGuardsState
@@ -60,6 +68,7 @@ NAMES = (
     PrivateName(
         "torch._dynamo.guards._get_closure_vars", "the names that a source's text is read with", fallback=NO_WARM_START
     ),
+    PrivateName("torch._dynamo.guards.get_verbose_code_parts", "a guard as text", fallback=IDENTITY_MISSED),
     PrivateName("torch._dynamo.guards.install_guard", "guards for a block that was copied", fallback=NO_REGIONS),
     PrivateName(
         "torch._dynamo.output_graph.OutputGraphCommon", "what a manager of guards is made of", fallback=NO_WARM_START

@@ -13,6 +13,7 @@ from burnish.torch_private.names import (
     DRAWS_TRACED,
     ENVIRONMENT_MISSED,
     FUNCTIONS_INLINED,
+    IDENTITY_MISSED,
     LAZY_WEIGHTS,
     NO_REGIONS,
     ORDER_OF_SETS,
@@ -32,7 +33,10 @@ if TYPE_CHECKING:
     from torch._dynamo.variables import SymNodeVariable as SymNodeVariable
     from torch._dynamo.variables import TensorVariable as TensorVariable
     from torch._dynamo.variables import TupleVariable as TupleVariable
+    from torch._dynamo.variables import builtin as builtin
+    from torch._dynamo.variables import lists as lists
     from torch._dynamo.variables import nn_module as nn_module
+    from torch._dynamo.variables import object_protocol as object_protocol
     from torch._dynamo.variables import user_defined as user_defined
     from torch._dynamo.variables.base import AttributeMutationExisting as AttributeMutationExisting
     from torch._dynamo.variables.base import AttributeMutationNew as AttributeMutationNew
@@ -46,6 +50,7 @@ if TYPE_CHECKING:
     from torch._dynamo.variables.dicts import DunderDictVariable as DunderDictVariable
     from torch._dynamo.variables.functions import UserFunctionVariable as UserFunctionVariable
     from torch._dynamo.variables.functions import UserMethodVariable as UserMethodVariable
+    from torch._dynamo.variables.hashable import HashableTracker as HashableTracker
     from torch._dynamo.variables.higher_order_ops import AutogradFunctionApplyVariable as AutogradFunctionApplyVariable
     from torch._dynamo.variables.higher_order_ops import CheckpointHigherOrderVariable as CheckpointHigherOrderVariable
     from torch._dynamo.variables.lazy import LazyConstantVariable as LazyConstantVariable
@@ -75,6 +80,16 @@ NAMES = (
         fallback=NO_REGIONS,
     ),
     PrivateName("torch._dynamo.variables.ConstDictVariable", "a dictionary", fallback=NO_REGIONS),
+    PrivateName(
+        "torch._dynamo.variables.builtin", "compares objects for identity", fallback=IDENTITY_MISSED, instead=None
+    ),
+    PrivateName(
+        "torch._dynamo.variables.lists", "looks for a function in a list", fallback=IDENTITY_MISSED, instead=None
+    ),
+    PrivateName(
+        "torch._dynamo.variables.object_protocol", "compares them, too", fallback=IDENTITY_MISSED, instead=None
+    ),
+    PrivateName("torch._dynamo.variables.hashable.HashableTracker", "a key", fallback=IDENTITY_MISSED, instead=None),
     PrivateName(
         "torch._dynamo.variables.FrozensetVariable",
         "a frozenset, whose order is Python's",

@@ -260,6 +260,45 @@ def test_hooks_are_not_stored(tmp_path: Path, options: dict[str, object]) -> Non
     assert not is_restored(stats) and any("it has hooks" in reason for reason in stats.cache_reasons)
 
 
+CONFIGURED = """
+from torch import nn
+
+class Config:
+    def __init__(self, **settings):
+        self.settings = settings
+
+class Block(nn.Module):
+    def __init__(self, config, other=None):
+        super().__init__()
+        self.config, self.other = config, other
+
+    def forward(self, x):
+        settings = self.config.__dict__  # whose object Dynamo guards on
+        y = x * 2 if self.config is self.other else x
+        return y * settings["settings"]["scale"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("second", "restored"),
+    [
+        (lambda Config: [Config(scale=2.0, names=("a",)), Config(scale=2.0, names=("a",))], True),
+        (lambda Config: [Config(scale=2.0, names=("b",)), Config(scale=2.0, names=("a",))], False),
+        (lambda Config: [Config(scale=2.0, names=("a",))] * 2, False),
+        (lambda Config: [Config(scale=2.0, names=(torch.ones(1),)), Config(scale=2.0, names=("a",))], False),
+    ],
+    ids=["the same content", "another content", "one object instead of two", "content that is no plain data"],
+)
+def test_objects_with_plain_data_are_known_by_it(
+    tmp_path: Path, options: dict[str, object], second: Callable[[Any], list[Any]], restored: bool
+) -> None:
+    module = imported(model_file(tmp_path, CONFIGURED))
+    first = [module.Config(scale=2.0, names=("a",)) for _ in range(2)]
+    assert not is_restored(called(module.Block(*first), options, torch.randn(3, 6)))
+    module = imported(model_file(tmp_path, CONFIGURED))
+    assert is_restored(called(module.Block(*second(module.Config)), options, torch.randn(3, 6))) == restored
+
+
 def test_switched_off(tmp_path: Path, options: dict[str, object]) -> None:
     module = imported(model_file(tmp_path))
     for _ in range(2):

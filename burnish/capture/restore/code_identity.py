@@ -1,7 +1,8 @@
 """Whether a class, a function or a code object is the same as in another process, judged by its content.
 
 Line numbers and comments do not count. A code object is identified by its instructions, names and constants, a function
-by its code, a class by the functions of all its bases. Other objects have no such identity, except singletons.
+by its code, a class by the functions of all its bases, and an object of a Python class that holds only plain data (a
+configuration) by that data, as is a container of such data. Other objects have no such identity, except singletons.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ _TORCH = (
     OpOverload,
     OpOverloadPacket,
 )
+_CONTAINERS = (list, tuple, set, frozenset, dict)
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), type(NotImplemented))
 
 
@@ -83,7 +85,25 @@ class Fingerprints:
         marks = sorted({code_mark(code) for code in codes_in(value)})
         if marks and not isinstance(value, torch.nn.Module):
             return f"{type(value).__name__} {getattr(value, '__qualname__', '')} {' '.join(marks)}"
-        raise NotWarm(f"an object of {type(value).__module__}.{type(value).__qualname__} is known by its identity")
+        if type(value) in _CONTAINERS or _has_only_attributes(value):
+            return f"content {hashlib.sha256(repr(self._content_of(value)).encode()).hexdigest()[:24]}"
+        raise _known_by_identity(value)
+
+    def _content_of(self, value: Any, depth: int = 8) -> Any:
+        """Raises NotWarm for what is not plain data."""
+        if depth == 0:
+            raise _known_by_identity(value)
+        if type(value) in (list, tuple):
+            return type(value).__name__, [self._content_of(item, depth - 1) for item in value]
+        if type(value) in (set, frozenset):
+            return type(value).__name__, sorted(repr(self._content_of(item, depth - 1)) for item in value)
+        if type(value) is dict:
+            return "dict", [
+                (self._content_of(key, depth - 1), self._content_of(value[key], depth - 1)) for key in value
+            ]
+        if _has_only_attributes(value):
+            return self.of_class(type(value)), self._content_of(vars(value), depth - 1)
+        return self.of(value)
 
     def of_class(self, cls: type) -> str:
         if cls not in self._classes:
@@ -97,6 +117,22 @@ class Fingerprints:
                         digest.update(f"{name} {' '.join(sorted(marks))}\n".encode())
             self._classes[cls] = f"class {cls.__module__}.{cls.__qualname__} {digest.hexdigest()[:24]}"
         return self._classes[cls]
+
+
+def _known_by_identity(value: object) -> NotWarm:
+    return NotWarm(f"an object of {type(value).__module__}.{type(value).__qualname__} is known by its identity")
+
+
+def _has_only_attributes(value: object) -> bool:
+    """Whether all state of an object is in its `__dict__`: its classes are Python's, without slots."""
+    if isinstance(value, (torch.nn.Module, torch.Tensor, type)) or not hasattr(value, "__dict__"):
+        return False
+    return all(base is object or _is_written_in_python(base) for base in type(value).__mro__)
+
+
+def _is_written_in_python(cls: type) -> bool:
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None) or ""
+    return file.endswith(".py") and not vars(cls).get("__slots__")
 
 
 def codes_in(value: object, depth: int = 6) -> Iterator[types.CodeType]:

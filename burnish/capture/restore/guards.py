@@ -212,6 +212,7 @@ def fingerprints(
         raise NotWarm(f"a guard is on an address: {line.strip(' |+-')[:200]}")
     marks: dict[str, str] = {}
     places = {**get_closure_vars(), "L": scope, "G": names}
+    same: dict[int, set[str]] = {}  # which names are of one object, where it is known by its content
     known: Any = {}  # sources already resolved: those of one module share most of their path
     for guard in guards:
         kinds = {guard.create_fn_name(), *(guard.guard_types or ())}
@@ -219,9 +220,13 @@ def fingerprints(
         if not name:
             continue
         if kinds & _BY_IDENTITY:
-            marks[renamed(name)] = prints.of(source.get_value(places, {}, known))
+            value = source.get_value(places, {}, known)
+            marks[renamed(name)] = prints.of(value)
+            same.setdefault(id(value), set()).add(renamed(name))
         elif "TYPE_MATCH" in kinds or guard.create_fn_name() == "TENSOR_MATCH":
             marks[renamed(f"type({name})")] = prints.of_class(type(source.get_value(places, {}, known)))
+    for first, *others in map(sorted, same.values()):
+        marks |= {name: f"{marks[name]}, {first}" for name in others}
     return GuardTexts(text, tuple(sorted(marks.items())))
 
 

@@ -9,6 +9,7 @@ from burnish.torch_private.patches.absent_attributes import guarding_absent_attr
 from burnish.torch_private.patches.autograd_functions import applying_functions, recording_results
 from burnish.torch_private.patches.class_attributes import guarding_attributes_of_classes
 from burnish.torch_private.patches.containers import bounding_deques, extending_lists, noticing_order
+from burnish.torch_private.patches.identity import guarding_identity
 from burnish.torch_private.patches.left_to_eager import (
     leaving_contexts,
     leaving_grad_modes,
@@ -39,6 +40,7 @@ _CORRECTIONS = (
     extending_lists,
     guarding_absent_attributes,
     guarding_attributes_of_classes,
+    guarding_identity,
 )
 
 
