@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -24,6 +24,22 @@ def marked() -> None:
 class Answers:
     def __getattr__(self, name: str) -> float:
         return 1.0
+
+
+class Named(NamedTuple):
+    x: torch.Tensor
+
+
+class Slots:
+    __slots__ = ("x",)
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+    def __getattr__(self, name: str) -> float:
+        if name != "k":
+            raise AttributeError(name)
+        return 3.0
 
 
 class Part:
@@ -145,3 +161,22 @@ def test_what_is_set_elsewhere_is_not_looked_at() -> None:
         held.other, SETTINGS.other = number, sys.maxsize - number  # type: ignore[attr-defined]
         assert compiled(torch.ones(1)) == 1
     assert burnish.stats(compiled).compiles == 1
+
+
+@pytest.mark.parametrize("kind", [Named, Slots])
+def test_objects_without_a_dictionary_are_compiled(kind: Callable[[torch.Tensor], Any]) -> None:
+    def read(held: Any) -> torch.Tensor:
+        scale: float = getattr(held, "k", 1.0)
+        return held.x * scale * (2 if hasattr(held, "other") else 1)
+
+    compiled = burnish.compile(read, **FORCED)
+    for x in (torch.ones(2), torch.arange(2.0)):
+        assert compiled(kind(x)).tolist() == read(kind(x)).tolist()
+    assert (burnish.stats(compiled).compiles, burnish.stats(compiled).fallbacks) == (1, ())
+
+
+def test_an_attribute_that_the_class_of_a_named_tuple_gets_later_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = burnish.compile(lambda held: held.x * getattr(held, "k", 1.0), **FORCED)
+    assert compiled(Named(torch.ones(1))) == 1
+    monkeypatch.setattr(Named, "k", 7.0, raising=False)
+    assert compiled(Named(torch.ones(1))) == 7

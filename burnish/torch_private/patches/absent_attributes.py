@@ -26,6 +26,7 @@ _ASKS, _CONTAINS, _HAS_KEYS = ("call_obj_hasattr", "install_dict_contains_guard"
 _HAS_KEY = "has_key_in_generic_dict"  # which torch 2.11 asks: it has no DunderDictVariable
 _CALLS, _SUBSCRIPTS = "call_method", ("mp_subscript_impl", "getitem_const")
 _MISSING = object()
+_ORDINARY = (object, tuple, types.FunctionType)  # each has the same `__getattribute__`, under a name of its own
 
 
 @contextlib.contextmanager
@@ -96,10 +97,10 @@ def _guard_attribute(variable: Any, name: str, is_asked: bool) -> None:
     value = variable.fn if isinstance(variable, UserFunctionVariable) else variable.value
     if name.startswith("__") or (not is_asked and _is_there(value, name)):
         return
-    if not is_asked and _answers_for_itself(value):  # and may give it all the same
-        install(variable.source.make_guard(partial(GuardBuilder.NOT_PRESENT_IN_GENERIC_DICT, attr=name)))
-    else:
+    if is_asked or not _answers_for_itself(value):
         install(_attribute_guard(variable.source, name))
+    elif type(value).__dictoffset__:  # it may give it all the same; without a `__dict__`, nothing can be set on it
+        install(variable.source.make_guard(partial(GuardBuilder.NOT_PRESENT_IN_GENERIC_DICT, attr=name)))
 
 
 def _is_there(value: Any, name: str) -> bool:
@@ -114,7 +115,7 @@ def _answers_for_itself(value: Any) -> bool:
     if isinstance(value, types.ModuleType):
         return "__getattr__" in vars(value)
     answer = inspect.getattr_static(type(value), "__getattr__", None)
-    own = type(value).__getattribute__ not in (object.__getattribute__, types.FunctionType.__getattribute__)
+    own = type(value).__getattribute__ not in [kind.__getattribute__ for kind in _ORDINARY]
     return own or answer not in (None, torch.nn.Module.__getattr__)
 
 
