@@ -27,14 +27,12 @@ _BIT_BY_BIT = """
     abs absolute neg negative pos positive floor ceil trunc fix round eq ne lt le gt ge isnan isinf isfinite signbit
     isneginf isposinf copysign nextafter logical_and logical_or logical_xor logical_not any all not_ is_nonzero
 """.split()
-_EXTREMES = (
-    "relu relu6 clamp clip clamp_min clamp_max hardtanh maximum minimum max min amax amin fmax fmin sign".split()
-)
+EXTREMES = "relu relu6 clamp clip clamp_min clamp_max hardtanh maximum minimum max min amax amin fmax fmin sign".split()
 _POSITIONS = "argmax argmin nonzero count_nonzero bincount".split()
 
 EXACT: dict[str, int] = {
     **dict.fromkeys((*_MOVES, *_CASTS, *_BIT_BY_BIT, *_POSITIONS), BITWISE),
-    **dict.fromkeys(_EXTREMES, EQUAL),
+    **dict.fromkeys(EXTREMES, EQUAL),
 }
 
 # Exact for integers, which wrap around; rounded for other types.

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from burnish.torch_private.dispatch import TorchDispatchMode
+from burnish.trust.exactness import EXTREMES
 
 
 class RandomRounding(TorchDispatchMode):
@@ -24,7 +25,10 @@ class RandomRounding(TorchDispatchMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if all(returned.alias_info is None for returned in func._schema.returns):  # neither a view nor in place
+        # An extreme is one of the values: some backwards (`amax`) look for it among them.
+        is_extreme = func._schema.name.removeprefix("aten::") in EXTREMES
+        # neither a view nor in place
+        if not is_extreme and all(returned.alias_info is None for returned in func._schema.returns):
             for tensor in result if isinstance(result, (tuple, list)) else (result,):
                 self._round(tensor)
         return result
@@ -39,4 +43,6 @@ class RandomRounding(TorchDispatchMode):
             generator = self._generators[value.device] = torch.Generator(value.device).manual_seed(self._seed)
         unit = max(self._unit, torch.finfo(value.dtype).eps / 2)
         factor = torch.rand(value.shape, dtype=torch.float32, device=value.device, generator=generator)
-        value.mul_(factor.mul_(2 * unit).add_(1 - unit))
+        factor.mul_(2 * unit).add_(1 - unit)
+        # The largest numbers mask something: infinite, or apart by a last unit, they would mean something else.
+        value.mul_(factor.masked_fill_(value.abs() > torch.finfo(value.dtype).max / 2, 1.0))

@@ -561,3 +561,35 @@ def test_rounding_leaves_zeros_that_lie_in_no_memory():
     with RandomRounding(1e-3, 0):
         (gradient,) = torch.autograd.grad(x.sgn().sum() + x.sum(), x)
     torch.testing.assert_close(gradient, torch.ones(3), rtol=2e-3, atol=0)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float16], ids=str)
+def test_rounding_leaves_the_values_of_masks(kind):
+    masks = torch.full((64,), torch.finfo(kind).min, dtype=kind)
+    with RandomRounding(1e-3, 0):
+        result = masks * 1
+    assert torch.equal(result, masks)
+
+
+def test_rounding_leaves_extremes_among_the_values():
+    """The backward of `amax` counts the values that equal it, and divides by their number."""
+    x = torch.linspace(-1, 1, 8, requires_grad=True)
+    with RandomRounding(1e-3, 0):
+        (gradient,) = torch.autograd.grad((x * 1).amax(), x)
+    torch.testing.assert_close(gradient, torch.eye(8)[7], rtol=2e-3, atol=0)
+
+
+def test_a_gradient_that_is_only_rounding_beside_a_maximum_and_a_dropout():
+    """Scores are shifted alike by the bias of the keys: its gradient is zero, and its rounding is not eager's."""
+
+    def loss(x, queries, keys, bias):
+        scores = (x @ queries) @ (x @ keys + bias).mT
+        scores = scores - scores.amax(-1, keepdim=True)
+        return (nn.functional.dropout(scores.softmax(-1), 0.1) @ x).sum()
+
+    torch.manual_seed(0)
+    weights = [torch.randn(shape).requires_grad_() for shape in ((16, 16), (16, 16), (16,))]
+    compiled = burnish.compile(loss, gate=False)
+    for _ in range(2):
+        compiled(torch.randn(2, 6, 16), *weights).backward()
+    assert burnish.stats(compiled).fallbacks == ()
