@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from torch._dynamo.variables.higher_order_ops import AutogradFunctionApplyVariable as AutogradFunctionApplyVariable
     from torch._dynamo.variables.higher_order_ops import CheckpointHigherOrderVariable as CheckpointHigherOrderVariable
     from torch._dynamo.variables.lazy import LazyConstantVariable as LazyConstantVariable
+    from torch._dynamo.variables.lazy import LazyVariableTracker as LazyVariableTracker
     from torch._dynamo.variables.lists import DequeVariable as DequeVariable
     from torch._dynamo.variables.misc import AutogradFunctionContextVariable as AutogradFunctionContextVariable
     from torch._dynamo.variables.misc import AutogradFunctionVariable as AutogradFunctionVariable
@@ -87,9 +88,19 @@ NAMES = (
         "torch._dynamo.variables.lists", "looks for a function in a list", fallback=IDENTITY_MISSED, instead=None
     ),
     PrivateName(
-        "torch._dynamo.variables.object_protocol", "compares them, too", fallback=IDENTITY_MISSED, instead=None
+        "torch._dynamo.variables.object_protocol",
+        "compares them, too",
+        seen_in=SINCE_2_12,
+        fallback=IDENTITY_MISSED,
+        instead=None,
     ),
-    PrivateName("torch._dynamo.variables.hashable.HashableTracker", "a key", fallback=IDENTITY_MISSED, instead=None),
+    PrivateName(
+        "torch._dynamo.variables.hashable.HashableTracker",
+        "a key",
+        seen_in=SINCE_2_12,
+        fallback=IDENTITY_MISSED,
+        instead=None,
+    ),
     PrivateName(
         "torch._dynamo.variables.FrozensetVariable",
         "a frozenset, whose order is Python's",
@@ -154,6 +165,9 @@ NAMES = (
         "a checkpointed region: one of which eager records nothing is left to it",
         fallback=CHECKPOINTS_ALIKE,
         instead=None,
+    ),
+    PrivateName(
+        "torch._dynamo.variables.lazy.LazyVariableTracker", "a value that was not looked at", fallback=IDENTITY_MISSED
     ),
     PrivateName(
         "torch._dynamo.variables.lazy.LazyConstantVariable",

@@ -19,13 +19,17 @@ from burnish.torch_private.guards import GuardBuilder, get_closure_vars, get_ver
 from burnish.torch_private.patches.replacing import replaced
 from burnish.torch_private.variables import (
     ConstantVariable,
+    ConstDictVariable,
     HashableTracker,
+    LazyVariableTracker,
     builtin,
     lists,
     object_protocol,
 )
 
-_COMPARE, _CONTAINS, _HANDLERS = "vt_identity_compare", "iter_contains", ("is", "is not")
+_COMPARE, _CONTAINS = "vt_identity_compare", "iter_contains"
+_KEY = "_HashableTracker"  # in torch 2.11
+_IDENTITY_OPERATORS, _EQUALITY_OPERATORS = ("is", "is not"), ("==", "!=")
 
 
 @contextlib.contextmanager
@@ -33,15 +37,18 @@ def guarding_identity() -> Iterator[None]:
     """While open, Dynamo guards on what it finds by comparing objects for identity."""
     with contextlib.ExitStack() as stack:
         handlers = getattr(symbolic_convert, "compare_op_handlers", {})
-        for name in handlers.keys() & _HANDLERS:
+        for name in handlers.keys() & _IDENTITY_OPERATORS:
             stack.enter_context(_entry_replaced(handlers, name, _compared(handlers[name], name == "is")))
+        for name in handlers.keys() & _EQUALITY_OPERATORS:
+            stack.enter_context(_entry_replaced(handlers, name, _compared_by_default(handlers[name])))
         for module in (object_protocol, builtin):
             if (ordinary := getattr(module, _COMPARE, None)) is not None:
                 stack.enter_context(replaced(module, _COMPARE, _identical(ordinary)))
         if (ordinary := getattr(lists, _CONTAINS, None)) is not None:
             stack.enter_context(replaced(lists, _CONTAINS, _contained(ordinary)))
-        if HashableTracker is not None:
-            stack.enter_context(replaced(HashableTracker, "__init__", _made_key(HashableTracker.__init__)))
+        keys: Any = HashableTracker if HashableTracker is not None else getattr(ConstDictVariable, _KEY, None)
+        if keys is not None:
+            stack.enter_context(replaced(keys, "__init__", _made_key(keys.__init__)))
         yield
 
 
@@ -66,6 +73,14 @@ def _compared(ordinary: Callable[..., Any], wanted: bool) -> Callable[..., Any]:
     return compared
 
 
+def _compared_by_default(ordinary: Callable[..., Any]) -> Callable[..., Any]:
+    def compared(tx: Any, args: list[Any], kwargs: Any) -> Any:
+        _guard_if_by_identity(*args)
+        return ordinary(tx, args, kwargs)
+
+    return compared
+
+
 def _identical(ordinary: Callable[..., Any]) -> Callable[..., Any]:
     def identical(left: Any, right: Any) -> Any:
         result = ordinary(left, right)
@@ -77,17 +92,20 @@ def _identical(ordinary: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _contained(ordinary: Callable[..., Any]) -> Callable[..., Any]:
-    """Functions among the elements of a list are constants for Dynamo."""
-
     def contained(items: Any, search: Any, *others: Any, **named: Any) -> Any:
         items = list(items)
-        if search.is_python_constant():
-            for item in items:
-                if item.is_python_constant():
-                    _guard_on(item, search, same=item.as_python_constant() is search.as_python_constant())
+        for item in items:
+            _guard_if_by_identity(item, search)
         return ordinary(items, search, *others, **named)
 
     return contained
+
+
+def _guard_if_by_identity(left: Any, right: Any) -> None:
+    """Two objects that are equal if they are one."""
+    one, other = _object_of(left), _object_of(right)
+    if all(each is not None and type(each).__eq__ is object.__eq__ for each in (one, other)):
+        _guard_on(left, right, same=one is other)
 
 
 def _guard_on(left: Any, right: Any, same: bool) -> None:
@@ -126,12 +144,23 @@ def _made_key(make: Callable[..., None]) -> Callable[..., None]:
 
 def _guard_on_key(variable: Any) -> None:
     """A key that is looked up by identity. Tensors among the arguments are guarded on as not being one."""
-    source = variable.source
-    if source is None or isinstance(variable, ConstantVariable):
+    if variable.source is None:
         return
-    try:
-        value = symbolic_convert.InstructionTranslator.current_tx().output.resolve_source_value(source)
-    except Exception:  # what the function has made, or has put there
-        return
+    value = _object_of(variable)
     if type(value).__hash__ is object.__hash__ or isinstance(value, torch.nn.Parameter):
-        install_guard(source.make_guard(GuardBuilder.ID_MATCH))
+        install_guard(variable.source.make_guard(GuardBuilder.ID_MATCH))
+
+
+def _object_of(variable: Any) -> Any:
+    """The object behind a variable that comes from outside; None if it is not known."""
+    if variable.source is None:
+        return None
+    if issubclass(type(variable), LazyVariableTracker) and not variable.is_realized():  # isinstance would realize it
+        return variable.original_value()
+    for name in ("value", "fn"):
+        if (value := getattr(variable, name, None)) is not None:
+            return value
+    try:
+        return symbolic_convert.InstructionTranslator.current_tx().output.resolve_source_value(variable.source)
+    except Exception:  # what the function has put there; torch 2.11 does not resolve sources
+        return None
