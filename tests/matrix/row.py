@@ -24,6 +24,10 @@ TESTS = (
     "tests/api/test_seal.py",
     "tests/regions/test_replay.py",
     "tests/cache/test_warm_start.py",
+    "tests/semantics/test_function_modes.py",
+    "tests/semantics/test_identity_of_objects.py",
+    "tests/semantics/test_absent_attributes.py",
+    "tests/semantics/test_sets.py",
 )
 
 
