@@ -256,6 +256,11 @@ class _Importer:
         if _lies_within(start, size, stride, base):
             ours = [args[0], size, stride, start]
             return ours, args if origin is source else ours
+        whole = origin.meta["val"]
+        first = (base.storage_offset() if offset is None else offset) - whole.storage_offset()
+        if origin is not source and _lies_within(first, size, stride, whole):  # beyond the view, not what it is of
+            ours = [self._value(origin), size, stride, first]
+            return ours, ours
         if origin is not source or (origin.op == "placeholder" and self.captured.target != "cpu"):
             raise CompileError(
                 "capture", "as_strided reaches beyond the elements of a view"

@@ -203,6 +203,18 @@ def test_views_of_intermediates_count_from_their_storage(at):
     _agrees(fn, [lambda: (torch.arange(10.0),), lambda: (torch.arange(40.0)[5:15],)])
 
 
+@pytest.mark.parametrize("made", [lambda x: x, lambda x: x * 2], ids=["input", "intermediate"])
+@pytest.mark.parametrize("offset", [None, 3])
+def test_windows_beyond_a_view_and_within_what_it_is_of(made, offset):
+    memory = torch.arange(96.0).reshape(12, 8)
+
+    def fn(x):
+        return made(x).t()[1:].as_strided((3, 4), (4, 1), offset) * 2
+
+    stats = _agrees(fn, [lambda at=at: (memory[at : at + 6],) for at in (0, 1, 3)])
+    assert not stats.fallbacks
+
+
 @pytest.mark.parametrize("make", [torch._neg_view, lambda x: torch.complex(x, x).conj().imag])
 def test_inputs_whose_memory_holds_their_negatives(make):
     plain = torch.arange(8.0) + 1
