@@ -273,9 +273,8 @@ class Block(nn.Module):
         self.config, self.other = config, other
 
     def forward(self, x):
-        settings = self.config.__dict__  # whose object Dynamo guards on
-        y = x * 2 if self.config is self.other else x
-        return y * settings["settings"]["scale"]
+        known = {self.config: 2.0, self.other: 3.0}  # a key is guarded on as an object
+        return x * known[self.config] * self.config.settings["scale"]
 """
 
 

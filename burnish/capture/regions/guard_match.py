@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from burnish.torch_private.guards import ChainedSource, Guard, Source
+from burnish.torch_private.patches.identity import IDENTITY
 
 
 class Differs(Exception):
@@ -125,6 +126,9 @@ def holds(guard: Guard, old: Any, new: Any, moved: Moved, resolve: Resolver) -> 
     if kind == "DUPLICATE_INPUT":
         others = [resolve(moved(s)) for s in sources(guard)[1:]]
         return bool(others) and all(other is new for other in others)
+    if kind == IDENTITY.__name__:
+        told = guard.create_fn.keywords  # type: ignore[attr-defined]
+        return (new is resolve(moved(told["other"]))) == told["same"]
     if kind == "NOT_PRESENT_IN_GENERIC_DICT":
         attr = guard.create_fn.keywords["attr"]  # type: ignore[attr-defined]
         return type(old) is type(new) and attr not in old.__dict__ and attr not in new.__dict__

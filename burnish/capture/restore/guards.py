@@ -42,6 +42,7 @@ from burnish.torch_private.guards import (
 )
 from burnish.torch_private.guards import device as default_device
 from burnish.torch_private.guards import source as dynamo_sources
+from burnish.torch_private.patches.identity import IDENTITY
 from burnish.torch_private.patches.tracing import writing_guards_with
 
 BUILTINS = "__builtins_dict___burnish"  # the name of the builtins in a stored frame's globals
@@ -64,7 +65,7 @@ class Live:
 @dataclass(frozen=True)
 class GuardSpec:
     source: Source
-    kind: str  # a method of GuardBuilder
+    kind: str  # a method of GuardBuilder, or IDENTITY
     arguments: tuple[Any, ...] = ()
     keywords: tuple[tuple[str, Any], ...] = ()
 
@@ -117,10 +118,14 @@ def _spec(guard: Guard) -> GuardSpec:
     if isinstance(function, functools.partial):
         function, arguments, keywords = function.func, function.args, function.keywords
     kind = getattr(function, "__name__", "")
-    if getattr(GuardBuilder, kind, None) is not function or kind in _UNSUPPORTED:
+    if _kind(kind) is not function or kind in _UNSUPPORTED:
         raise NotWarm(f"a guard of the kind {kind or function}")
     shown = tuple((name, _argument(value)) for name, value in sorted(keywords.items()))
     return GuardSpec(guard.originating_source, kind, tuple(map(_argument, arguments)), shown)
+
+
+def _kind(name: str) -> Any:
+    return IDENTITY if name == IDENTITY.__name__ else getattr(GuardBuilder, name, None)
 
 
 def _argument(value: Any) -> Any:
@@ -173,7 +178,7 @@ def made(guards: GuardList, code: types.CodeType, scope: Mapping[str, Any], name
 
 
 def _guard(spec: GuardSpec, scope: Mapping[str, Any], names: Mapping[str, Any]) -> Guard:
-    function = getattr(GuardBuilder, spec.kind, None)
+    function = _kind(spec.kind)
     if function is None or not spec.kind.isupper():
         raise NotWarm(f"a guard of the kind {spec.kind}")
     if spec.arguments or spec.keywords:

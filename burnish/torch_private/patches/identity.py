@@ -21,6 +21,7 @@ from burnish.torch_private.variables import (
     ConstantVariable,
     ConstDictVariable,
     HashableTracker,
+    LazyConstantVariable,
     LazyVariableTracker,
     builtin,
     lists,
@@ -116,7 +117,7 @@ def _guard_on(left: Any, right: Any, same: bool) -> None:
         return
     if all(_is_class(each) for each in (left, right)):
         return
-    install_guard(left.source.make_guard(partial(_IDENTITY, other=right.source, same=same)))
+    install_guard(left.source.make_guard(partial(IDENTITY, other=right.source, same=same)))
 
 
 def _is_class(variable: Any) -> bool:
@@ -126,8 +127,9 @@ def _is_class(variable: Any) -> bool:
         return False
 
 
-def _IDENTITY(builder: Any, guard: Any, other: Any, same: bool) -> None:
-    code = f"{builder.arg_ref(guard)} {'is' if same else 'is not'} {builder.arg_ref(other.make_guard(_IDENTITY))}"
+def IDENTITY(builder: Any, guard: Any, other: Any, same: bool) -> None:
+    """A kind of guard, as those of GuardBuilder: whether the objects at two places are one."""
+    code = f"{builder.arg_ref(guard)} {'is' if same else 'is not'} {builder.arg_ref(other.make_guard(IDENTITY))}"
     if code in builder.already_added_code_parts:
         return
     builder.already_added_code_parts.add(code)
@@ -144,18 +146,19 @@ def _made_key(make: Callable[..., None]) -> Callable[..., None]:
 
 def _guard_on_key(variable: Any) -> None:
     """A key that is looked up by identity. Tensors among the arguments are guarded on as not being one."""
-    if variable.source is None:
-        return
     value = _object_of(variable)
+    if value is None:
+        return
     if type(value).__hash__ is object.__hash__ or isinstance(value, torch.nn.Parameter):
         install_guard(variable.source.make_guard(GuardBuilder.ID_MATCH))
 
 
 def _object_of(variable: Any) -> Any:
     """The object behind a variable that comes from outside; None if it is not known."""
-    if variable.source is None:
+    # isinstance, and most attributes, would have Dynamo look at a value that nothing has looked at
+    if issubclass(type(variable), ConstantVariable | LazyConstantVariable) or variable.source is None:
         return None
-    if issubclass(type(variable), LazyVariableTracker) and not variable.is_realized():  # isinstance would realize it
+    if issubclass(type(variable), LazyVariableTracker) and not variable.is_realized():
         return variable.original_value()
     for name in ("value", "fn"):
         if (value := getattr(variable, name, None)) is not None:
