@@ -41,6 +41,7 @@ _SHOWS = ("repr_impl", "tp_repr_impl")  # the second of each since torch 2.14
 _WITHOUT_ORDER = (*_CONTAINS, *_COMPARES, "hash_impl", "is_python_equal", "as_proxy")
 # What a set has from the class of all variables in torch 2.14, or from that of dictionaries in torch 2.11.
 _FROM_OTHERS = ("call_method", "has_new_items", "unpack_var_sequence")
+_COMMON = "BaseSetVariable"
 _NO_CODE: tuple[type, ...] = (
     set,
     frozenset,
@@ -197,10 +198,16 @@ def keeping_order_of_sets(notice: Callable[[], None] = lambda: None) -> Iterator
     orders = _Orders(notice)
     with contextlib.ExitStack() as stack:
         for owner, name, change in _replacements(orders):
-            ordinary = vars(owner).get(name) or (getattr(owner, name, None) if name in _FROM_OTHERS else None)
+            ordinary = _own(owner, name) or (getattr(owner, name, None) if name in _FROM_OTHERS else None)
             if ordinary is not None:
                 stack.enter_context(replaced(owner, name, change(ordinary)))
         yield
+
+
+def _own(owner: type, name: str) -> Any:
+    """What a class of sets has itself, or from what all sets have in common in torch 2.15."""
+    common = [cls for cls in owner.__mro__ if cls is owner or cls.__name__ == _COMMON]
+    return next((vars(cls)[name] for cls in common if name in vars(cls)), None)
 
 
 Change = Callable[[Callable[..., Any]], Callable[..., Any]]
