@@ -8,6 +8,7 @@ from torch import nn
 
 import burnish
 from burnish.errors import CompileError, CompilerMissing, FallbackWarning
+from tests.against_eager import fallback_warnings
 
 
 def failing(error):
@@ -190,3 +191,16 @@ def test_a_way_of_showing_warnings_that_fails(use_pipeline, monkeypatch):
             warnings.simplefilter(action)
             monkeypatch.setattr(warnings, "showwarning", show)
             assert torch.equal(burnish.compile(lambda x: x + 1)(torch.ones(2)), torch.full((2,), 2.0))
+
+
+def test_a_result_that_depends_on_data_is_named_as_such():
+    weight = torch.nn.Parameter(torch.ones(5))
+
+    def fn(x, mask):
+        y = x * 2
+        y[mask] = weight * 1
+        return y.sum()
+
+    compiled = burnish.compile(fn)
+    _, messages = fallback_warnings(lambda: compiled(torch.randn(4, 5), torch.tensor([True, False, True, False])))
+    assert len(messages) == 1 and "depends on data: write it with torch.where" in messages[0]

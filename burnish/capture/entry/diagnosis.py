@@ -44,6 +44,12 @@ _WAYS_OUT = {
     "dynamo": "keep that part out with burnish.disable, or report the model",
     "recompile limit": "pass dynamic=True, or pad inputs to a few sizes",
 }
+# By the name of an exception of torch's, whatever stage it ends.
+_DEPENDS_ON_VALUES = (
+    "the size or value of a result depends on data: write it with torch.where instead of a boolean mask or .item(), "
+    "or keep that part out with burnish.disable"
+)
+_WAYS_OUT_OF = dict.fromkeys(("DynamicOutputShapeException", "DataDependentOutputException"), _DEPENDS_ON_VALUES)
 _RAISES = (
     "Observed exception",
     "failed to bind arguments when attempting to inline",
@@ -71,7 +77,7 @@ class Place:
 
 def serve_eager(log: CompileLog, stage: str, error: BaseException) -> None:
     """Count one failure and, if it is this object's first in that stage, warn with stage, reason and fix."""
-    way_out = _WAYS_OUT.get(stage, _WAY_OUT)
+    way_out = _WAYS_OUT_OF.get(type(error).__name__) or _WAYS_OUT.get(stage, _WAY_OUT)
     if isinstance(error, CompileError):
         stage, way_out = error.stage, error.way_out or way_out
     if log.fallback(stage, error):
