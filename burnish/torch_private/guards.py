@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torch._dynamo.output_graph import OutputGraphGuardsState as OutputGraphGuardsState
     from torch._dynamo.output_graph import get_builtins_dict as get_builtins_dict
     from torch._dynamo.source import AttrSource as AttrSource
+    from torch._dynamo.source import ConstDictKeySource as ConstDictKeySource
     from torch._dynamo.source import GetItemSource as GetItemSource
     from torch._dynamo.types import GuardedCode as GuardedCode
     from torch._dynamo.utils import CleanupHook as CleanupHook
@@ -58,6 +59,7 @@ NAMES = (
     PrivateName("torch._guards.GuardsSet", "holds guards that are made again", fallback=NO_WARM_START),
     PrivateName("torch._guards.StorageOverlap", "which inputs share memory", fallback=NO_WARM_START),
     PrivateName("torch._dynamo.source", "the classes that stored sources may be of", fallback=NO_WARM_START),
+    PrivateName("torch._dynamo.source.ConstDictKeySource", "a key of a dict from outside", fallback=IDENTITY_MISSED),
     PrivateName("torch._dynamo.source.AttrSource", "an attribute of what a block holds", fallback=NO_REGIONS),
     PrivateName("torch._dynamo.source.GetItemSource", "an element of a list that blocks share", fallback=NO_REGIONS),
     PrivateName("torch._dynamo.guards.CheckFunctionManager", "makes a manager of guards", fallback=NO_WARM_START),

@@ -15,7 +15,13 @@ from typing import Any
 import torch
 
 from burnish.torch_private.dynamo import symbolic_convert
-from burnish.torch_private.guards import GuardBuilder, get_closure_vars, get_verbose_code_parts, install_guard
+from burnish.torch_private.guards import (
+    ConstDictKeySource,
+    GuardBuilder,
+    get_closure_vars,
+    get_verbose_code_parts,
+    install_guard,
+)
 from burnish.torch_private.patches.replacing import replaced
 from burnish.torch_private.variables import (
     ConstantVariable,
@@ -146,6 +152,8 @@ def _made_key(make: Callable[..., None]) -> Callable[..., None]:
 
 def _guard_on_key(variable: Any) -> None:
     """A key that is looked up by identity. Tensors among the arguments are guarded on as not being one."""
+    if isinstance(variable.source, ConstDictKeySource):  # of a dict from outside, which is asked whether it has a key
+        return
     value = _object_of(variable)
     if value is None:
         return
