@@ -296,7 +296,8 @@ class WarmFrames:
             raise NotWarm(why)
         names = _with_globals(frame.f_globals, stored.guards, stored.used)
         manager, made = guards.made(stored.guards, frame.f_code, frame.f_locals, names)
-        live = guards.fingerprints(manager, made, frame.f_locals, names, code_identity.Fingerprints())
+        prints, ordered = code_identity.Fingerprints(), stored.guards.key_order
+        live = guards.fingerprints(manager, made, frame.f_locals, names, prints, ordered)
         expected = guards.GuardTexts(zlib.decompress(stored.guard_text).decode(), stored.marks)
         if why := guards.difference(expected, live):
             raise NotWarm(why)
@@ -391,12 +392,12 @@ def _fingerprints(
     process."""
     if not listed.shapes:
         return guards.fingerprints(
-            output.manager, output.live, frame.f_locals, frame.f_globals, marks, builtins=output.builtins
+            output.manager, output.live, frame.f_locals, frame.f_globals, marks, listed.key_order, output.builtins
         )
     read_back = _loaded(_renamed(_codec().dumps(listed), output.builtins, guards.BUILTINS))
     names = _with_globals(frame.f_globals, read_back, used)
     manager, made = guards.made(read_back, frame.f_code, frame.f_locals, names)
-    return guards.fingerprints(manager, made, frame.f_locals, names, marks)
+    return guards.fingerprints(manager, made, frame.f_locals, names, marks, read_back.key_order)
 
 
 def _root_mark(code: types.CodeType) -> str:

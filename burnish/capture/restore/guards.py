@@ -26,6 +26,7 @@ from burnish.capture.restore import NotWarm
 from burnish.capture.restore.code_identity import Fingerprints
 from burnish.torch_private.dynamo import GlobalStateGuard
 from burnish.torch_private.guards import (
+    ChainedSource,
     CheckFunctionManager,
     DuplicateInputs,
     Guard,
@@ -149,6 +150,7 @@ class GuardTexts:
 
 def made(guards: GuardList, code: types.CodeType, scope: Mapping[str, Any], names: dict[str, Any]) -> tuple[Any, Any]:
     """The guards rebuilt over the live values (`scope` and the globals `names`), as Dynamo's manager and as a list."""
+    _require_items(guards, scope, names)
     fresh = [_guard(spec, scope, names) for spec in guards.specs]
     live = GuardsSet()
     for guard in fresh:
@@ -175,6 +177,26 @@ def made(guards: GuardList, code: types.CodeType, scope: Mapping[str, Any], name
     if not manager.check(dict(scope)):
         raise NotWarm(without_marks(f"its guards refuse this call: {manager.check_verbose(dict(scope))}"))
     return manager, fresh
+
+
+def _require_items(guards: GuardList, scope: Mapping[str, Any], names: Mapping[str, Any]) -> None:
+    """Looking for what a guard is on would put it into a dictionary that makes what it has not (`defaultdict`)."""
+    places, known = {**get_closure_vars(), "L": scope, "G": names}, dict[Any, Any]()
+    seen: set[Source] = set()
+    for source in (*guards.key_order, *(spec.source for spec in guards.specs)):
+        path: list[Any] = []
+        while source not in seen and isinstance(source, ChainedSource):
+            seen.add(source)
+            path.append(source)
+            source = source.base
+        for each in filter(_is_item, reversed(path)):
+            held = each.base.get_value(places, {}, known)
+            if isinstance(held, dict) and hasattr(type(held), "__missing__") and each.index not in held:
+                raise NotWarm(f"{_name(each)} is not there")
+
+
+def _is_item(source: Any) -> bool:
+    return isinstance(getattr(source, "index", None), str | int) and isinstance(source, ChainedSource)
 
 
 def _guard(spec: GuardSpec, scope: Mapping[str, Any], names: Mapping[str, Any]) -> Guard:
@@ -204,9 +226,11 @@ def fingerprints(
     scope: Mapping[str, Any],
     names: Mapping[str, Any],
     prints: Fingerprints,
+    key_order: Iterable[Source],
     builtins: str = BUILTINS,
 ) -> GuardTexts:
-    """`builtins` is the name of the builtins in them. Raises NotWarm for guards that cannot be compared."""
+    """`builtins` is the name of the builtins in them. A dictionary whose keys are guarded in their order (`key_order`)
+    is also guarded by how many there are, which no text says. Raises NotWarm for guards that cannot be compared."""
 
     def renamed(text: str) -> str:
         return text.replace(builtins, BUILTINS) if builtins and builtins != BUILTINS else text
@@ -230,9 +254,16 @@ def fingerprints(
             same.setdefault(id(value), set()).add(renamed(name))
         elif "TYPE_MATCH" in kinds or guard.create_fn_name() == "TENSOR_MATCH":
             marks[renamed(f"type({name})")] = prints.of_class(type(source.get_value(places, {}, known)))
+    for source in key_order:
+        marks[renamed(f"len({_name(source)})")] = str(_count(source.get_value(places, {}, known)))
     for first, *others in map(sorted, same.values()):
         marks |= {name: f"{marks[name]}, {first}" for name in others}
     return GuardTexts(text, tuple(sorted(marks.items())))
+
+
+def _count(keys: Any) -> int:
+    """As Dynamo counts them: it calls no method of a class derived from `dict`."""
+    return dict.__len__(keys) if isinstance(keys, dict) else len(keys)
 
 
 @contextlib.contextmanager
