@@ -175,3 +175,14 @@ def test_marked_dynamic():
         torch._dynamo.mark_dynamic(x, 0)
         torch.testing.assert_close(compiled(x), fn(x))
     served_by_us(compiled, 1)
+
+
+@pytest.mark.parametrize("looked_for", [3, 4, 5.0, True])
+def test_a_size_that_varies_is_found_among_sizes(looked_for):
+    def function(x):
+        return x + 1, looked_for in x.shape, looked_for in list(x.shape), looked_for not in (2, *x.shape)
+
+    compiled = burnish.compile(function, gate=False)
+    for size in (3, 4, 5, 6, 3, 4, 1):
+        x = torch.ones(size, 7)
+        assert compiled(x)[1:] == function(x)[1:]

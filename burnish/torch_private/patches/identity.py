@@ -29,6 +29,7 @@ from burnish.torch_private.variables import (
     HashableTracker,
     LazyConstantVariable,
     LazyVariableTracker,
+    SymNodeVariable,
     builtin,
     lists,
     object_protocol,
@@ -103,6 +104,11 @@ def _contained(ordinary: Callable[..., Any]) -> Callable[..., Any]:
         items = list(items)
         for item in items:
             _guard_if_by_identity(item, search)
+        # Sizes that vary are no constants, and Dynamo would not find one among them.
+        sizes = [item.sym_num for item in items if issubclass(type(item), SymNodeVariable)]
+        if sizes and search.is_python_constant() and isinstance(value := search.as_python_constant(), int | float):
+            if any(bool(size == value + 0) for size in sizes):
+                return ConstantVariable.create(True)  # on which a guard is now
         return ordinary(items, search, *others, **named)
 
     return contained
