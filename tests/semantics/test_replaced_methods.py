@@ -162,6 +162,40 @@ def test_a_method_that_is_replaced_is_noticed(
     assert burnish.stats(compiled).compiles == (1 if sealed else 2)
 
 
+SPECIAL: dict[str, tuple[Callable[[Any], Any], Any, Any]] = {
+    "__add__": (lambda held: held + 1, lambda self, other: 1, lambda self, other: 2),
+    "__eq__": (lambda held: held == 1, lambda self, other: True, lambda self, other: False),
+    "__lt__": (lambda held: held < 1, lambda self, other: True, lambda self, other: False),
+    "__bool__": (lambda held: 3 if held else 4, lambda self: True, lambda self: False),
+    "__len__": (len, lambda self: 1, lambda self: 2),
+    "__iter__": (lambda held: [*held], lambda self: iter([1]), lambda self: iter([2])),
+    "__getitem__": (lambda held: held[0], lambda self, at: 1, lambda self, at: 2),
+    "__getattr__": (lambda held: held.missing, lambda self, name: 1, lambda self, name: 2),
+    "__hash__": (hash, lambda self: 1, lambda self: 2),
+    "__str__": (str, lambda self: "one", lambda self: "two"),
+    "__float__": (float, lambda self: 1.0, lambda self: 2.0),
+}
+
+
+@pytest.mark.parametrize("inherited", [False, True])
+@pytest.mark.parametrize("name", SPECIAL)
+def test_a_special_method_that_is_replaced_is_noticed(name: str, inherited: bool) -> None:
+    asked, first, second = SPECIAL[name]
+    owner = type("Owner", (), {name: first})
+    derived = type("Derived", (owner,), {})
+    held = derived() if inherited else owner()
+
+    def function(x: torch.Tensor) -> Any:
+        return x + 1, asked(held)
+
+    compiled = burnish.compile(function, gate=False)
+    assert compiled(X)[1] == function(X)[1]
+    setattr(derived if inherited else owner, name, second)
+    assert compiled(X)[1] == function(X)[1]
+    setattr(derived if inherited else owner, name, first)
+    assert compiled(X)[1] == function(X)[1]
+
+
 def test_one_of_two_functions_of_the_same_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a factory makes differs by what it holds alone."""
 

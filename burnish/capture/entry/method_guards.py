@@ -28,6 +28,12 @@ _MOST_FUNCTIONS = 4096  # code objects that are searched for names; more than la
 _NOT_WATCHED = (object, torch.nn.Module, torch.Tensor, torch.nn.Parameter)
 _OWN = "forward"  # attributes of a module beside its class's
 _CALLED = ("forward", "__call__")  # methods that are called implicitly, so that no code contains their name
+# Other special methods are called implicitly, too. Those of no object that was there before, and those that Dynamo does
+# not trace, are of no account.
+_NOT_CALLED = frozenset(
+    f"__{name}__"
+    for name in ("init", "new", "del", "init_subclass", "set_name", "getstate", "setstate", "reduce", "reduce_ex")
+)
 _PLAIN = (str, int, float, bool, type(None))
 _HEAP_TYPE = 1 << 9  # bit of a class's `__flags__`: made by a `class` statement (or equivalent)
 _OFTEN = 64  # calls after which it is worth building the extension
@@ -113,7 +119,7 @@ def called_methods(classes: Iterable[type], code: types.CodeType, names: Mapping
     """Methods of the classes that this code (with globals `names`) may call, by their names, directly or through
     functions and methods that it may call."""
     by_name = _by_name(owner for owner in classes if owner not in _NOT_WATCHED)
-    found = {each: None for name in _CALLED for each in by_name.pop(name, ())}
+    found = {each: None for name in filter(_is_implicit, list(by_name)) for each in by_name.pop(name) if _counts(each)}
     waiting: list[tuple[types.CodeType, Mapping[str, Any]]] = [(code, names), *map(_body, found)]
     seen: set[types.CodeType] = set()
     while waiting and len(seen) < _MOST_FUNCTIONS:
@@ -130,6 +136,16 @@ def called_methods(classes: Iterable[type], code: types.CodeType, names: Mapping
             if isinstance(function, types.FunctionType) and not _is_of_torch(function):
                 waiting.append((function.__code__, function.__globals__))
     return list(found)
+
+
+def _is_implicit(name: str) -> bool:
+    return name in _CALLED or (name.startswith("__") and name.endswith("__") and name not in _NOT_CALLED)
+
+
+def _counts(method: Method) -> bool:
+    """Special methods of torch's own classes, and of enumerations, are too many, and nobody replaces them."""
+    home = str(method.function.__module__).split(".")[0]
+    return method.name in _CALLED or home not in ("torch", "enum")
 
 
 def _by_name(classes: Iterable[type]) -> dict[str, list[Method]]:
