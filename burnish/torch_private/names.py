@@ -22,6 +22,7 @@ NO_BACKGROUND_PAUSES = "a compile in the background pauses between its stages on
 ORDER_OF_SETS = "sets that a compiled function makes have an order that Dynamo gives them"
 ABSENCE_MISSED = "an attribute that is set after compiling, and was not there before, may not be noticed"
 IDENTITY_MISSED = "two objects that become one after compiling may not be noticed"
+FACTS_MISSED = "a change of how large a tensor's storage is may not be noticed"
 LAZY_WEIGHTS = "a lazy module may draw its weights in another order"
 CONTEXTS_TRACED = "a custom autograd function is traced as if each gradient were there and nothing dirty"
 BACKWARDS_ALIKE = "a second derivative of a custom autograd function may be wrong where its backward sets grad mode"

@@ -12,6 +12,7 @@ from burnish.torch_private.names import (
     CONTEXTS_TRACED,
     DRAWS_TRACED,
     ENVIRONMENT_MISSED,
+    FACTS_MISSED,
     FUNCTIONS_INLINED,
     IDENTITY_MISSED,
     LAZY_WEIGHTS,
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from torch._dynamo.variables.misc import PythonModuleVariable as PythonModuleVariable
     from torch._dynamo.variables.misc import RandomVariable as RandomVariable
     from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable as UnspecializedNNModuleVariable
+    from torch._dynamo.variables.tensor import UntypedStorageVariable as UntypedStorageVariable
     from torch._dynamo.variables.torch import TorchCtxManagerClassVariable as TorchCtxManagerClassVariable
     from torch._dynamo.variables.torch import TorchInGraphFunctionVariable as TorchInGraphFunctionVariable
     from torch._dynamo.variables.user_defined import UserDefinedClassVariable as UserDefinedClassVariable
@@ -231,6 +233,12 @@ NAMES = (
         "torch._dynamo.variables.nn_module.UnspecializedNNModuleVariable",
         "replaced: the call of a block",
         fallback=NO_REGIONS,
+    ),
+    PrivateName(
+        "torch._dynamo.variables.tensor.UntypedStorageVariable",
+        "a tensor's storage: its size is guarded on",
+        fallback=FACTS_MISSED,
+        instead=None,
     ),
     PrivateName(
         "torch._dynamo.variables.torch.TorchCtxManagerClassVariable",

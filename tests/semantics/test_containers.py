@@ -114,3 +114,45 @@ def test_none_of_it_breaks_the_graph():
     history, letters = deque((5, 6), maxlen=2), _letters()
     assert compiled(torch.ones(2), history, letters).tolist() == [3, 3]
     assert list(history) == [1, 6] and list(letters) == ["b", "c", "a"]
+
+
+TAKEN = {
+    "list": list,
+    "sorted": lambda c: sorted(c, key=len),
+    "joined": "|".join,
+    "keywords": lambda c: (lambda **given: list(given))(**c),
+    "text": str,
+}
+
+
+@pytest.mark.parametrize("now", [{"b": 2, "a": 1}, {"a": 1}, {"a": 1, "b": 2, "c": 3}, {"a": 1, "c": 2}, {}], ids=str)
+@pytest.mark.parametrize("name", TAKEN)
+def test_other_keys_or_another_order_are_noticed(name, now):
+    held = {"a": 1, "b": 2}
+    eager = Holder(TAKEN[name], held)
+    compiled = burnish.compile(eager, gate=False)
+    x = torch.ones(3)
+    assert compiled(x)[1] == eager(x)[1]
+    held.clear()
+    held.update(now)
+    assert compiled(x)[1] == eager(x)[1]
+
+
+@pytest.mark.parametrize("look", [lambda c: c["z"], lambda c: "z" in c, len], ids=["item", "in", "len"])
+def test_another_length_is_noticed_after_a_warm_start(look, monkeypatch):
+    """Of a dictionary whose keys are looked at in their order, no guard's text says how many there are."""
+    monkeypatch.setenv("BURNISH_WARM_START", "on")
+    x = torch.ones(3)
+    for held in (Counter(a=1), Counter(a=1, z=2), Counter(a=1)):
+        eager = Holder(look, held)
+        compiled = burnish.compile(eager, gate=False)
+        assert compiled(x)[1] == eager(x)[1]
+
+
+def test_a_warm_start_puts_nothing_into_a_dictionary(monkeypatch):
+    monkeypatch.setenv("BURNISH_WARM_START", "on")
+    x = torch.ones(3)
+    for held in (defaultdict(int, z=3), defaultdict(int)):
+        compiled = burnish.compile(Holder(lambda c: c.get("z", 7), held), gate=False)
+        assert compiled(x)[1] == held.get("z", 7)
+    assert not held

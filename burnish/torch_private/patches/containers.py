@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from burnish.torch_private.dynamo import Unsupported
+from burnish.torch_private.dynamo import Unsupported, symbolic_convert
 from burnish.torch_private.guards import AttrSource, GuardBuilder, install_guard
 from burnish.torch_private.patches.replacing import replaced
 from burnish.torch_private.variables import (
@@ -45,7 +45,49 @@ def _id_of_key(key: Any) -> int:
     return id(getattr(key, "vt", key))
 
 
-_CALLS_METHOD = "call_method"
+_GUARDS_KEYS, _CALLS_METHOD, _SHOWS = "install_dict_keys_match_guard", "call_method", "repr_impl"
+
+
+@contextlib.contextmanager
+def guarding_keys() -> Iterator[None]:
+    """While open, Dynamo guards on the keys of each dictionary that a list takes them from, or that it takes for a
+    constant (`str`); and on the order of the keys wherever it guards on these: what takes all of them (`list`,
+    `sorted`, `**`) takes them in their order."""
+    guard, call = getattr(ConstDictVariable, _GUARDS_KEYS, None), getattr(ListVariable, _CALLS_METHOD, None)
+    if guard is None or call is None:
+        yield
+        return
+    constant = ConstDictVariable.as_python_constant
+    show = getattr(ConstDictVariable, _SHOWS, None)
+
+    def guarded(variable: Any) -> None:
+        guard(variable)
+        if variable.source is not None:
+            tx = symbolic_convert.InstructionTranslator.current_tx()
+            tx.output.guard_on_key_order.add(variable.source)
+
+    def called(variable: Any, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if name == "extend" and args and isinstance(given := args[0].realize(), ConstDictVariable):
+            given.install_dict_keys_match_guard()
+        return call(variable, tx, name, args, kwargs)
+
+    def as_constant(variable: Any) -> Any:
+        value = constant(variable)
+        variable.install_dict_keys_match_guard()
+        return value
+
+    def shown(variable: Any, tx: Any) -> Any:
+        assert show is not None
+        variable.install_dict_keys_match_guard()
+        return show(variable, tx)
+
+    with (
+        replaced(ConstDictVariable, _GUARDS_KEYS, guarded),
+        replaced(ListVariable, _CALLS_METHOD, called),
+        replaced(ConstDictVariable, "as_python_constant", as_constant),
+        contextlib.nullcontext() if show is None else replaced(ConstDictVariable, _SHOWS, shown),
+    ):
+        yield
 
 
 @contextlib.contextmanager

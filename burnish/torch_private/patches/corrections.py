@@ -8,16 +8,18 @@ from collections.abc import Iterator
 from burnish.torch_private.patches.absent_attributes import guarding_absent_attributes
 from burnish.torch_private.patches.autograd_functions import applying_functions, recording_results
 from burnish.torch_private.patches.class_attributes import guarding_attributes_of_classes
-from burnish.torch_private.patches.containers import bounding_deques, extending_lists, noticing_order
+from burnish.torch_private.patches.containers import bounding_deques, extending_lists, guarding_keys, noticing_order
 from burnish.torch_private.patches.identity import guarding_identity
 from burnish.torch_private.patches.left_to_eager import (
     leaving_contexts,
     leaving_grad_modes,
     leaving_lazy_modules,
     leaving_python_draws,
+    leaving_texts_of_objects,
     leaving_unrecorded_checkpoints,
 )
 from burnish.torch_private.patches.sets import keeping_order_of_sets
+from burnish.torch_private.patches.tensor_facts import guarding_facts_of_tensors
 from burnish.torch_private.patches.writes import (
     keeping_writes_to_numbers,
     leaving_writes_to_classes,
@@ -34,13 +36,16 @@ _CORRECTIONS = (
     leaving_grad_modes,
     leaving_lazy_modules,
     leaving_python_draws,
+    leaving_texts_of_objects,
     leaving_unrecorded_checkpoints,
     noticing_order,
     bounding_deques,
     extending_lists,
+    guarding_keys,
     guarding_absent_attributes,
     guarding_attributes_of_classes,
     guarding_identity,
+    guarding_facts_of_tensors,
 )
 
 

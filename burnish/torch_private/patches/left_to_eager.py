@@ -19,12 +19,14 @@ from burnish.torch_private.variables import (
     AutogradFunctionApplyVariable,
     AutogradFunctionContextVariable,
     AutogradFunctionVariable,
+    BuiltinVariable,
     CheckpointHigherOrderVariable,
     GradModeVariable,
     RandomVariable,
     TensorVariable,
     TorchCtxManagerClassVariable,
     TorchInGraphFunctionVariable,
+    UserDefinedObjectVariable,
     nn_module,
     user_defined,
 )
@@ -293,4 +295,26 @@ def leaving_python_draws() -> Iterator[None]:
         replaced(RandomVariable, "call_method", refuse),
         replaced(user_defined, _DRAWS, refuse),
     ):
+        yield
+
+
+_TEXT = "call_str"
+
+
+@contextlib.contextmanager
+def leaving_texts_of_objects() -> Iterator[None]:
+    """While open, Dynamo breaks the graph at `str` of an object whose class has no `__str__` of its own: a dataclass,
+    a named tuple, a module. It would ask the object itself, as it was before the call, and guard on nothing."""
+    ordinary = getattr(BuiltinVariable, _TEXT, None)
+    if ordinary is None:
+        yield
+        return
+
+    def texted(variable: Any, tx: Any, given: Any, *others: Any) -> Any:
+        asked = given.realize()
+        if isinstance(asked, UserDefinedObjectVariable) and type(asked.value).__str__ is object.__str__:
+            raise Unsupported("the text of an object")
+        return ordinary(variable, tx, given, *others)
+
+    with replaced(BuiltinVariable, _TEXT, texted):
         yield
