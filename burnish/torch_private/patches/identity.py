@@ -106,9 +106,9 @@ def _contained(ordinary: Callable[..., Any]) -> Callable[..., Any]:
             _guard_if_by_identity(item, search)
         # Sizes that vary are no constants, and Dynamo would not find one among them.
         sizes = [item.sym_num for item in items if issubclass(type(item), SymNodeVariable)]
-        if sizes and search.is_python_constant() and isinstance(value := search.as_python_constant(), int | float):
-            if any(bool(size == value + 0) for size in sizes):
-                return ConstantVariable.create(True)  # on which a guard is now
+        value = search.as_python_constant() if sizes and search.is_python_constant() else None
+        if isinstance(value, int | float) and any(bool(size == value + 0) for size in sizes):
+            return ConstantVariable.create(True)  # on which a guard is now
         return ordinary(items, search, *others, **named)
 
     return contained
