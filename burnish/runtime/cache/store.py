@@ -1,9 +1,9 @@
 """A content-addressed store on disk for the compiler's output; any number of processes may share it.
 
-    <root>/<kind>/<first 2 hex digits>/<digest>/data         the bytes <root>/<kind>/<first 2 hex
-    digits>/<digest>/meta.json    the key's factors, the bytes' checksum and size <root>/tmp/
-    directories being written, each locked by its writer <root>/written, <root>/evicting                          the
-    bytes written since the last eviction, and a lock
+    <root>/<kind>/<first 2 hex digits>/<digest>/data         the bytes
+    <root>/<kind>/<first 2 hex digits>/<digest>/meta.json    the key's factors, the bytes' checksum and size
+    <root>/tmp/                                              directories being written, each locked by its writer
+    <root>/written, <root>/evicting                          the bytes written since the last eviction, and a lock
 
 Nothing in it is trusted: a directory that another user could write is not used (`private_files.py`), an entry that does
 not match its name and checksum is removed and counts as a miss, and nothing is unpickled. No failure here fails a
