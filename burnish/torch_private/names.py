@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-# The versions in which a name was looked for, and found, if nothing else is said of it. One that came later or went
-# says so; one that is in the last of these is expected in all that come.
-SEEN = ("2.11", "2.12", "2.13", "2.14", "2.15")
-SINCE_2_12, SINCE_2_13, SINCE_2_14 = SEEN[1:], SEEN[2:], SEEN[3:]
-UNTIL_2_13 = SEEN[:3]
+from burnish.torch_private.versions import RELEASES
+
+# The versions in which a name was looked for and found, unless its line has others: names that torch added or removed
+# between two versions. A name that is in the last version is expected in all later ones.
+SEEN = tuple(f"{major}.{minor}" for major, minor in RELEASES)
+SINCE_2_12, SINCE_2_13, SINCE_2_14 = (SEEN[SEEN.index(first) :] for first in ("2.12", "2.13", "2.14"))
+UNTIL_2_13 = SEEN[: SEEN.index("2.13") + 1]
 
 # What is done without a name. These are shared by many; others are said where the name is listed.
 EAGER = "calls run in eager"

@@ -1,4 +1,4 @@
-"""The versions of torch that burnish knows. A new one is added here."""
+"""The versions of torch that burnish knows. A new one is added to `RELEASES`, and nowhere else."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 
 from burnish.errors import UnknownTorchWarning, warn
 
-KNOWN = ((2, 11), (2, 15))  # the first and the last
+RELEASES = ((2, 11), (2, 12), (2, 13), (2, 14), (2, 15))  # oldest first
+KNOWN = (RELEASES[0], RELEASES[-1])  # the first and the last
 
 
 def version_pair(text: str) -> tuple[int, int] | None:

@@ -20,7 +20,7 @@ import venv
 from pathlib import Path
 from typing import Any
 
-from burnish.torch_private.versions import KNOWN, version_pair
+from burnish.torch_private.versions import KNOWN, RELEASES, version_pair
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "matrix.json"
@@ -32,8 +32,7 @@ Row = dict[str, Any]
 
 
 def known_versions() -> list[str]:
-    (major, first), (_, last) = KNOWN
-    return [f"{major}.{minor}" for minor in range(first, last + 1)]
+    return [f"{major}.{minor}" for major, minor in RELEASES]
 
 
 def environment(version: str, folder: Path, pip_arguments: list[str]) -> Path:
