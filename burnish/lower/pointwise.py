@@ -87,6 +87,14 @@ def isinf(b: Builder, x: Node) -> Node:
     return b.map("isinf", x, dtype=DType.bool) if x.dtype.is_float else b.full(False, x.shape, DType.bool)
 
 
+@lowering("signbit.default")
+def signbit(b: Builder, x: Node) -> Node:
+    if x.dtype is DType.bool:
+        return b.full(False, x.shape, DType.bool)
+    signed = b.map("copysign", b.full(1, (), x.dtype), x) if x.dtype.is_float else x  # -0.0 is not below zero
+    return b.compare("lt", signed, 0)
+
+
 @lowering("add.Tensor", "add.Scalar")
 def add(b: Builder, x: Operand, y: Operand, alpha: Any = 1) -> Node:
     dtype = b.out_dtype

@@ -1,10 +1,12 @@
 """Form: one variant in which a kernel can run, as a name and a few numbers. The printers list the available forms.
 
-library                                               the vendor's kernel
-fused                                                 the vendor's, with a convolution's epilogue in its call
-roomy                                                 ours, with few channels padded first
-ours pieces=4                                         our product, split-K over four pieces
-tile YBLOCK=64 XBLOCK=32 KBLOCK=128 STAGES=4 warps=4  our kernel, with these block sizes
+Examples, as they are printed:
+
+    library                                               the vendor's kernel
+    fused                                                 the vendor's, with a convolution's epilogue in its call
+    roomy                                                 ours, with few channels padded first
+    ours pieces=4                                         our product, split-K over four pieces
+    tile YBLOCK=64 XBLOCK=32 KBLOCK=128 STAGES=4 warps=4  our kernel, with these block sizes
 """
 
 from __future__ import annotations

@@ -168,3 +168,12 @@ def test_gradients_of_losses_at_what_is_no_number(loss: Callable[..., torch.Tens
     compiled = burnish.compile(fn, gate=False, verify="off")
     torch.testing.assert_close(gradients(compiled), gradients(fn), equal_nan=True)
     assert not burnish.stats(compiled).fallbacks
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.int64, torch.int8, torch.uint8, torch.bool], ids=str)
+def test_sign_bits(dtype: torch.dtype) -> None:
+    """Of zeros, and of what is no number, too; in our own kernels."""
+    x = torch.cat([edges(dtype), -edges(dtype)]) if dtype.is_floating_point else torch.arange(-100, 100).to(dtype)
+    compiled = forced(torch.signbit)
+    assert torch.equal(compiled(x), x.signbit())
+    assert burnish.stats(compiled).aten_calls == {} and burnish.stats(compiled).fallbacks == ()
