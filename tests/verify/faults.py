@@ -14,7 +14,7 @@ from burnish import passes, pipeline
 from burnish.ir.body import Const, Loop
 from burnish.ir.graph import Map, Node
 from burnish.lower.registry import LOWERINGS
-from burnish.passes.rewrite import Rule
+from burnish.passes.graph_pass import GraphPass
 
 Patch = Callable[[Any, str, Any], None]
 
@@ -27,8 +27,7 @@ def wrong_pass(patch: Patch) -> None:
             return b.graph.add(Map("sub"), inputs[::-1], node.types, node.origin)
         return None
 
-    rule: Rule = swap
-    patch(passes, "PASSES", (*passes.PASSES, ("swap", rule)))
+    patch(passes, "PASSES", (*passes.PASSES, GraphPass("swap", swap)))
 
 
 def wrong_fusion(patch: Patch) -> None:
