@@ -57,8 +57,8 @@ def _found(index: int) -> Gpu:
 
 
 def described(properties: Any) -> Gpu:
-    """From what `torch.cuda.get_device_properties` returns; older versions say less."""
-    # Kilohertz, twice in each of which so many bits arrive. Some drivers do not say.
+    """From the result of `torch.cuda.get_device_properties`, which has fewer fields in older versions."""
+    # The clock is in kHz, and the bus transfers its bits twice a cycle. Some drivers report neither.
     clock, bits = (getattr(properties, name, 0) for name in ("memory_clock_rate", "memory_bus_width"))
     return Gpu(
         properties.name,

@@ -115,9 +115,9 @@ def _scheduled(captured: Captured, schedule: Schedule, fuel: Fuel, report: Fusio
     if tuner is None:
         return run_schedule_passes(schedule, captured.target, Context(fuel, report, timed=setting.log.stage), each)
     with _stage("tune", setting.log):  # the forms that kernels take: as a record says, or as they measure best
-        context = Context(fuel, report, lambda unchosen: tuner.who(unchosen, finished), setting.log.stage)
+        context = Context(fuel, report, lambda unchosen: tuner.backends(unchosen, finished), setting.log.stage)
         schedule = run_schedule_passes(schedule, captured.target, context, each)
-        schedule.forms = tuner.how(schedule)
+        schedule.forms = tuner.launches(schedule)
     return schedule
 
 
@@ -268,13 +268,13 @@ def _stage(name: str, log: CompileLog) -> Iterator[None]:
             raise CompileError(name, failure_reason(error)) from error
 
 
-def _checkpoint(name: str, form: Graph | Schedule, options: Options, log: CompileLog) -> None:
-    """Between two stages: dump and verify the first stage's output if requested."""
+def _checkpoint(name: str, representation: Graph | Schedule, options: Options, log: CompileLog) -> None:
+    """Dump and verify what a stage or a pass has made, if requested."""
     if log.dump_dir is not None:
-        log.dump(f"{name}.txt", str(form))
+        log.dump(f"{name}.txt", str(representation))
     if options.verify_ir:
         with _stage("verify", log):
-            form.verify()
+            representation.verify()
 
 
 def _build(source: CSource, unit: CUnit, options: Options, log: CompileLog) -> Any:

@@ -56,7 +56,7 @@ class Extreme:
 
 
 Atom = Sym | Div | Mod | Extreme
-_KEPT = 1 << 15  # answers: equal blocks of a model ask the same again and again
+_KEPT = 1 << 15  # cached answers: equal blocks of a model repeat the same queries
 Monomial = tuple[Atom, ...]
 
 
@@ -220,7 +220,7 @@ def is_nonneg(x: Dim) -> bool:
 
 
 def least(x: Dim) -> int | None:
-    """A number that x is certain not to be below; None where none is known."""
+    """A number that x is certainly not below; None if none is known."""
     low = lower(x)
     if low is None or isinstance(low, int):
         return low
@@ -253,7 +253,7 @@ def is_less(a: Dim, b: Dim) -> bool:
 
 
 def steps_over(steps: Iterable[tuple[Dim, Dim]]) -> bool:
-    """Whether each step goes beyond all that those before it reach. They come with their counts, narrowest first."""
+    """Whether each step exceeds the reach of all steps before it. They come with their counts, narrowest first."""
     reach: Dim = 0
     for step, count in steps:
         if not is_less(reach, step):
@@ -400,7 +400,7 @@ def _substitute_atom(atom: Atom, env: Mapping[str, Dim]) -> Dim:
 
 
 def symbols(x: Dim) -> tuple[Sym, ...]:
-    """All that occur, as often as they do."""
+    """Every occurrence of a symbol, repeated ones included."""
     return () if isinstance(x, int) else _symbols(x)
 
 

@@ -6,7 +6,7 @@ reshape, a transpose, a flip or a stride costs nothing until something has to be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -339,6 +339,3 @@ def axes_for(shape: Iterable[Dim]) -> tuple[Sym, ...]:
 
 def axis_exprs(axes: Sequence[Sym]) -> tuple[Expr, ...]:
     return tuple(sym(a.name, a.lo, a.hi) for a in axes)
-
-
-IndexMap = Callable[[tuple[Expr, ...]], Sequence[Dim]]

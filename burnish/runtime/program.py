@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from burnish.codegen.c.unit import ERROR_SLOT
-from burnish.ir.expr import Dim, Expr, render, symbols
+from burnish.ir.expr import Dim, Expr, evaluate, render, symbols
 from burnish.ir.graph import Ref
 from burnish.runtime.caller_errors import callers_mistake
 from burnish.schedule.kernels import ExternKernel, Kernel, Operand, ResultBuffer, Schedule
@@ -113,16 +113,9 @@ class Workspace:
 
     def _view(self, operand: Operand, offset: int, sizes: Mapping[str, int]) -> torch.Tensor:
         assert operand.dtype is not None
-        at = lambda d: d if isinstance(d, int) else _value(d, sizes)  # noqa: E731
         typed = self.arena[offset : offset + (self.arena.numel() - offset) // 8 * 8].view(operand.dtype.torch)
-        start = typed.storage_offset() + at(operand.offset)
-        return typed.as_strided([at(d) for d in operand.shape], [at(s) for s in operand.strides], start)
-
-
-def _value(d: Dim, sizes: Mapping[str, int]) -> int:
-    from burnish.ir.expr import evaluate
-
-    return evaluate(d, sizes)
+        shape, strides = ([evaluate(d, sizes) for d in dims] for dims in (operand.shape, operand.strides))
+        return typed.as_strided(shape, strides, typed.storage_offset() + evaluate(operand.offset, sizes))
 
 
 class WorkspacePool:

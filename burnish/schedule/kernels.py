@@ -1,4 +1,4 @@
-"""Schedule: kernels in order over named buffers. The third form a model takes, and the last before source.
+"""Schedule: kernels in order over named buffers. The representation between Graph and source.
 
 Five kinds of kernel: Loop (maps and reductions), Contract and Convolve (a matrix product, a convolution, whose results
 go through a loop body), Attend, Extern (an ATen call); and, on a GPU, groups of loops or contractions that are one
@@ -197,7 +197,7 @@ class ConvolveKernel(_ThroughLoop):
 
 
 class _SideBySide:
-    """Kernels that are one launch."""
+    """Kernels that share one launch."""
 
     parts: tuple[LoopKernel, ...] | tuple[ContractKernel, ...]
 
@@ -325,8 +325,8 @@ class Schedule:
     results: list[ResultBuffer | Dim | None]
     constants: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)  # fusions made and refused
-    gpu: Gpu = REFERENCE  # that it is for, where it is for one
-    forms: dict[int, Form] = field(default_factory=dict)  # kernel's number -> how to launch it, where not by the rule
+    gpu: Gpu = REFERENCE  # the target, if it is a GPU
+    forms: dict[int, Form] = field(default_factory=dict)  # kernel's number -> its launch form, if not the rule's
     objects: tuple[tuple[int, int, bool], ...] = ()  # a result, an earlier one, and whether both are one tensor
 
     def __str__(self) -> str:
@@ -395,7 +395,7 @@ def made_by(kernel: Kernel) -> str:
 
 
 def piece_length(keys: int, pieces: int) -> int:
-    """In whole blocks."""
+    """The keys of each piece, in whole blocks."""
     return -(-keys // (pieces * KEY_BLOCK)) * KEY_BLOCK
 
 

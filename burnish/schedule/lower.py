@@ -75,7 +75,7 @@ _MANY = 4  # readers of a costly vector: that of all positions' sines is read by
 _MANY_WINDOWS = 4  # windows onto a padded value: each would check at every point whether it is inside
 _FEW_PARTS = 4  # parts of a concatenation from which readers select
 _DEEPEST = 60  # inlined chains are cut here, so bodies stay readable and recursion shallow
-_CHEAP_VECTOR = 2 * TRANSCENDENTAL  # the same for a vector on a GPU, where each tile computes it once for its columns
+_CHEAP_VECTOR = 2 * TRANSCENDENTAL  # the same limit for a vector on a GPU, which a tile computes only once
 
 
 def lower_graph(captured: Captured) -> Schedule:
@@ -400,7 +400,7 @@ class _Lowerer:
         return tuple(axes), tuple(index)
 
     def _emit_loop(self, axes: tuple[Axis, ...], emitter: Emitter, sequential: bool = False) -> None:
-        if any(a.size == 0 for a in axes):  # nothing to write; and hoisted out of such a loop, a load would be astray
+        if any(a.size == 0 for a in axes):  # nothing to write; a load hoisted out of the loop would read out of bounds
             return
         self.kernels.append(LoopKernel(Loop(axes, tuple(emitter.body.instrs), sequential)))
 
@@ -424,7 +424,7 @@ class _Lowerer:
             for d in node.op.axes:
                 position = position * source.shape[d] + index[d]
             value = emitter.body.emit(Reduced(node.op.kind, value, node.dtype.compute, position))
-        elif node.op.kind.startswith("arg"):  # of one element: of interest is only whether it can be read
+        elif node.op.kind.startswith("arg"):  # of one element: the position is 0, and only checks of indices remain
             if not any(isinstance(i, Checked) for i in emitter.body.instrs):
                 emitter = Emitter(self.stored, self._buffer)
             value = emitter.body.emit(const(0, DType.i64))

@@ -118,7 +118,7 @@ def can_repeat(kernel: Kernel, others: Iterable[Kernel | None]) -> bool:
 class Order:
     """The part of a schedule's order that a pass must keep."""
 
-    seen: Mapping[str, frozenset[bool]]  # a buffer that is written -> whether who reads it finds it written
+    seen: Mapping[str, frozenset[bool]]  # a written buffer -> for its readers: whether they run after a write to it
     calls: tuple[str, ...]  # the first result of each ATen call, in order
 
     def require(self, after: Order, name: str) -> None:

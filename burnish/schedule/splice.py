@@ -59,7 +59,7 @@ class Written:
         return store.value if store.index == load.index and store.mode == "set" and not others else None
 
 
-# --- what is computed anew --------------------------------------------------------------------------------------
+# --- values that are recomputed ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def sets_each_once(loop: Loop) -> bool:
     return not (others or loop.sequential or scans or across or looked_up or store.mode != "set")
 
 
-# --- who wants it -----------------------------------------------------------------------------------------------
+# --- readers ----------------------------------------------------------------------------------------------------
 
 
 class Readers:

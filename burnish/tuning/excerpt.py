@@ -14,11 +14,11 @@ _MOST_READERS = 3
 
 @dataclass(frozen=True)
 class Trial:
-    """Something to be timed. Its arguments are its buffers of the role "input", by position; `steady` are those that
+    """Something to be timed. Its arguments are its buffers of the role "input", by position; `unwritten` are those that
     no kernel of the whole program writes (parameters, which come from memory and not from the cache)."""
 
     schedule: Schedule
-    steady: frozenset[str]
+    unwritten: frozenset[str]
 
     @property
     def arguments(self) -> list[Buffer]:

@@ -19,13 +19,13 @@ from burnish.schedule.kernels import (
 )
 
 
-def key_of(question: str, schedule: Schedule, kernels: Sequence[Kernel], steady: frozenset[str]) -> str:
-    """`question` is "who" or "how"; the first kernel is the one that is asked about, the others are its readers."""
-    digest = hashlib.sha256(_anonymous(schedule, kernels, steady).encode()).hexdigest()[:12]
+def key_of(question: str, schedule: Schedule, kernels: Sequence[Kernel], unwritten: frozenset[str]) -> str:
+    """`question` is "backend" or "launch". It is about the first kernel; the others are that kernel's readers."""
+    digest = hashlib.sha256(_anonymous(schedule, kernels, unwritten).encode()).hexdigest()[:12]
     return f"{question} {title(kernels[0])} #{digest}"
 
 
-def _anonymous(schedule: Schedule, kernels: Sequence[Kernel], steady: frozenset[str]) -> str:
+def _anonymous(schedule: Schedule, kernels: Sequence[Kernel], unwritten: frozenset[str]) -> str:
     """The kernels' text with buffers numbered in the order in which they are named."""
     parts = [p for k in kernels for p in (k.parts if isinstance(k, ContractGroup) else (k,))]
     names = {name for k in kernels for name in (*k.reads, *k.writes)}
@@ -35,7 +35,7 @@ def _anonymous(schedule: Schedule, kernels: Sequence[Kernel], steady: frozenset[
     pattern = re.compile(rf"\b(?:{'|'.join(map(re.escape, sorted(names)))})\b")
     text = pattern.sub(lambda m: numbers.setdefault(m[0], f"${len(numbers)}"), "\n".join(map(str, kernels)))
     held = [schedule.buffers.get(name) for name in numbers]
-    kinds = [f"{b.dtype} {'steady' if b.name in steady else ''}" if b else "-" for b in held]
+    kinds = [f"{b.dtype} {'unwritten' if b.name in unwritten else ''}" if b else "-" for b in held]
     return "\n".join([text, *kinds])
 
 

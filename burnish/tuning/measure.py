@@ -63,7 +63,7 @@ class DeviceMeasure:
 
     def _built(self, trial: Trial, launcher: Launcher) -> CudaRun | str:
         try:
-            unit = generate_cuda(trial.schedule, overlaps(self.device), trial.steady)
+            unit = generate_cuda(trial.schedule, overlaps(self.device), trial.unwritten)
             if unit.triton.refused:
                 raise CompileError("tune", next(iter(unit.triton.refused.values())))
             program = build_program(trial.schedule, unit, {}, len(trial.arguments), self.device)
@@ -108,11 +108,11 @@ class _Scratch:
     def arguments(self, trial: Trial) -> list[list[torch.Tensor]]:
         """Of each run of a graph."""
         buffers = trial.arguments
-        turning = sum(_bytes(b) for b in buffers if b.name in trial.steady)
+        turning = sum(_bytes(b) for b in buffers if b.name in trial.unwritten)
         runs = min(max(_RUNS, -(-2 * self.cache_bytes // max(turning, 1))), _MOST_RUNS)
         copies = max(1, min(runs, _MOST_BYTES // max(turning, 1)))
         return [
-            [self._tensor(b, k, run % copies if b.name in trial.steady else 0) for k, b in enumerate(buffers)]
+            [self._tensor(b, k, run % copies if b.name in trial.unwritten else 0) for k, b in enumerate(buffers)]
             for run in range(runs)
         ]
 

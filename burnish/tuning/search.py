@@ -1,8 +1,8 @@
-"""Which form each kernel takes: as the record says, as the cache does, or as a measurement finds; else by the rule.
+"""Selects the form of each kernel: from the record, from the cache or by measurement; otherwise the rule decides.
 
-The search is a pass over data. First who computes each product (`who`): a candidate is the product with the loops that
-read it, fused as it would be in the program, each of its own kernels in its best form. Then how each kernel of the
-finished schedule is launched (`how`). Each question is measured once for all identical kernels.
+The search is a pass over data. First the backend of each product (`backends`): a candidate is the product with the
+loops that read it, fused as they would be in the program, each of its own kernels in its best form. Then the launch
+form of each kernel of the finished schedule (`launches`). Each question is measured once for all identical kernels.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from burnish.codegen.triton.module import launch_forms, steady_buffers
+from burnish.codegen.triton.module import launch_forms, unwritten_buffers
 from burnish.observe.log import CompileLog, failure_reason
 from burnish.schedule.form import Form
 from burnish.schedule.gpu.backends import backend_forms, choose_backends
@@ -62,52 +62,51 @@ class Tuner:
         self.given, self.store, self.measure, self.log = given, store, measure, log
         self.out_of_time, self.device = out_of_time, device
         self.answers: dict[str, Form] = {}
-        self._entries: dict[str, Tuned] = {}  # of all answers: losers' kernels had to be asked about, too
+        self._entries: dict[str, Tuned] = {}  # of all answers, those about kernels of slower candidates included
         self._asked: set[str] = set()
 
     # --- the two passes -----------------------------------------------------------------------------------------
 
-    def who(self, schedule: Schedule, finish: Callable[[Schedule], Schedule]) -> dict[int, Form]:
-        """Who computes each product: form by the kernel's number. `finish` is what the pipeline does to a schedule
-        whose products are chosen."""
-        return self._or_by_rule(lambda: self._who(schedule, finish))
+    def backends(self, schedule: Schedule, finish: Callable[[Schedule], Schedule]) -> dict[int, Form]:
+        """The backend of each product, as a form by the kernel's number. `finish` runs the passes that follow the
+        selection of backends."""
+        return self._or_by_rule(lambda: self._backends(schedule, finish))
 
-    def how(self, schedule: Schedule) -> dict[int, Form]:
+    def launches(self, schedule: Schedule) -> dict[int, Form]:
         """The launch form of each kernel, by its number."""
-        return self._or_by_rule(lambda: self._how(schedule))
+        return self._or_by_rule(lambda: self._launch_forms(schedule))
 
     def _or_by_rule(self, search: Callable[[], dict[int, Form]]) -> dict[int, Form]:
-        """A search that fails as a whole (the device, and not one candidate) does not cost the program."""
+        """The search's result. If the search itself fails (the device, not one candidate), the rule decides."""
         try:
             return search()
         except Exception as error:
             self.log.noticed(f"tuning failed, the rule decides: {failure_reason(error)}")
             return {}
 
-    def _who(self, schedule: Schedule, finish: Callable[[Schedule], Schedule]) -> dict[int, Form]:
-        steady = steady_buffers(schedule)
+    def _backends(self, schedule: Schedule, finish: Callable[[Schedule], Schedule]) -> dict[int, Form]:
+        unwritten = unwritten_buffers(schedule)
         asked: list[tuple[list[int], Question]] = []
         for numbers in _sets(schedule):
             region = with_readers(schedule, numbers)
             forms = _common_forms(schedule, numbers)
             if len(forms) < 2 or not is_static(excerpt(schedule, region)):
                 continue
-            key = key_of(
-                "who", schedule, [schedule.kernels[n] for n in (*numbers, *sorted({*region} - {*numbers}))], steady
-            )
+            kernels = [schedule.kernels[n] for n in (*numbers, *sorted({*region} - {*numbers}))]
+            key = key_of("backend", schedule, kernels, unwritten)
             asked.append(
-                (numbers, Question(key, tuple(forms), _Region(schedule, numbers, region, steady, finish).trial))
+                (numbers, Question(key, tuple(forms), _Region(schedule, numbers, region, unwritten, finish).trial))
             )
         self._answer([question for _, question in asked], prepare=self._best_inside)
         return {n: form for numbers, q in asked if (form := self._used(q)) is not None for n in numbers}
 
-    def _how(self, schedule: Schedule) -> dict[int, Form]:
-        asked = dict(self._launches(schedule, steady_buffers(schedule)))
+    def _launch_forms(self, schedule: Schedule) -> dict[int, Form]:
+        asked = dict(self._launches(schedule, unwritten_buffers(schedule)))
         self._answer(list(asked.values()))
         return {n: form for n, q in asked.items() if (form := self._used(q)) is not None}
 
     def _launches(
-        self, schedule: Schedule, steady: frozenset[str], products_only: bool = False
+        self, schedule: Schedule, unwritten: frozenset[str], products_only: bool = False
     ) -> list[tuple[int, Question]]:
         asked = []
         for n, kernel in enumerate(schedule.kernels):
@@ -116,13 +115,13 @@ class Tuner:
             forms = launch_forms(kernel, schedule.gpu)
             if len(forms) < 2 or not is_static(excerpt(schedule, [n])):
                 continue
-            key = key_of("how", schedule, [kernel], steady)
-            asked.append((n, Question(key, tuple(forms), _alone(schedule, n, steady))))
+            key = key_of("launch", schedule, [kernel], unwritten)
+            asked.append((n, Question(key, tuple(forms), _alone(schedule, n, unwritten))))
         return asked
 
     def _best_inside(self, trials: Sequence[Trial]) -> list[Trial]:
-        """The trials with each of their products in its best form: only then is it fair to compare them."""
-        inside = [self._launches(t.schedule, t.steady, products_only=True) for t in trials]
+        """The trials with each of their products in its best form, so that the comparison is fair."""
+        inside = [self._launches(t.schedule, t.unwritten, products_only=True) for t in trials]
         found = self._answer([question for asked in inside for _, question in asked])
         return [
             replace(t, schedule=replace(t.schedule, forms={n: found[q.key] for n, q in asked if q.key in found}))
@@ -130,8 +129,8 @@ class Tuner:
         ]
 
     def _used(self, question: Question) -> Form | None:
-        """The answer, which the program obeys: only such ones are told, so that a record pasted elsewhere, where no
-        candidates are tried, is the record that comes out again."""
+        """The answer that the program uses. Only used answers are logged: a record that is given to another compile,
+        which tries no candidates, is then logged unchanged."""
         if question.key in self._entries:
             self.log.tuned(replace(self._entries[question.key], device=self.device))
         return self.answers.get(question.key)
@@ -191,7 +190,7 @@ class Tuner:
             self._noticed_time(skipped)
 
     def _decide(self, question: Question, outcomes: Sequence[Outcome]) -> None:
-        """The fastest, but the rule's if that is about as fast. What failed is out of the race, and said."""
+        """The fastest form, or the rule's if that is about as fast. Forms that failed are left out and reported."""
         seconds = {form: o for form, o in zip(question.forms, outcomes, strict=True) if isinstance(o, float)}
         for reason in dict.fromkeys(o for o in outcomes if isinstance(o, str)):
             self.log.noticed(f"tuning: a form was skipped: {reason}")
@@ -218,17 +217,17 @@ class _Region:
     schedule: Schedule
     numbers: Sequence[int]
     region: Sequence[int]
-    steady: frozenset[str]
+    unwritten: frozenset[str]
     finish: Callable[[Schedule], Schedule]
 
     def trial(self, form: Form) -> Trial:
         alone = excerpt(self.schedule, self.region)
         forms = {k: form for k, n in enumerate(self.region) if n in self.numbers}
-        return Trial(self.finish(choose_backends(alone, forms)), self.steady)
+        return Trial(self.finish(choose_backends(alone, forms)), self.unwritten)
 
 
-def _alone(schedule: Schedule, n: int, steady: frozenset[str]) -> Callable[[Form], Trial]:
-    return lambda form: Trial(excerpt(schedule, [n], form), steady)
+def _alone(schedule: Schedule, n: int, unwritten: frozenset[str]) -> Callable[[Form], Trial]:
+    return lambda form: Trial(excerpt(schedule, [n], form), unwritten)
 
 
 def _made(question: Question, form: Form) -> Trial | str:
@@ -239,7 +238,7 @@ def _made(question: Question, form: Form) -> Trial | str:
 
 
 def _sets(schedule: Schedule) -> list[list[int]]:
-    """Products by number; those that will share a kernel together."""
+    """The numbers of the products, grouped by the kernel that they will share."""
     number = {id(k): n for n, k in enumerate(schedule.kernels)}
     grouped = group_siblings(schedule.copy()).kernels
     sets = [[number[id(p)] for p in k.parts] if isinstance(k, ContractGroup) else [number[id(k)]] for k in grouped]
@@ -247,7 +246,7 @@ def _sets(schedule: Schedule) -> list[list[int]]:
 
 
 def _common_forms(schedule: Schedule, numbers: Sequence[int]) -> list[Form]:
-    """Forms that all of a set could take, the rule's first; none where the rule tells them apart."""
+    """The forms that all of a set can take, the rule's first; none if the rule gives them different forms."""
     lists = [backend_forms(schedule, schedule.kernels[n]) for n in numbers]
     if len({forms[0] for forms in lists}) > 1:
         return []

@@ -78,7 +78,7 @@ def test_the_library_with_what_follows_in_its_call() -> None:
     )
     searched = compiled(eager, mode="max-autotune-no-cudagraphs")
     searched(x, residual)
-    keys = [t.key for t in burnish.stats(searched).tuning if t.key.startswith("who convolution")]
+    keys = [t.key for t in burnish.stats(searched).tuning if t.key.startswith("backend convolution")]
     c = compiled(eager, tuning=dict.fromkeys(keys, "fused"))
     ours, theirs, truth = c(x, residual), eager(x, residual), exact(x.double(), residual.double())
     assert not (problem := difference(ours, theirs, truth)), problem

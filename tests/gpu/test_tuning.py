@@ -56,7 +56,7 @@ def test_what_is_found_is_right_kept_and_taken_back(cache: Path) -> None:
         found = c(x)
     stats = burnish.stats(c)
     assert not stats.fallbacks and {t.source for t in stats.tuning} == {"measured"}
-    assert {t.key.split()[0] for t in stats.tuning} == {"who", "how"}
+    assert {t.key.split()[0] for t in stats.tuning} == {"backend", "launch"}
     assert all(t.seconds is not None and 0 < t.seconds < 1 for t in stats.tuning)
     assert error(found, model, x) <= 2 * error(model(x), model, x) + 1e-3
     again = burnish.compile(model, mode="max-autotune-no-cudagraphs", **NO_GATE)
@@ -77,7 +77,7 @@ def test_convolutions(cache: Path) -> None:
     c = burnish.compile(model, mode="max-autotune", **NO_GATE)
     for _ in range(3):
         found = c(x)
-    assert any("who convolution" in t.key for t in burnish.stats(c).tuning)
+    assert any("backend convolution" in t.key for t in burnish.stats(c).tuning)
     assert error(found, model, x) <= 2 * error(model(x), model, x) + 1e-3
 
 

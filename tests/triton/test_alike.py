@@ -33,13 +33,13 @@ def test_kernels_of_equal_blocks_are_printed_once(schedule: Schedule, monkeypatc
     by_itself, printed = triton_module._printed, []
     monkeypatch.setattr(triton_module, "_printed", lambda *args: printed.append(args[0]) or by_itself(*args))
     unit = triton_module.generate(schedule, overlapped=True)
-    steady = triton_module.steady_buffers(schedule)
+    unwritten = triton_module.unwritten_buffers(schedule)
     last = [schedule.kernels[n] for n in unit.calls][-(len(unit.calls) // 3) :]  # of three blocks
     assert last and all(kernel not in printed for kernel in last)
     for n, call in unit.calls.items():
         kernel = schedule.kernels[n]
         assert not isinstance(kernel, ExternKernel)
-        alone = by_itself(kernel, schedule.gpu, steady, None)
+        alone = by_itself(kernel, schedule.gpu, unwritten, None)
         assert unit.functions[call.function] == alone.text
         assert (call.buffers, call.types, call.launch) == (
             tuple(alone.signature.buffers), alone.types, alone.launch,

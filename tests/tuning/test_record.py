@@ -20,8 +20,8 @@ from burnish.tuning.record import Tuned, Tuning
 from burnish.tuning.tuner import tuner_for
 
 ENTRIES = (
-    Tuned("who product 8x8x8 bf16 #1", "library", "ours pieces=1", 1e-6, 2e-6, 3, device="a GPU"),
-    Tuned("how loop 8 #2", "map XBLOCK=32 warps=1", "map XBLOCK=32 warps=1", source="cached", device="a GPU"),
+    Tuned("backend product 8x8x8 bf16 #1", "library", "ours pieces=1", 1e-6, 2e-6, 3, device="a GPU"),
+    Tuned("launch loop 8 #2", "map XBLOCK=32 warps=1", "map XBLOCK=32 warps=1", source="cached", device="a GPU"),
 )
 
 
@@ -32,7 +32,7 @@ def test_it_goes_through_text(tmp_path: Path) -> None:
     for source in (file, str(file), json.loads(str(record)), record):
         assert Tuning.read(source) == record and Tuning.read(source).digest == record.digest
     assert Tuning.read(dict(record.forms)).forms == record.forms  # the forms alone are enough
-    assert record.get("how loop 8 #2") == "map XBLOCK=32 warps=1" and record.get("how loop 9 #2") is None
+    assert record.get("launch loop 8 #2") == "map XBLOCK=32 warps=1" and record.get("launch loop 9 #2") is None
     assert Tuning.of(ENTRIES[:1]).digest != record.digest
 
 

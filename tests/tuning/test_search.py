@@ -69,8 +69,8 @@ class Memory(dict[str, str]):
 
 def tuned(tuner: Tuner, schedule: Schedule | None = None) -> Schedule:
     schedule = schedule or unchosen()
-    made = finished(choose_backends(schedule, tuner.who(schedule, finished)))
-    made.forms = tuner.how(made)
+    made = finished(choose_backends(schedule, tuner.backends(schedule, finished)))
+    made.forms = tuner.launches(made)
     return made
 
 
@@ -171,11 +171,11 @@ def test_a_pasted_record_is_obeyed_without_measuring() -> None:
 def test_an_outdated_form_is_ignored_with_a_reason() -> None:
     log = CompileLog()
     tuned(Tuner(Tuning(), Memory(), FakeMeasure(few_externs_then_warps), log))
-    stale = Tuning((*((key, "spiral YBLOCK=64") for key in log.tuning), ("how loop 7 #0", "map XBLOCK=32 warps=1")))
+    stale = Tuning((*((key, "spiral YBLOCK=64") for key in log.tuning), ("launch loop 7 #0", "map XBLOCK=32 warps=1")))
     log = CompileLog()
     schedule = tuned(Tuner(stale, Memory(), None, log))
     assert not schedule.forms and str(schedule) == str(tuned(Tuner(Tuning(), Memory(), None, CompileLog())))
-    assert any("'spiral YBLOCK=64' is no form of how loop" in notice for notice in log.notices)
+    assert any("'spiral YBLOCK=64' is no form of launch loop" in notice for notice in log.notices)
 
 
 def test_without_a_search_and_a_record_the_rule_decides() -> None:

@@ -4,6 +4,8 @@ Three shapes of loop nest, chosen by which axis runs contiguously through memory
   map     no reduction; the contiguous axis is innermost and runs in vector lanes
   rows    the contiguous axis is reduced: per row, one pass per dependent reduction, lanes along the row
   columns the contiguous axis is kept: a strip of columns at a time, lanes across it, sums in arrays
+
+Scans have a nest of their own: rows in parallel, the scanned axis in sequence.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ _SCRATCH_ROW = 8192  # longest row whose values are kept on the stack between pa
 _BLOCK = 1024  # a long float sum is a sum of block sums in double: as accurate as eager's cascade sum
 _BLOCK_ROWS = 128  # the same for sums of columns, which have no lanes along the sum to share it out
 _MISTAKES = {"IndexError": "BN_INDEX_OUT_OF_RANGE", "RuntimeError": "BN_PLACE_OUT_OF_RANGE"}  # by what eager raises
-_KNOWN_BEST = ("pow", "floordiv", "mod", "fmod", "truncdiv")  # whose second operand
+_KNOWN_BEST = ("pow", "floordiv", "mod", "fmod", "truncdiv")  # faster if the second operand is a known constant
 
 
 @dataclass
@@ -63,7 +65,7 @@ class CFunction:
 
 
 class LoopPrinter:
-    """Prints one loop. `bound` maps buffer names to C expressions given from outside (a contraction's tile)."""
+    """Prints one loop. Subclasses print a contraction's epilogue (`unit.py`)."""
 
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
@@ -72,7 +74,7 @@ class LoopPrinter:
         self.lines: list[str] = []
         self.indent = 1
         self.axis_names: dict[str, str] = {}
-        self.lane_values: dict[int, str] = {}  # values held in arrays or under other names
+        self.lane_values: dict[int, str] = {}  # value -> its C expression, if it is not the variable v<number>
         self.buffer_types: dict[str, tuple[DType, bool]] = {}
         for i in self.body:
             if isinstance(i, Load | Store):

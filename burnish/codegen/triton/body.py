@@ -65,9 +65,9 @@ class NotPrintable(Exception):
 class BodyPrinter:
     """Prints the values of one normalised loop."""
 
-    def __init__(self, loop: Loop, planned: LaunchPlan | None = None, steady: frozenset[str] = frozenset()) -> None:
+    def __init__(self, loop: Loop, planned: LaunchPlan | None = None, unwritten: frozenset[str] = frozenset()) -> None:
         self.loop = loop
-        self.steady = steady
+        self.unwritten = unwritten
         self.body = loop.body
         self.plan: LaunchPlan = planned or plan(loop, REFERENCE)
         self.signature = Signature()

@@ -24,9 +24,9 @@ from burnish.schedule.kernels import ConvolveKernel, Operand
 
 
 def print_convolve(
-    kernel: ConvolveKernel, gpu: Gpu, steady: frozenset[str] = frozenset(), form: Form | None = None
+    kernel: ConvolveKernel, gpu: Gpu, unwritten: frozenset[str] = frozenset(), form: Form | None = None
 ) -> TritonKernel:
-    """`steady` are buffers that no kernel of the program writes; `form` is one of `convolve_forms`."""
+    """`unwritten` are buffers that no kernel of the program writes; `form` is one of `convolve_forms`."""
     if form.name == "sweep" if form else sweeps(kernel, gpu):
         return _print_sweep(kernel, gpu, form)
     tile = Tile.of(form) if form else tile_of(kernel, gpu)
@@ -34,7 +34,7 @@ def print_convolve(
     launch = Launch(programs, tile.blocks, warps=tile.warps, stages=tile.stages)
     printer = (_ConvolutionOfRows if takes_rows(kernel) else _Convolution)(kernel, launch)
     printer.place()
-    printer.convolve(steady, fetch=kernel.k.buffer in steady and static_size(programs) <= most_tiles(gpu))
+    printer.convolve(unwritten, fetch=kernel.k.buffer in unwritten and static_size(programs) <= most_tiles(gpu))
     printer.epilogue()
     return TritonKernel(printer.text(), printer.signature, printer.types(), launch, printer.reach)
 
@@ -105,7 +105,7 @@ class _Convolution(TilePrinter):
     def _sides(self) -> tuple[tuple[Dim, str], tuple[Dim, str]]:
         return (_places(self.kernel), "YBLOCK"), (self.kernel.k.shape[0], "XBLOCK")
 
-    def convolve(self, steady: frozenset[str], fetch: bool) -> None:
+    def convolve(self, unwritten: frozenset[str], fetch: bool) -> None:
         k = self.kernel.k
         piece = length(self.kernel) // self.kernel.pieces
         right = self._at(k, k.offset)
@@ -117,7 +117,7 @@ class _Convolution(TilePrinter):
         if fetch:
             base = right if first == 0 else f"{right} + {self.index(first)}"
             self.fetch(base, k, piece, k.shape[0], k.strides[0])
-        self.vectors(steady)
+        self.vectors(unwritten)
         self.lines.append(AHEAD)
         self.tiles()
         self.line("acc = tl.zeros([YBLOCK, XBLOCK], tl.float32)")

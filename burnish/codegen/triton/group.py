@@ -10,8 +10,8 @@ from burnish.device import Gpu
 from burnish.schedule.kernels import LoopGroup
 
 
-def print_loops(group: LoopGroup, gpu: Gpu, steady: frozenset[str] = frozenset()) -> TritonKernel:
-    printers = [printer_for(part.loop, gpu, steady) for part in group.parts]
+def print_loops(group: LoopGroup, gpu: Gpu, unwritten: frozenset[str] = frozenset()) -> TritonKernel:
+    printers = [printer_for(part.loop, gpu, unwritten) for part in group.parts]
     launches = [p.plan.launch for p in printers]
     warps = max(launch.warps for launch in launches)
     for p in printers:

@@ -1,8 +1,8 @@
 """Loop → one Triton kernel.
 
-The same body as loop.py prints, over tiles instead of loop nests: `triton_launch.plan` says which axes are lanes of
-the tile and how many of each a program takes. A value's shape follows from the lanes it varies with, so one printer
-serves every form; what differs is only that `long` rows are swept in chunks, pass by pass.
+`codegen/c/loop.py` prints the same body as a loop nest. Here it is printed over tiles: `launch.plan` selects the axes
+that are lanes of the tile, and the block of each. A value's shape follows from the lanes it varies with, so one printer
+serves the forms map, tile and row. `long_rows.py` prints rows in chunks, pass by pass; `sweep.py` prints column sums.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from burnish.schedule.axes import normalise
 from burnish.schedule.form import Form
 from burnish.schedule.phases import Phases
 
-MOST_SUMS = 4  # that one reduction computes: `runtime/triton/device_functions.py` has functions for as many
+MOST_SUMS = 4  # sums that share one reduction: `runtime/triton/device_functions.py` has functions for 2 to 4
 
 
-# Where a kernel waits for the one ahead of it, in modules whose kernels overlap; in others the line goes.
+# Stands where a kernel waits for the previous one, in modules whose kernels overlap; removed in others.
 AHEAD = "    # wait for the kernel ahead"
 
 
@@ -49,15 +49,15 @@ class TritonKernel:
 
 
 def print_loop(
-    loop: Loop, gpu: Gpu = REFERENCE, steady: frozenset[str] = frozenset(), form: Form | None = None
+    loop: Loop, gpu: Gpu = REFERENCE, unwritten: frozenset[str] = frozenset(), form: Form | None = None
 ) -> TritonKernel:
-    """`steady` are buffers that no kernel of the program writes; `form` is one of `forms_of`."""
-    return printer_for(loop, gpu, steady, form).print()
+    """`unwritten` are buffers that no kernel of the program writes; `form` is one of `forms_of`."""
+    return printer_for(loop, gpu, unwritten, form).print()
 
 
-def printer_for(loop: Loop, gpu: Gpu, steady: frozenset[str] = frozenset(), form: Form | None = None) -> LoopPrinter:
+def printer_for(loop: Loop, gpu: Gpu, unwritten: frozenset[str] = frozenset(), form: Form | None = None) -> LoopPrinter:
     printed = _as_rows(normalise(loop))
-    return LoopPrinter(printed, plan(printed, gpu, form), steady)
+    return LoopPrinter(printed, plan(printed, gpu, form), unwritten)
 
 
 def forms_of(loop: Loop, gpu: Gpu) -> list[Form]:
@@ -66,8 +66,8 @@ def forms_of(loop: Loop, gpu: Gpu) -> list[Form]:
 
 
 def _as_rows(loop: Loop) -> Loop:
-    """A map over long rows of odd length that do not follow one another, swept row by row as a reduction's would be:
-    counted through, its elements would be found by division, and moved one by one."""
+    """A map over long rows of odd length that are not contiguous with one another becomes a loop over rows, as if it
+    reduced them. As a map over all elements, each index would need a division, and accesses would not be vectorised."""
     if loop.reduction or loop.sequential or len(loop.axes) < 2:
         return loop
     inner = loop.axes[-1]
@@ -81,8 +81,8 @@ def _as_rows(loop: Loop) -> Loop:
 class LoopPrinter(BodyPrinter):
     """Prints one normalised loop as a kernel."""
 
-    def __init__(self, loop: Loop, planned: LaunchPlan | None = None, steady: frozenset[str] = frozenset()) -> None:
-        super().__init__(loop, planned, steady)
+    def __init__(self, loop: Loop, planned: LaunchPlan | None = None, unwritten: frozenset[str] = frozenset()) -> None:
+        super().__init__(loop, planned, unwritten)
         self.small = small_weights(self)  # where the loop's matrices are of small integers
 
     def pointer(self, n: int, span: frozenset[str]) -> str:
@@ -142,14 +142,14 @@ class LoopPrinter(BodyPrinter):
                 self.statement(n) if len(sums) == 1 else self._sums(sums)
 
     def _in_order(self) -> list[int]:
-        """The body's values; a vector product's pass by pass, so that sums of one pass follow one another."""
+        """The body's values in order. Those of a vector product are sorted by pass: sums of one pass are adjacent."""
         if not self.multiplies:
             return self.body_values()
         ready = Phases(self.loop).ready
         return sorted(self.body_values(), key=lambda n: 2 * ready[n] - isinstance(self.body[n], Reduced))
 
     def _summed_together(self) -> dict[int, list[int]]:
-        """Sums of one pass, by each of them: a reduction is a barrier, and one serves for several."""
+        """For each sum, all sums of its pass: they share one reduction, and so one barrier."""
         if not self.multiplies:
             return {}
         phases = Phases(self.loop)
@@ -172,9 +172,9 @@ class LoopPrinter(BodyPrinter):
         self.line(f"{names} = tl.reduce(({', '.join(args)}), 1, bn.add_{len(sums)}, keep_dims=True)")
 
     def _is_early(self, i: Instr) -> bool:
-        """What no kernel writes can be loaded while the one ahead still runs: the vectors a row is combined with, and
-        the rows themselves where each is read once."""
-        if not isinstance(i, Load) or i.buffer not in self.steady or i.guard is not None or value_refs(i.index):
+        """Whether to load a value before the wait for the previous kernel. No kernel may write it. It is a vector that
+        is combined with each row, or the rows themselves if each is read once."""
+        if not isinstance(i, Load) or i.buffer not in self.unwritten or i.guard is not None or value_refs(i.index):
             return False
         rows = "x" in self._lanes_in(self._flattened(i.index))
         return self.plan.form == "row" and (not rows or self.multiplies)

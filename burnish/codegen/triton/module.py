@@ -1,4 +1,4 @@
-"""Schedule → one Python module of Triton kernels: each distinct loop once, and how each loop of the schedule calls it.
+"""Schedule → one Python module of Triton kernels: each distinct kernel once, and each kernel's call.
 
 It neither imports Triton nor uses a device. The module's text must be in a file, because Triton reads its source.
 """
@@ -50,7 +50,7 @@ _INTERPRETED = "from burnish.runtime.triton.interpreted import libdevice"
 
 @dataclass(frozen=True)
 class TritonCall:
-    """One loop's launch: the function and what to give it (see TritonKernel for the parameters' order)."""
+    """One kernel's launch: the function and its arguments (see TritonKernel for the parameters' order)."""
 
     function: str
     buffers: tuple[str, ...]
@@ -65,11 +65,11 @@ class TritonCall:
 class TritonUnit:
     text: str
     calls: dict[int, TritonCall]  # by the kernel's number in the schedule; other kernels are not Triton's
-    refused: dict[int, str]  # loops without a Triton form, and why
+    refused: dict[int, str]  # kernels that Triton's printers refused, with the reason
     functions: dict[str, str]  # name -> text with @ for the name
     checks: bool
-    overlapped: bool = False  # kernels wait for the one ahead by themselves: launch them as dependents of it
-    first: int | None = None  # the kernel that is made to be the first of its program
+    overlapped: bool = False  # each kernel is launched before the previous one ends, and waits for it itself
+    first: int | None = None  # the first kernel of an overlapped program: it waits before all its loads
 
     @property
     def kernels(self) -> int:
@@ -92,13 +92,13 @@ class _Unit:
     _known: dict[Hashable, tuple[Nameless, TritonCall]] = field(default_factory=dict)  # with the first of each form
 
     def call_of(
-        self, kernel: Printable, gpu: Gpu, steady: frozenset[str], form: Form | None, begins: bool = False
+        self, kernel: Printable, gpu: Gpu, unwritten: frozenset[str], form: Form | None, begins: bool = False
     ) -> TritonCall:
         """Kernels that differ in their buffers' names alone are printed once."""
         asked = nameless(kernel)
-        key = asked.form, tuple(name in steady for name in asked.names), form, begins
+        key = asked.form, tuple(name in unwritten for name in asked.names), form, begins
         if key not in self._known:
-            printed = _printed(kernel, gpu, steady, form)
+            printed = _printed(kernel, gpu, unwritten, form)
             if begins:
                 printed = replace(printed, text=printed.text.replace("):\n", f"):\n{_BEGINS}", 1))
             self._known[key] = asked, self._call(printed)
@@ -106,7 +106,7 @@ class _Unit:
         return replace(call, buffers=asked.instead_of(first, call.buffers))
 
     def name(self, kernel: TritonKernel) -> str:
-        """One text is several kernels where what its pointers point to differs: a store does not name its type."""
+        """Equal texts are different kernels if their pointers' types differ: a store does not name its type."""
         return self.functions.setdefault((kernel.text, kernel.types), f"k{len(self.functions)}")
 
     def _call(self, kernel: TritonKernel) -> TritonCall:
@@ -126,23 +126,23 @@ def generate(
     schedule: Schedule,
     interpreted: bool = False,
     overlapped: bool = False,
-    steady: frozenset[str] | None = None,
+    unwritten: frozenset[str] | None = None,
     begins: bool = False,
 ) -> TritonUnit:
     """`interpreted` makes a module that runs under Triton's interpreter, which has no CUDA math library. In an
     `overlapped` one (Hopper and later) each kernel may be launched before the one ahead of it ends: it triggers the
-    next kernel's launch at its start, and waits for the previous kernel before it accesses memory. `steady` are the
-    buffers that it need not wait for, where the schedule is a part of a program. Where the schedule `begins` one, its
-    first kernel waits before all else, and only then lets the next in: another program may be writing what is steady in
-    this one."""
+    next kernel's launch at its start, and waits for the previous kernel before it accesses memory. It loads `unwritten`
+    buffers before it waits; they are given if the schedule is only a part of a program. If the schedule `begins` a
+    program, its first kernel waits before all its loads, and only then triggers the next launch: the previous program
+    may write buffers that this one does not."""
     unit = _Unit()
-    found = steady_buffers(schedule) if steady is None else steady
-    steady = found if overlapped else frozenset()
+    found = unwritten_buffers(schedule) if unwritten is None else unwritten
+    unwritten = found if overlapped else frozenset()
     for n, kernel in enumerate(schedule.kernels):
         if isinstance(kernel, ExternKernel):
             continue
         is_first = begins and overlapped and not unit.calls
-        awaited = frozenset[str]() if is_first else steady
+        awaited = frozenset[str]() if is_first else unwritten
         try:
             unit.calls[n] = unit.call_of(kernel, schedule.gpu, awaited, schedule.forms.get(n), is_first)
         except NotPrintable as reason:
@@ -154,9 +154,9 @@ def generate(
     return TritonUnit(text, unit.calls, unit.refused, functions, checks, overlapped, first)
 
 
-def steady_buffers(schedule: Schedule) -> frozenset[str]:
-    """Buffers that no kernel of the program writes: parameters mostly. A kernel may fetch them before the one ahead of
-    it ends; what is ahead of the program has ended by then, for its first kernel has waited for it."""
+def unwritten_buffers(schedule: Schedule) -> frozenset[str]:
+    """Buffers that no kernel of the program writes: mostly parameters. A kernel may load them before the previous
+    kernel ends. The previous program has ended by then, because this program's first kernel has waited for it."""
     written = frozenset().union(*(kernel.writes for kernel in schedule.kernels))
     return frozenset(n for n, b in schedule.buffers.items() if b.role in ("input", "constant")) - written
 
@@ -164,28 +164,28 @@ def steady_buffers(schedule: Schedule) -> frozenset[str]:
 def _printed(
     kernel: Printable,
     gpu: Gpu,
-    steady: frozenset[str],
+    unwritten: frozenset[str],
     form: Form | None,
 ) -> TritonKernel:
     match kernel:
         case LoopKernel(loop):
-            return print_loop(loop, gpu, steady, form)
+            return print_loop(loop, gpu, unwritten, form)
         case ContractKernel():
-            return print_contract(kernel, gpu, steady, form)
+            return print_contract(kernel, gpu, unwritten, form)
         case ContractGroup():
-            return print_group(kernel, gpu, steady, form)
+            return print_group(kernel, gpu, unwritten, form)
         case ConvolveKernel():
-            return print_convolve(kernel, gpu, steady, form)
+            return print_convolve(kernel, gpu, unwritten, form)
         case LoopGroup():
-            return print_loops(kernel, gpu, steady)
+            return print_loops(kernel, gpu, unwritten)
         case AttendPieces():
-            return print_pieces(kernel, gpu, overlapped=bool(steady))
+            return print_pieces(kernel, gpu, overlapped=bool(unwritten))
         case AttendKernel():
             return print_attend(kernel, gpu, form)
 
 
 def launch_forms(kernel: Kernel, gpu: Gpu = REFERENCE) -> list[Form]:
-    """Every form in which a kernel can be launched that a search tries, the rule's first; none for an ATen call."""
+    """The launch forms that max-autotune measures, the rule's first; none for an ATen call."""
     match kernel:
         case LoopKernel(loop):
             return forms_of(loop, gpu)

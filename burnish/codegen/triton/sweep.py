@@ -21,7 +21,7 @@ class Sweep:
         p.define_outside("tl.program_id(0)")
         p.open_lane("r", "", p.body_values())
         once = [n for n in p.body_values() if self._is_same_for_all_rows(n)]
-        early = [n for n in once if self._is_steady(n)]
+        early = [n for n in once if self._is_unwritten(n)]
         for n in early:
             p.statement(n)
         p.lines.append(self.ahead)
@@ -52,10 +52,10 @@ class Sweep:
     def _is_same_for_all_rows(self, n: int) -> bool:
         return "x" not in self.p.spans[n] and not isinstance(self.p.body[n], Store)
 
-    def _is_steady(self, n: int) -> bool:
+    def _is_unwritten(self, n: int) -> bool:
         """Data that no kernel writes can be loaded while the previous kernel still runs."""
         i = self.p.body[n]
-        return isinstance(i, Const) or (isinstance(i, Load) and i.buffer in self.p.steady and i.guard is None)
+        return isinstance(i, Const) or (isinstance(i, Load) and i.buffer in self.p.unwritten and i.guard is None)
 
     def _store_total(self, n: int) -> None:
         p = self.p

@@ -57,14 +57,14 @@ class TilePrinter(LoopPrinter):
         self.defined: set[str] = set()  # lanes whose masks and axes do
         super().__init__(kernel.loop, planned)
 
-    def vectors(self, steady: frozenset[str]) -> None:
-        """The epilogue's column vectors from `steady` buffers, loaded before the product so that they arrive in
+    def vectors(self, unwritten: frozenset[str]) -> None:
+        """The epilogue's column vectors from `unwritten` buffers, loaded before the product so that they arrive in
         time."""
-        if any(isinstance(i, Load) and i.buffer in steady for i in self.body):
+        if any(isinstance(i, Load) and i.buffer in unwritten for i in self.body):
             self._define_lane("x")
         for n, i in enumerate(self.body):
             if isinstance(i, Load):
-                early = i.buffer in steady and not instr_args(i)
+                early = i.buffer in unwritten and not instr_args(i)
             else:
                 early = isinstance(i, Const) or (isinstance(i, Apply) and self.printed.issuperset(i.args))
             if early and self.spans[n] <= {"x"}:

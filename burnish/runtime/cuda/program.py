@@ -55,9 +55,9 @@ class CudaUnit:
         return self.triton.kernels
 
 
-def generate_cuda(schedule: Schedule, overlapped: bool = False, steady: frozenset[str] | None = None) -> CudaUnit:
-    """`steady` is told where the schedule is a part of a program."""
-    unit = generate(schedule, overlapped=overlapped, steady=steady, begins=steady is None)
+def generate_cuda(schedule: Schedule, overlapped: bool = False, unwritten: frozenset[str] | None = None) -> CudaUnit:
+    """`unwritten` is told where the schedule is a part of a program."""
+    unit = generate(schedule, overlapped=overlapped, unwritten=unwritten, begins=unwritten is None)
     slots = {"error": ERROR_SLOT}
     segments: list[list[int]] = []
     adjacent = False
