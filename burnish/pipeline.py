@@ -72,7 +72,7 @@ def compile_graph(
     imported = captured.graph
     fuel = Fuel(options.fuel)
     _checkpoint(f"{kind}.graph", captured.graph, options, log)
-    with _stage("passes", log):  # named rewrites: docs/layout.md has them in order
+    with _stage("passes", log):  # named rewrites, listed in burnish/passes/__init__.py
         captured.graph = run_passes(
             captured.graph,
             fuel,
@@ -106,7 +106,7 @@ def compile_graph(
 
 
 def _scheduled(captured: Captured, schedule: Schedule, fuel: Fuel, report: FusionReport, setting: Setting) -> Schedule:
-    """After the passes over the schedule (docs/layout.md has them in order), and with the forms that tuning selects."""
+    """After the passes, listed in burnish/schedule/passes.py."""
 
     def each(name: str, made: Schedule) -> None:
         _checkpoint(f"{setting.kind}.schedule.{name.replace(' ', '_')}", made, setting.options, setting.log)
@@ -163,7 +163,7 @@ def _generated(setting: Setting, captured: Captured, schedule: Schedule) -> Prog
     unit: CUnit | CudaUnit
     with _stage("codegen", log):
         if captured.device.type == "cuda":
-            from burnish.runtime.cuda.program import generate_cuda, overlaps  # not imported on a CPU
+            from burnish.runtime.cuda.program import generate_cuda, overlaps  # a CPU never imports Triton
 
             unit = generate_cuda(schedule, overlaps(captured.device))  # one module of Triton kernels
             name, text = "kernels.py", unit.triton.text
@@ -219,7 +219,7 @@ def _load_for_cuda(setting: Setting, program: Program) -> Run:
     from burnish.runtime.cuda.direct_launch import DirectRun, direct_plan
     from burnish.runtime.cuda.graphs import GraphedProgram, pool_for
     from burnish.runtime.cuda.piecewise import load_pieces
-    from burnish.runtime.cuda.program import CudaUnit, load_cuda_program  # none of these is imported on a CPU
+    from burnish.runtime.cuda.program import CudaUnit, load_cuda_program  # a CPU never imports Triton
     from burnish.runtime.graph_plan import graph_plan, obstacles
 
     unit, options, log, kind = program.unit, setting.options, setting.log, setting.kind

@@ -15,7 +15,6 @@ from burnish.ir.expr import Dim, product, substitute
 from burnish.ir.graph import Attend, Contract, Full, Map, Node, Reduce, TensorType, View, axis_exprs
 from burnish.lower.builder import Builder
 from burnish.lower.contractions import FEWEST_QUERIES, once_per_group
-from burnish.passes.graph_pass import GraphPass
 
 _HALF = (DType.f16, DType.bf16)
 _WIDEST_HEAD = 256
@@ -199,6 +198,3 @@ def _settled(index: Sequence[Dim], view: View) -> tuple[Dim, ...]:
     """Axes of one element are at it."""
     zeros: dict[str, Dim] = {a.name: 0 for a in view.axes if a.hi == 0}
     return tuple(substitute(i, zeros) for i in index)
-
-
-PASS = GraphPass("attention", attend, before="fold", targets=("cuda",))

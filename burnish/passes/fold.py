@@ -11,7 +11,6 @@ from burnish.ir.expr import Dim, Expr, is_less, is_nonneg, substitute
 from burnish.ir.graph import Constant, Full, Gather, Input, Iota, Map, Node, Scatter, axes_for
 from burnish.ir.scalar import SCALAR_OPS
 from burnish.lower.builder import Builder, is_safely
-from burnish.passes.graph_pass import GraphPass
 
 Number = bool | int | float
 
@@ -153,9 +152,3 @@ def scatter_onto(b: Builder, node: Node, inputs: tuple[Node, ...]) -> Node | Non
         if isinstance(y.op, Scatter) and y.op.mode == "add" and constant(y.inputs[0]) == 0:
             return b.add(y.op, (x, *y.inputs[1:]), node.types[0])
     return None
-
-
-FOLD = GraphPass("fold", fold_constants)
-IDENTITIES = GraphPass("identities", drop_identities, after="fold")
-GATHERS = GraphPass("gathers", gather_to_view, after="identities")
-ONTO = GraphPass("onto", scatter_onto, after="gathers")

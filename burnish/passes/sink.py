@@ -5,7 +5,6 @@ from __future__ import annotations
 from burnish.ir.expr import Dim, of, product, substitute, sym, symbols
 from burnish.ir.graph import Full, Gather, Iota, Map, Node, TensorType, View
 from burnish.lower.builder import Builder
-from burnish.passes.graph_pass import GraphPass
 
 _FEWER = 4  # minimum reduction in elements for which recomputing them pays
 
@@ -91,6 +90,3 @@ def _checked_as_before(
 
 def _looks_up(index: Dim) -> bool:
     return any(s.name.startswith("%") for s in symbols(index))
-
-
-PASS = GraphPass("sink", sink_gathers, after="onto")

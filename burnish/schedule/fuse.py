@@ -33,7 +33,6 @@ from burnish.ir.expr import Dim, Expr, coefficient, floordiv, mod, product, subs
 from burnish.schedule.fusion_report import FusionReport, Refusal
 from burnish.schedule.kernels import ExternKernel, Kernel, LoopKernel, Product, Schedule, with_loop
 from burnish.schedule.order import dependences, require_kept
-from burnish.schedule.schedule_pass import SchedulePass
 from burnish.schedule.splice import Written, splice
 
 _MOST_INSTRS = 400
@@ -499,12 +498,6 @@ def _scans(loop: Loop) -> bool:
 
 def _static(size: Dim) -> int:
     return size if isinstance(size, int) else _LARGE
-
-
-# A product's epilogue affects its backend, so a first fusion runs before the backends are selected.
-EPILOGUES = SchedulePass("epilogues", lambda s, c: fuse(s, c.fuel, only_products=True))
-# The loop after a library's product fuses with later loops.
-FUSE = SchedulePass("fuse", lambda s, c: fuse(s, c.fuel, c.report), after="products", targets=("cpu", "cuda"))
 
 
 __all__ = ["Unified", "fuse", "join", "unify"]

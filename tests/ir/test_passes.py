@@ -202,7 +202,7 @@ def test_results_mutations_and_layouts_survive() -> None:
     s.b.graph.output_layouts = {0: (1, 2)}
     seen: list[str] = []
     after = run_passes(s.b.graph, Fuel(), lambda name, graph: seen.append(name))
-    assert seen == [step.name for step in PASSES if "cpu" in step.targets]
+    assert seen == [name for name, _ in PASSES]
     (target, new), kept = after.mutations[0], after.outputs[0]
     assert isinstance(target.op, Input) and new is kept
     assert after.outputs[1:] == [None, 3]

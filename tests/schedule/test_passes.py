@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,8 +10,7 @@ import torch.nn.functional as F
 
 from burnish.errors import CompileError
 from burnish.fuel import Fuel
-from burnish.pass_order import in_order
-from burnish.passes import PASSES, run_passes
+from burnish.passes import run_passes
 from burnish.schedule.evaluate import evaluate_schedule
 from burnish.schedule.kernels import Schedule
 from burnish.schedule.lower import lower_graph
@@ -98,26 +94,6 @@ def test_the_passes_of_a_target_are_called_in_order(graphs: list[Capture]) -> No
     assert called == ["fuse"]
     run_schedule_passes(lower_graph(graphs[0].captured), "cuda", Context(), lambda name, made: called.append(name))
     assert called[1:] == [step.name for step in SCHEDULE_PASSES]
-
-
-def test_the_table_of_the_docs_has_the_passes_in_order() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "layout.md").read_text()
-    for heading, passes in (("graph passes", PASSES), ("schedule passes", SCHEDULE_PASSES)):
-        table = page.split(f"| {heading} |")[1].split("\n\n")[0]
-        listed = re.findall(r"^\| `([a-z ]+)` \|", table, re.MULTILINE)
-        assert listed == [step.name for step in passes if step.name in listed] and len(listed) > 1
-
-
-def test_a_pass_is_placed_by_what_it_names() -> None:
-    new = SchedulePass("new", lambda s, c: s, after="fuse", before="columns")
-    names = [step.name for step in in_order((new, *SCHEDULE_PASSES))]
-    assert names[names.index("new") - 1 : names.index("new") + 2] == ["fuse", "new", "columns"]
-    with pytest.raises(CompileError, match="columns and new are not ordered: one must name the other"):
-        in_order((replace(new, before=""), *SCHEDULE_PASSES))
-    with pytest.raises(CompileError, match="no pass is called 'fusion', which new names"):
-        in_order((replace(new, after="fusion"), *SCHEDULE_PASSES))
-    with pytest.raises(CompileError, match="follow one another"):
-        in_order((replace(new, before="epilogues"), *SCHEDULE_PASSES))
 
 
 def test_a_pass_that_breaks_the_order_is_named(graphs: list[Capture]) -> None:

@@ -12,7 +12,7 @@ from tests.tiny.test_circles import imports, modules
 # names (the longest name counts). docs/layout.md says what each room is for.
 ROOMS: tuple[tuple[str, ...], ...] = (
     ("version", "errors"),
-    ("torch_private", "ir", "device", "processor", "assumptions", "fuel", "pass_order"),
+    ("torch_private", "ir", "device", "processor", "assumptions", "fuel"),
     # The compiler proper is below the settings and the log: what it makes of a graph depends on its arguments alone.
     ("lower",),
     ("passes",),

@@ -14,7 +14,7 @@ from burnish import passes, pipeline
 from burnish.ir.body import Const, Loop
 from burnish.ir.graph import Map, Node
 from burnish.lower.registry import LOWERINGS
-from burnish.passes.graph_pass import GraphPass
+from burnish.passes.rewrite import Rule
 
 Patch = Callable[[Any, str, Any], None]
 
@@ -27,7 +27,8 @@ def wrong_pass(patch: Patch) -> None:
             return b.graph.add(Map("sub"), inputs[::-1], node.types, node.origin)
         return None
 
-    patch(passes, "PASSES", (*passes.PASSES, GraphPass("swap", swap)))
+    rule: Rule = swap
+    patch(passes, "PASSES", (*passes.PASSES, ("swap", rule)))
 
 
 def wrong_fusion(patch: Patch) -> None:

@@ -16,7 +16,6 @@ from burnish.schedule.gpu.attention_backends import AttentionBackend
 from burnish.schedule.gpu.convolutions import ConvolutionBackend
 from burnish.schedule.gpu.products import ProductBackend
 from burnish.schedule.kernels import AttendKernel, ContractKernel, ConvolveKernel, Kernel, Schedule
-from burnish.schedule.schedule_pass import SchedulePass
 
 
 class Backend(Protocol):
@@ -59,6 +58,3 @@ def choose_backends(schedule: Schedule, forms: Mapping[int, Form] | None = None)
         form = (forms or {}).get(n)
         chosen += chooser.kernels(form or chooser.rule()) if chooser is not None else [kernel]
     return schedule.with_kernels(chosen)
-
-
-PASS = SchedulePass("products", lambda s, c: choose_backends(s, c.choose(s)), after="vector products")

@@ -33,7 +33,6 @@ from burnish.schedule.gpu.split_reductions import PartialBody
 from burnish.schedule.kernels import Buffer, Kernel, LoopKernel, Schedule, made_by
 from burnish.schedule.order import can_pass
 from burnish.schedule.phases import Phases
-from burnish.schedule.schedule_pass import SchedulePass
 from burnish.schedule.splice import Written, splice
 
 _PROGRAMS = 4  # programs on each multiprocessor that share the rows: all are resident at once
@@ -253,6 +252,3 @@ def _side_by_side(loops: list[Loop]) -> list[Loop]:
 
 def _position(axis: Axis) -> Expr:
     return Expr({(axis.sym,): 1})
-
-
-PASS = SchedulePass("columns", lambda s, c: join_columns(s, c.fuel), after="fuse")

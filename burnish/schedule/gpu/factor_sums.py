@@ -15,7 +15,6 @@ from burnish.ir.body import Apply, BodyBuilder, Loop, Reduced, prune, remap
 from burnish.ir.dtypes import DType
 from burnish.schedule.gpu.vector_loops import is_vector_product
 from burnish.schedule.kernels import Kernel, LoopKernel, Schedule, made_by
-from burnish.schedule.schedule_pass import SchedulePass
 
 
 def factor_sums(schedule: Schedule, fuel: Fuel | None = None) -> Schedule:
@@ -74,6 +73,3 @@ class _Factoring:
                 if isinstance(made, Apply) and made.fn == "mul" and made.dtype is dtype:
                     return self._factors(arg, dtype)
         return [self.values[value]], []
-
-
-PASS = SchedulePass("factors", lambda s, c: factor_sums(s, c.fuel), after="rows")

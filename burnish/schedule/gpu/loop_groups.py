@@ -13,7 +13,6 @@ from burnish.ir.expr import product
 from burnish.schedule.gpu.vector_loops import is_vector_product, vector_loads
 from burnish.schedule.kernels import LoopGroup, LoopKernel, Schedule
 from burnish.schedule.order import launched_together, side_by_side
-from burnish.schedule.schedule_pass import SchedulePass
 
 _SMALL = 1 << 16  # elements of a loop that ends before the next could be launched
 _SHORT = 256  # elements of a row: a head's
@@ -40,6 +39,3 @@ def _has_short_rows(loop: Loop) -> bool:
     """Whether it is a map, or has rows so short that a program takes several at once."""
     length = product([a.size for a in loop.reduction])
     return isinstance(length, int) and length <= _SHORT and all(s.mode == "set" for s in loop.stores)
-
-
-PASS = SchedulePass("group loops", lambda s, c: group_loops(s, c.fuel), after="group products")

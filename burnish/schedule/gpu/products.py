@@ -50,7 +50,6 @@ from burnish.schedule.kernels import (
     Schedule,
 )
 from burnish.schedule.order import launched_together, side_by_side
-from burnish.schedule.schedule_pass import SchedulePass
 
 _QUICK = 1 << 30  # multiplications that take the tensor cores about as long as a kernel takes to start
 _TINY = 1 << 22  # multiplications of a full-precision product that is over before a library call would be
@@ -329,6 +328,3 @@ def _kind(kernel: ContractKernel) -> object:
     if kernel.others or len(kernel.a.shape) != 2:
         return None
     return kernel.a, kernel.b.strides, kernel.b.dtype, kernel.b.shape[0]
-
-
-PASS = SchedulePass("group products", lambda s, c: group_siblings(s, c.fuel), after="siblings")

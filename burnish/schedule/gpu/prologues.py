@@ -30,7 +30,6 @@ from burnish.ir.expr import Dim, Expr, coefficient, mentions, product, substitut
 from burnish.schedule.gpu.products import has_few_rows
 from burnish.schedule.gpu.vector_loops import is_vector_product, matrices
 from burnish.schedule.kernels import ContractKernel, Kernel, LoopKernel, Schedule, made_by
-from burnish.schedule.schedule_pass import SchedulePass
 from burnish.schedule.splice import Producer, Readers, sets_each_once, splice
 
 _MOST_READ = 16  # matrices of one loop, and terms of a sum that is written out
@@ -281,6 +280,3 @@ def written_out(loop: Loop) -> Loop | None:
             same = k > 0 and not level[n]
             values[n] = terms[0][n] if same else body.emit(remap(i, values, {along.name: k}))
     return Loop(loop.parallel, prune(body.instrs))
-
-
-PASS = SchedulePass("inline products", lambda s, c: inline_products(s, c.fuel), after="columns")

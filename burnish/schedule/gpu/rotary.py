@@ -31,7 +31,6 @@ from burnish.ir.expr import Dim, Expr, coefficient, is_nonneg, substitute
 from burnish.schedule.fuse import Unified, unify
 from burnish.schedule.gpu.vector_loops import is_vector_product
 from burnish.schedule.kernels import Kernel, LoopKernel, Schedule, made_by
-from burnish.schedule.schedule_pass import SchedulePass
 from burnish.schedule.splice import Readers, splice
 
 
@@ -160,6 +159,3 @@ class _Folding(BodyBuilder):
         if is_nonneg(at - limit):
             return True
         return False if is_nonneg(limit - 1 - at) else None
-
-
-PASS = SchedulePass("rotary", lambda s, c: join_rotary(s, c.fuel), after="split reductions")

@@ -14,7 +14,6 @@ from burnish.ir.body import BodyBuilder, Store, prune, remap
 from burnish.schedule.gpu.products import alike, has_few_rows
 from burnish.schedule.kernels import ContractKernel, Kernel, Schedule, made_by
 from burnish.schedule.order import can_pass
-from burnish.schedule.schedule_pass import SchedulePass
 from burnish.schedule.splice import Readers, splice
 
 
@@ -58,6 +57,3 @@ def _joined(first: ContractKernel, second: ContractKernel, kept: frozenset[str])
     splice(body, second.loop.body, {}, made, lambda load: made[load.buffer])
     others = (*second.others, (first.acc, first.b))
     return replace(second, others=others, loop=replace(second.loop, body=prune(body.instrs)))
-
-
-PASS = SchedulePass("siblings", lambda s, c: join_siblings(s, c.fuel), after="factors")

@@ -28,7 +28,6 @@ from burnish.schedule.kernels import (
     Schedule,
     piece_length,
 )
-from burnish.schedule.schedule_pass import SchedulePass
 
 _MOST_PIECES = 32
 
@@ -115,6 +114,3 @@ def _offset(o: Operand, place: dict[int, Dim]) -> Dim:
     for d, stride in enumerate(o.strides):
         offset = offset + stride * place.get(d, 0)
     return offset
-
-
-PASS = SchedulePass("split attention", lambda s, c: split_attention(s), after="epilogues")

@@ -39,7 +39,6 @@ from burnish.ir.expr import Dim, Expr, floordiv, product
 from burnish.schedule.axes import column_axis, normalise
 from burnish.schedule.kernels import Buffer, Kernel, LoopKernel, Schedule
 from burnish.schedule.phases import Phases
-from burnish.schedule.schedule_pass import SchedulePass
 
 _STRIP = 64  # neighbouring columns one worker takes together
 _PIECES = 8  # per worker: a column's sum waits for memory, so several have loads in flight
@@ -293,6 +292,3 @@ def _identity(kind: str, dtype: DType) -> bool | int | float:
         return 0 if low else 255
     top = 1 << (8 * dtype.itemsize - 1)
     return -top if low else top - 1
-
-
-PASS = SchedulePass("split reductions", lambda s, c: split_reductions(s, c.fuel), after="inline products")

@@ -19,7 +19,6 @@ from burnish.schedule.epilogue import reading
 from burnish.schedule.gpu.prologues import inline_matrices, read_narrow, side_by_side
 from burnish.schedule.gpu.vector_loops import is_vector_product, matrices
 from burnish.schedule.kernels import ContractKernel, Kernel, LoopKernel, Operand, Schedule, made_by
-from burnish.schedule.schedule_pass import SchedulePass
 from burnish.schedule.splice import Readers, splice
 
 _LONGEST = 1 << 14  # elements of the vector: a program holds its share of several rows in registers
@@ -119,11 +118,6 @@ def _with_row(kernel: Kernel, row: Loop) -> Loop | None:
         return None
     splice(body, loop.body, {}, (store.buffer,), lambda load: sides[here.index(load.index)][store.value])
     return replace(loop, body=prune(body.instrs))
-
-
-# Before the backends are selected: a loop needs none.
-AS_LOOPS = SchedulePass("vector products", lambda s, c: as_loops(s, c.fuel), after="split attention")
-INLINE_ROWS = SchedulePass("rows", lambda s, c: inline_rows(s, c.fuel), after="rotary")
 
 
 __all__ = ["as_loops", "inline_rows", "is_vector_product", "matrices"]
