@@ -112,8 +112,10 @@ def run(root: Path) -> burnish.Stats:
 
 @pytest.fixture(scope="module", autouse=True)
 def _the_same_choice_each_time() -> Iterator[None]:
-    """Who multiplies is measured, which on a busy machine ends one way or the other, or is not done at all."""
+    """Who multiplies is measured, which on a busy machine ends one way or the other, or is not done at all. The C
+    runtime is built a dozen times here, and its speed does not matter."""
     with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(shared_library, "_NATIVE_FLAGS", (*shared_library._NATIVE_FLAGS, "-O1"))
         patched.setattr(product_backend, "_is_quiet", lambda: True)
         patched.setattr(product_backend, "race", lambda seconds: 2.0)
         yield
