@@ -211,8 +211,8 @@ class Handle:
         A program's assumptions about its tensors are checked natively in each call, before anything runs: type, sizes,
         strides, device, gradients and aliasing, for the arguments, for tensors held by objects among them, and for the
         module's parameters and buffers. Parameters and buffers may be changed in place (an optimiser's step,
-        `load_state_dict`, `.data`) or replaced (`load_state_dict(assign=True)`, a new Parameter, another module). If a
-        program still fits, it serves the call; otherwise eager does.
+        `load_state_dict`, `.data`) or replaced (`load_state_dict(assign=True)`, a new Parameter), and submodules added,
+        removed or replaced. If a program still fits, it serves the call; otherwise eager does.
 
         Not checked, and assumed constant: the module's plain attributes, `training` of its submodules, non-tensor
         content of objects among the arguments, and globals.

@@ -70,6 +70,9 @@ CHANGES: dict[str, tuple[Callable[[Any], Any], bool]] = {
     "another buffer": (lambda net: setattr(net, "shift", torch.randn(16)), True),
     "another buffer that broadcasts": (lambda net: setattr(net, "shift", torch.randn(1)), False),
     "another module": (_module, False),
+    "another module without parameters": (lambda net: setattr(net.body, "1", nn.ReLU()), False),
+    "a module more": (lambda net: net.body.append(nn.ReLU()), False),
+    "a module less": (lambda net: net.body.pop(1), False),
     "a parameter less": (_nothing_to_begin_with, False),
 }
 

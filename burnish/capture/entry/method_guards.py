@@ -93,23 +93,29 @@ def _guarded_classes(manager: Any) -> Iterator[type]:
 
 
 def all_as_compiled(manager: Any, frame: types.FunctionType, held: Callable[[], bool] | None) -> Callable[[], bool]:
-    """The check for a sealed call that replaces its guards: methods are unchanged, and no module has got its own
-    `forward` since. Runs after `held`."""
+    """The check for a sealed call that replaces its guards: methods are unchanged, no module has got its own `forward`
+    since, and each module has the submodules it had. Runs after `held`."""
     scope = [_content(cell) for cell in frame.__closure__ or ()]
     modules = dict.fromkeys(_modules(scope, frame.__code__, frame.__globals__))
-    entries = tuple((vars(module), ((_OWN, vars(module).get(_OWN)),)) for module in modules)
+    own = tuple((vars(module), ((_OWN, vars(module).get(_OWN)),)) for module in modules)
+    submodules = tuple((m._modules, tuple(m._modules.items()), True) for m in modules if m._modules)
     others = [] if held is None else [held]
-    if entries:
-        others.append(_still_their_own(entries))
+    if own:
+        others.append(_still_their_own(own, submodules))
     return (_known.get(manager) or _Question(())).asked_after(others)
 
 
-def _still_their_own(entries: tuple[Any, ...]) -> Callable[[], bool]:
+def _still_their_own(own: tuple[Any, ...], submodules: tuple[Any, ...]) -> Callable[[], bool]:
     host = host_if_built()
     if host is not None:
-        asked: Callable[[], bool] = host.Held(entries)
+        asked: Callable[[], bool] = host.Held(own + submodules)
         return asked
-    return lambda: all(has.get(_OWN) is own for has, ((_, own),) in entries)
+    wanted = [(held, dict(items)) for held, items, _ in submodules]
+
+    def as_they_were() -> bool:
+        return all(has.get(_OWN) is it for has, ((_, it),) in own) and all(held == them for held, them in wanted)
+
+    return as_they_were
 
 
 # -- which methods ------------------------------------------------------------------------------------------------

@@ -31,13 +31,16 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     vectorcallfunc call;
-    PyObject *entries; /* ((dict, ((key, object), ...)), ...) */
+    PyObject *entries; /* ((dict, ((key, object), ...)), ...); a third item: the dictionary has nothing else */
     Py_ssize_t count;
     shelf *shelves;
 } Held;
 
-static int shelf_holds(PyObject *dict, PyObject *pairs)
+static int shelf_holds(PyObject *dict, PyObject *entry)
 {
+    PyObject *pairs = PyTuple_GET_ITEM(entry, 1);
+    if (PyTuple_GET_SIZE(entry) == 3 && PyDict_GET_SIZE(dict) != PyTuple_GET_SIZE(pairs))
+        return 0;
     for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(pairs); k++) {
         PyObject *pair = PyTuple_GET_ITEM(pairs, k);
         PyObject *found = PyDict_GetItemWithError(dict, PyTuple_GET_ITEM(pair, 0));
@@ -55,7 +58,7 @@ static int held_holds(Held *h)
         uint64_t now = version_of(s->dict);
         if (HAS_VERSIONS && now == s->version)
             continue;
-        if (!shelf_holds(s->dict, PyTuple_GET_ITEM(PyTuple_GET_ITEM(h->entries, k), 1)))
+        if (!shelf_holds(s->dict, PyTuple_GET_ITEM(h->entries, k)))
             return 0;
         s->version = now; /* something else in it has changed */
     }
@@ -91,7 +94,9 @@ static void held_dealloc(PyObject *self)
 
 static int is_shelf(PyObject *x)
 {
-    if (!PyTuple_Check(x) || PyTuple_GET_SIZE(x) != 2 || !PyDict_Check(PyTuple_GET_ITEM(x, 0)))
+    if (!PyTuple_Check(x) || PyTuple_GET_SIZE(x) < 2 || PyTuple_GET_SIZE(x) > 3)
+        return 0;
+    if (!PyDict_Check(PyTuple_GET_ITEM(x, 0)))
         return 0;
     PyObject *pairs = PyTuple_GET_ITEM(x, 1);
     if (!PyTuple_Check(pairs))
@@ -129,7 +134,8 @@ static PyObject *held_new(PyTypeObject *type, PyObject *args, PyObject *keywords
 static PyTypeObject HeldType = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "burnish_host.Held",
-    .tp_doc = "Held(((dict, ((key, object), ...)), ...))(): whether each dictionary has each object under its key",
+    .tp_doc = "Held(((dict, ((key, object), ...)), ...))(): whether each dictionary has each object under its key; with a "
+              "third item, (dict, pairs, True), also whether it has nothing else",
     .tp_basicsize = sizeof(Held),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
     .tp_new = held_new,
