@@ -32,6 +32,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("observe",),
     ("runtime",),
     ("tuning",),
+    ("shapes",),
     ("pipeline",),
     ("trust",),
     ("capture",),

@@ -1,0 +1,1 @@
+"""Variable sizes: which dimensions of a program's inputs may be padded, and what its results then are."""
