@@ -45,7 +45,7 @@ def _evaluated(b: Builder, node: Node, inputs: tuple[Node, ...]) -> Node | None:
     if node.op.fn == "cast" and inputs[0].dtype is node.dtype:
         return None  # a copy, for a call that wants memory
     if node.op.fn == "cast" and inputs[0].dtype.is_float and not is_safely(constant(inputs[0]) or 0, node.dtype):
-        return None  # what comes of it, the device decides
+        return None  # the result depends on the device
     held = [torch.tensor(constant(x), dtype=x.dtype.compute.torch) for x in inputs]
     try:
         value = SCALAR_OPS[node.op.fn].reference(*held).to(node.dtype.torch).item()
