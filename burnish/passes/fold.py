@@ -7,7 +7,7 @@ import math
 import torch
 
 from burnish.ir.dtypes import DType
-from burnish.ir.expr import Dim, Expr, is_less, is_nonneg, substitute
+from burnish.ir.expr import Dim, Expr, is_less, is_nonneg, of, substitute
 from burnish.ir.graph import Constant, Full, Gather, Input, Iota, Map, Node, Scatter, axes_for
 from burnish.ir.scalar import SCALAR_OPS
 from burnish.lower.builder import Builder, is_safely
@@ -24,7 +24,7 @@ def position(node: Node) -> Dim | None:
     """The index expression a node holds, over the canonical axes of its shape."""
     if isinstance(node.op, Iota) and node.dtype is DType.i64:
         return substitute(
-            node.op.expr, {a.name: Expr({(b,): 1}) for a, b in zip(node.op.axes, axes_for(node.shape), strict=True)}
+            node.op.expr, {a.name: of(b) for a, b in zip(node.op.axes, axes_for(node.shape), strict=True)}
         )
     if isinstance(node.op, Full) and node.dtype is DType.i64:
         return node.op.value if isinstance(node.op.value, int | Expr) else None

@@ -44,7 +44,7 @@ from burnish.ir.body import (
     value_refs,
 )
 from burnish.ir.dtypes import DType
-from burnish.ir.expr import Dim, Expr, coefficient, mentions, product, render, symbols
+from burnish.ir.expr import Dim, coefficient, mentions, product, render, symbols
 from burnish.ir.scalar import TRANSCENDENTAL
 from burnish.schedule.axes import column_axis, counts_up, row_order
 from burnish.schedule.phases import Phases, cost
@@ -179,7 +179,7 @@ class LoopPrinter:
     # --- whole functions ----------------------------------------------------------------------------------------
 
     def print(self) -> CFunction:
-        if any(isinstance(i, Scanned) for i in self.body):
+        if self.loop.scans:
             self._scan_nest()
         elif not self.loop.reduction:
             self._map_nest()
@@ -400,7 +400,7 @@ class _RowNest(_Nest):
         reductions, values = self.reductions(phase), self.needed(self.pass_roots(phase), kept)
         place: Dim = 0
         for a in self.along:
-            place = place * a.size + Expr({(a.sym,): 1})
+            place = place * a.size + a.expr
         self._lanes(reductions, blocked, values)
         x, (start, stop) = p.axis_names[inner.name], bounds
         p.open(f"for (int64_t {x} = {start}; {x} < {stop}; {x}++)")
