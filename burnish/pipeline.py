@@ -21,14 +21,14 @@ from burnish.observe.log import CompileLog, failure_reason
 from burnish.options import Options
 from burnish.passes import run_passes
 from burnish.record import GraphRecord
-from burnish.runtime.build.concurrent import Coming, Wait
+from burnish.runtime.build.concurrent import BuildFuture, Wait
 from burnish.runtime.build.shared_library import COMPILERS, CSource, build_shared, load_native
 from burnish.runtime.cache import stored_program
 from burnish.runtime.cache.data import NotData
 from burnish.runtime.cache.store import CacheKey, open_cache
 from burnish.runtime.cpu.product_backend import choose_libraries
 from burnish.runtime.deadline import current_deadline
-from burnish.runtime.program import Program, Run, build_program, load_coming, load_program
+from burnish.runtime.program import Program, Run, build_program, load_program, load_while_building
 from burnish.schedule.fusion_report import FusionReport
 from burnish.schedule.kernels import ExternKernel, Schedule
 from burnish.schedule.lower import lower_graph
@@ -193,10 +193,10 @@ def _load_for_cpu(setting: Setting, program: Program) -> Run:
     assert isinstance(unit, CUnit)
     source = CSource(unit.text, f"{log.name or 'a graph'} ({setting.kind})")
     if setting.later is not None and unit.segments:
-        coming = Coming(lambda: _build(source, unit, options, log))
+        future = BuildFuture(lambda: _build(source, unit, options, log))
         with _stage("load", log):
-            run, arrive = load_coming(program, coming)
-        setting.later(partial(_wait_for_library, arrive, unit, log))
+            run, wait = load_while_building(program, future)
+        setting.later(partial(_wait_for_library, wait, unit, log))
     else:
         with _stage("build", log):
             library = _build(source, unit, options, log) if unit.segments else None
@@ -206,10 +206,10 @@ def _load_for_cpu(setting: Setting, program: Program) -> Run:
     return run
 
 
-def _wait_for_library(arrive: Wait, unit: CUnit, log: CompileLog) -> None:
+def _wait_for_library(wait: Wait, unit: CUnit, log: CompileLog) -> None:
     try:
         with _stage("build", log):
-            arrive()
+            wait()
     except CompileError:
         log.kernels(-unit.kernels)
         raise

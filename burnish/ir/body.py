@@ -187,6 +187,11 @@ class Axis:
     def name(self) -> str:
         return self.sym.name
 
+    @property
+    def expr(self) -> Expr:
+        """The position along the axis, as an index expression."""
+        return Expr({(self.sym,): 1})
+
 
 def make_axis(name: str, size: Dim, reduce: bool = False) -> Axis:
     return Axis(Sym(name, 0, size - 1), size, reduce)
@@ -215,6 +220,10 @@ class Loop:
     @functools.cached_property
     def stores(self) -> tuple[Store, ...]:
         return tuple(i for i in self.body if isinstance(i, Store))
+
+    @functools.cached_property
+    def scans(self) -> bool:
+        return any(isinstance(i, Scanned) for i in self.body)
 
     def element_level(self) -> list[bool]:
         """For each instruction, whether it varies with a reduction axis."""

@@ -1,17 +1,14 @@
-"""Lowerings of ATen operations to graph operations: one function per op, registered by name."""
+"""Lowerings of ATen operations to graph operations: one function per op, registered by name.
 
-from burnish.lower import contractions, convolutions, gradients, indexing, nn, pointwise, reductions, views
+All modules of this package are loaded here, so that a new file of lowerings is known without a list of files.
+"""
+
+import importlib
+import pkgutil
+
 from burnish.lower.registry import LOWERINGS, lowered_names
 
-__all__ = [
-    "LOWERINGS",
-    "contractions",
-    "convolutions",
-    "gradients",
-    "indexing",
-    "lowered_names",
-    "nn",
-    "pointwise",
-    "reductions",
-    "views",
-]
+__all__ = ["LOWERINGS", "lowered_names"]
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")

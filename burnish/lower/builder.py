@@ -43,11 +43,11 @@ class Builder:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.out: tuple[TensorType, ...] = ()  # what eager says the op being lowered returns
-        self.strides: tuple[tuple[Dim, ...], ...] = ()  # and how that lies in its memory
-        self.results = 1  # how many it returns, and which of them anybody reads
+        self.strides: tuple[tuple[Dim, ...], ...] = ()  # and its strides
+        self.results = 1  # the number of its results, and those that have readers
         self.wanted: frozenset[int] = frozenset({0})
         self.origin = ""
-        self.device = "cpu"  # the kind of device the graph runs on: the library's strengths differ between devices
+        self.device = "cpu"  # the kind of device that the graph runs on
 
     def add(self, op: Op, inputs: Sequence[Node], types: TensorType | Sequence[TensorType]) -> Node:
         return self.graph.add(op, inputs, types, self.origin)
@@ -110,7 +110,7 @@ class Builder:
 
     def _cast_constant(self, x: Node, value: bool | int | float, dtype: DType) -> Node:
         if x.dtype.is_float and not is_safely(value, dtype):
-            return self.add(Map("cast"), (x,), TensorType(dtype, x.shape))  # what comes of it, the device decides
+            return self.add(Map("cast"), (x,), TensorType(dtype, x.shape))  # the result depends on the device
         held = torch.tensor(value, dtype=x.dtype.torch).to(dtype.torch).item()
         return self.full(held, x.shape, dtype)
 
@@ -268,7 +268,7 @@ def _fits(value: bool | int | float, dtype: DType) -> bool:
 
 
 def is_safely(value: bool | int | float, dtype: DType) -> bool:
-    """Whether a number becomes the same one of this type everywhere. A float that is no integer's value may not."""
+    """Whether every device converts a number to the same one: not a float that is out of the integer type's range."""
     if dtype is DType.bool or dtype.is_float:
         return True
     low, high = dtype.range

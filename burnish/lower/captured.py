@@ -1,4 +1,4 @@
-"""Captured: an imported graph with the capture's additional facts."""
+"""Captured: an imported graph with what else is known from its capture."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Window = tuple[int, tuple[Dim, ...], tuple[Dim, ...], Dim]  # argument or result
 
 @dataclass
 class Captured:
-    """A graph with the capture's facts: the binding of sizes, and the results that alias an input's storage."""
+    """A graph, where its sizes are read from, and which of its results share memory."""
 
     graph: Graph
     symbols: Symbols
-    aliases: dict[int, Window] = field(default_factory=dict)  # result -> where in which argument it is
-    windows: dict[int, Window] = field(default_factory=dict)  # result -> where in which other result it is
+    aliases: dict[int, Window] = field(default_factory=dict)  # result -> the window of an argument that it is
+    windows: dict[int, Window] = field(default_factory=dict)  # result -> the window of another result that it is
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))  # where every tensor of the graph is
     target: str = "cpu"  # the kind of device it is lowered for
     # Results that share memory in eager: a result, an earlier one, and whether they are one tensor or two.

@@ -35,8 +35,8 @@ _COUNTING_FROM_STORAGE = frozenset(("aten::as_strided.default", "aten::as_stride
 
 
 def import_graph(gm: GraphModule, kind: str | None = None, returned: int | None = None) -> Captured:
-    """`kind` is the kind of device to lower for, if it is not the one the graph was captured on; so many results are
-    `returned` to the caller, if not all are."""
+    """`kind` is the kind of device to lower for; by default the one that the graph was captured on. `returned` is the
+    number of results that go to the caller; by default all."""
     return _Importer(gm, kind, returned).run()
 
 
@@ -51,8 +51,8 @@ def _op_name(target: Any) -> str:
 
 
 def _called(fx_node: FxNode) -> str:
-    """An operation that writes its arguments, or draws for a checkpoint, is wrapped in another one, as its first
-    argument."""
+    """The name of the called operation, for a message. An operation that writes its arguments, or draws random numbers
+    in a checkpointed region, is the first argument of another one."""
     inner = fx_node.args[0] if fx_node.args else None
     if isinstance(inner, OpOverload):
         draws = "rng_state" in _op_name(fx_node.target)
@@ -177,7 +177,7 @@ class _Importer:
                     self.captured.windows[k] = self._window(of, val, whole)
 
     def _window(self, of: int, val: torch.Tensor, base: torch.Tensor) -> Window:
-        """Counted from where `base` begins: where that lies in its storage differs from call to call."""
+        """The offset counts from the beginning of `base`, whose position in its storage differs from call to call."""
         dim = self.captured.symbols.dim
         offset = dim(val.storage_offset()) - dim(base.storage_offset())
         return of, tuple(map(dim, val.shape)), self._strides(val), offset
@@ -244,10 +244,12 @@ class _Importer:
         return self.builder.copied(value) if shares and not overlaps else value
 
     def _counting_from_tensor(self, fx_node: FxNode, args: list[Any]) -> tuple[list[Any], list[Any]]:
-        """The arguments of an `as_strided`, to be lowered and for an ATen call. Its offset counts from the start of the
-        storage: where an input begins there is known from the captured call alone, and is assumed of later ones
-        (`assume.counts_from_storage`). What lies within the argument's own elements, as what is lowered must, is
-        counted from the first of them; so is all that is no view, or has been copied."""
+        """The arguments of an `as_strided`: for its lowering, and for an ATen call.
+
+        Its offset counts from the start of the storage. Where an input begins in its storage is known of the captured
+        call only; `capture/graphs/assume.py:counts_from_storage` makes it an assumption about later calls. A lowering
+        reads the argument's own elements, so its offset counts from the first of them; so does that of the ATen call if
+        the argument is a view."""
         source, size, stride = fx_node.args[0], args[1], args[2]
         assert isinstance(source, FxNode)
         base, origin = source.meta["val"], _origin(source)
@@ -258,13 +260,12 @@ class _Importer:
             return ours, args if origin is source else ours
         whole = origin.meta["val"]
         first = (base.storage_offset() if offset is None else offset) - whole.storage_offset()
-        if origin is not source and _lies_within(first, size, stride, whole):  # beyond the view, not what it is of
+        if origin is not source and _lies_within(first, size, stride, whole):  # beyond the view, but within its base
             ours = [self._value(origin), size, stride, first]
             return ours, ours
         if origin is not source or (origin.op == "placeholder" and self.captured.target != "cpu"):
-            raise CompileError(
-                "capture", "as_strided reaches beyond the elements of a view"
-            )  # whose storage is not here
+            # Our kernels do not have the storage of the view's base.
+            raise CompileError("capture", "as_strided reaches beyond the elements of a view")
         return args, args
 
     def _ordered_effect(self, fx_node: FxNode, val: Any) -> Any:
@@ -371,8 +372,8 @@ class _Importer:
         return arg
 
     def _type(self, val: torch.Tensor) -> TensorType:
-        """Without an element type it only passes from one ATen call to the next: a tensor on another device, and one
-        whose memory does not hold its values but their negatives or conjugates."""
+        """The type in our graph. A tensor on another device, or one that is lazily negated or conjugated, has no
+        element type: it only passes from one ATen call to the next."""
         readable = val.device == self.captured.device and not val.is_neg() and not val.is_conj()
         return TensorType(
             from_torch(val.dtype) if readable else None, tuple(self.captured.symbols.dim(s) for s in val.shape)
@@ -380,13 +381,14 @@ class _Importer:
 
 
 def _is_made(node: Node) -> bool:
-    """Of numbers that lie in no memory, and so in no order."""
+    """Whether a value is computed from constants and positions alone: it is in no memory, and so has no layout."""
     return isinstance(node.op, Full | Iota) or (isinstance(node.op, View) and _is_made(node.inputs[0]))
 
 
 def _objects(results: Sequence[Any]) -> Iterator[tuple[int, int, bool]]:
-    """A tensor that is returned twice is one object in eager; the result of an operation on it is another object, even
-    over the same memory."""
+    """The results that share memory with an earlier one: both numbers, and whether they are one object. A tensor that
+    is returned twice is one object in eager; the result of an operation on it is another one, even over the same
+    memory."""
     first: dict[FxNode, int] = {}
     sharing: dict[int, int] = {}
     for k, result in enumerate(results):
@@ -434,14 +436,14 @@ def _origin(fx_node: FxNode) -> FxNode:
 
 
 def _storages(fx_node: FxNode) -> set[int | None]:
-    """Of a value, or of several that one call returns (split, unbind)."""
+    """The storages of a call's result or results (split, unbind)."""
     values = fx_node.meta.get("val")
     many = values if isinstance(values, tuple | list) else (values,)
     return {memory_of(v) for v in many if isinstance(v, torch.Tensor) and v.layout is torch.strided}
 
 
 def _lies_within(start: Dim, size: Sequence[Dim], stride: Sequence[Dim], base: torch.Tensor) -> bool:
-    """Whether a strided window of the elements of `base`, which are one after the other, has no others."""
+    """Whether `base` is contiguous, and a strided window of it contains none but its elements."""
     numbers = (start, *size, *stride, *base.shape, *base.stride())
     if not all(isinstance(x, int) for x in numbers) or not base.is_contiguous():
         return False
@@ -450,7 +452,7 @@ def _lies_within(start: Dim, size: Sequence[Dim], stride: Sequence[Dim], base: t
 
 
 def _steps(value: Node) -> tuple[Dim, ...]:
-    """The strides of an input, or of a window on one; of what is computed, none."""
+    """The strides of an input, or of a window of one. A computed value has none."""
     match value.op:
         case Input(_, strides):
             return strides
@@ -461,7 +463,7 @@ def _steps(value: Node) -> tuple[Dim, ...]:
 
 
 def _meets_itself(shape: Sequence[Dim], strides: Sequence[Dim]) -> bool:
-    """Whether elements are known to share memory. Where sizes vary, each call looks at the inputs that it writes."""
+    """Whether elements are known to share memory. If sizes vary, each call checks the inputs that it writes."""
     pairs = [(d, s) for d, s in zip(shape, strides, strict=False) if d != 1]
     if any(d == 0 for d, _ in pairs):
         return False
@@ -471,7 +473,8 @@ def _meets_itself(shape: Sequence[Dim], strides: Sequence[Dim]) -> bool:
 
 
 def _never_meets_itself(shape: Sequence[Dim], strides: Sequence[Dim]) -> bool:
-    """Whether no two elements share memory, at whatever sizes: a dimension steps over all that narrower ones span."""
+    """Whether no two elements share memory, whatever the sizes: each stride exceeds the span of all narrower
+    dimensions."""
     return steps_over(sorted(((s, d) for d, s in zip(shape, strides, strict=True) if d != 1), key=_factors_of_stride))
 
 
@@ -481,9 +484,11 @@ def _factors_of_stride(pair: tuple[Dim, Dim]) -> tuple[int, int]:
 
 
 def require_known_views(gm: GraphModule, metadata: Any) -> None:
-    """Where a result views an input, AOTAutograd makes the view anew. Sizes that vary it takes from what the program
-    returns, and so it does where the view begins in the input's memory: which is true of a window of the input alone,
-    and neither of a view of another type nor of one of what the input becomes in the call. `metadata` is its own."""
+    """Raise unless AOTAutograd can regenerate the results that are views of inputs.
+
+    It makes such a view again after the program. If sizes vary, it takes the sizes and the offset from the result that
+    the program returns. They are right for a window of the input. They are wrong for a view as another type, and for a
+    view of the value that the call writes into the input. `metadata` is AOTAutograd's."""
     placeholders = _placeholders(gm)
     if not any(isinstance(p.meta.get("val"), torch.SymInt) for p in placeholders):
         return
@@ -502,9 +507,8 @@ def require_known_views(gm: GraphModule, metadata: Any) -> None:
 
 
 def require_whole_windows(gm: GraphModule) -> None:
-    """Of the windows through which a graph writes, each element must have a place of its own, and all of them together
-    be the tensor. What is written through `unfold`, AOTAutograd puts back by the gradient of that, which is zero for
-    what lies in none of its windows."""
+    """Raise unless the windows through which a graph writes cover their tensor, and no two of their elements share
+    memory. AOTAutograd writes through `unfold` by its gradient, which is zero for elements that are in no window."""
     for node in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.unfold_backward.default):
         _, sizes, dim, size, step = node.args
         whole = sizes[dim] if sizes else 1
@@ -526,7 +530,8 @@ _CPU_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.defa
 
 
 def require_true_rank(fx_node: FxNode, target: OpOverload, val: Any) -> None:
-    """torch 2.11 traces some reductions of one element each with the dimensions that eager leaves out."""
+    """Raise where the traced rank is wrong: torch 2.11 keeps the dimensions of some reductions of one element each,
+    which eager drops."""
     names = [argument.name for argument in target._schema.arguments]
     if "keepdim" not in names or not isinstance(val, torch.Tensor):
         return
@@ -548,6 +553,7 @@ def _nodes_in(value: Any) -> list[Node]:
 
 
 def require_true_types(target: OpOverload, vals: Sequence[Any]) -> None:
-    """Before 2.13, torch traces as float32 what a CPU's attention to doubles keeps of them for its backward."""
+    """Raise where a traced type is wrong: before 2.13, torch traces attention's logsumexp as float32 on a CPU, although
+    it is float64 for float64 operands."""
     if target is _CPU_ATTENTION and vals[0].dtype is torch.float64 and vals[1].dtype is not torch.float64:
         raise CompileError("capture", f"torch traces another type of {target} than it returns")

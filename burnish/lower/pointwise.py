@@ -23,7 +23,7 @@ def tensor_of(b: Builder, x: Operand, dtype: DType) -> Node:
 
 
 def operand_of(b: Builder, x: Operand, dtype: DType, fn: str = "") -> Node:
-    """The same, of arithmetic and comparisons, in which numbers need not fit."""
+    """As `tensor_of`, for arithmetic and comparisons: a number need not fit the type."""
     if isinstance(x, Node):
         return b.cast(x, dtype)
     keeps = fn in _KEEP_NUMBERS or (b.device == "cuda" and fn in _KEEP_NUMBERS_ON_CUDA)
@@ -127,8 +127,8 @@ def div(b: Builder, x: Operand, y: Operand) -> Node:
 
 
 def divide(b: Builder, fn: str, x: Operand, y: Operand) -> Node:
-    """A quotient that is a whole number, or a remainder. What an integer divided by zero is, a CPU's kernels say by
-    raising. On a GPU it is what the vendor's compiler makes of it, so eager's own kernel has to."""
+    """A quotient that is a whole number, or a remainder. For an integer divided by zero, a CPU's kernels raise. On a
+    GPU the result depends on the vendor's compiler, so eager's kernel computes it."""
     divisor = operand_of(b, y, b.out_dtype, fn)
     if b.device == "cuda" and not b.out_dtype.is_float and not _is_never_zero(divisor):
         raise NotLowered("an integer divided by what may be zero")
@@ -312,15 +312,15 @@ def to_copy(b: Builder, x: Node, dtype: torch.dtype | None = None, **placement: 
 
 
 def converted(b: Builder, x: Node, dtype: DType) -> Node:
-    """A cast that the user wrote. What a GPU makes of a float that a narrow integer does not hold is what the vendor's
-    compiler takes for it: no document says so."""
+    """A cast that the user wrote. On a GPU, the result for a float out of a narrow integer's range depends on the
+    vendor's compiler, so eager's kernel computes it."""
     if b.device == "cuda" and x.dtype.is_float and dtype in (DType.i8, DType.i16) and not _is_within(x, *dtype.range):
         raise NotLowered("a float that may not fit a narrow integer")
     return b.cast(x, dtype)
 
 
 def _is_within(x: Node, low: float, high: float) -> bool:
-    """Whether a node's values are known to lie between two numbers, but for NaN: they were clamped."""
+    """Whether a node's values, except NaN, are known to lie between two numbers because they were clamped."""
     least, most = _bounds(x)
     return low <= least and most <= high
 

@@ -7,7 +7,7 @@ import math
 import torch
 
 from burnish.ir.dtypes import DType
-from burnish.ir.expr import Dim, Expr, is_less, is_nonneg, substitute
+from burnish.ir.expr import Dim, Expr, is_less, is_nonneg, of, substitute
 from burnish.ir.graph import Constant, Full, Gather, Input, Iota, Map, Node, Scatter, axes_for
 from burnish.ir.scalar import SCALAR_OPS
 from burnish.lower.builder import Builder, is_safely
@@ -23,7 +23,7 @@ def position(node: Node) -> Dim | None:
     """The index expression a node holds, over the canonical axes of its shape."""
     if isinstance(node.op, Iota) and node.dtype is DType.i64:
         return substitute(
-            node.op.expr, {a.name: Expr({(b,): 1}) for a, b in zip(node.op.axes, axes_for(node.shape), strict=True)}
+            node.op.expr, {a.name: of(b) for a, b in zip(node.op.axes, axes_for(node.shape), strict=True)}
         )
     if isinstance(node.op, Full) and node.dtype is DType.i64:
         return node.op.value if isinstance(node.op.value, int | Expr) else None
@@ -44,7 +44,7 @@ def _evaluated(b: Builder, node: Node, inputs: tuple[Node, ...]) -> Node | None:
     if node.op.fn == "cast" and inputs[0].dtype is node.dtype:
         return None  # a copy, for a call that wants memory
     if node.op.fn == "cast" and inputs[0].dtype.is_float and not is_safely(constant(inputs[0]) or 0, node.dtype):
-        return None  # what comes of it, the device decides
+        return None  # the result depends on the device
     held = [torch.tensor(constant(x), dtype=x.dtype.compute.torch) for x in inputs]
     try:
         value = SCALAR_OPS[node.op.fn].reference(*held).to(node.dtype.torch).item()

@@ -156,20 +156,20 @@ def load_program(program: Program, library: ctypes.CDLL | None) -> Run:
     return load_rendered(program, Renderer(program), {} if library is None else _natives(program, library))
 
 
-def load_coming(program: Program, library: Callable[[], ctypes.CDLL]) -> tuple[Run, Callable[[], None]]:
-    """A program whose library may still be building, and a function that waits for it; a call before that waits,
-    too."""
+def load_while_building(program: Program, library: Callable[[], ctypes.CDLL]) -> tuple[Run, Callable[[], None]]:
+    """A program whose library may still be building, and a function that waits for the library. A call of the program
+    before that waits, too."""
 
-    def arrive() -> None:
+    def wait() -> None:
         run.__globals__.update(_natives(program, library()))
 
     def first(name: str, *table: Any) -> None:
-        arrive()
+        wait()
         run.__globals__[name](*table)
 
     names = [f"native_{k}" for k in range(len(program.unit.segments))]
     run = load_rendered(program, Renderer(program), {name: partial(first, name) for name in names})
-    return run, arrive
+    return run, wait
 
 
 def _natives(program: Program, library: ctypes.CDLL) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from burnish.ir.body import (
     Loop,
     Position,
     Reduced,
-    Scanned,
     Store,
     instr_args,
     instr_index,
@@ -29,7 +28,7 @@ def normalise(loop: Loop) -> Loop:
     """Order axes by memory strides, then merge neighbours that every access traverses contiguously."""
     axes = _memory_order(loop)
     loop = replace(loop, axes=axes)
-    if any(isinstance(i, Scanned) for i in loop.body):
+    if loop.scans:
         return loop
     k = 0
     while k + 1 < len(loop.axes):
@@ -54,7 +53,7 @@ def _memory_order(loop: Loop) -> tuple[Axis, ...]:
                 best += scale * (min(size, 1 << 20).bit_length())
         return (-best, loop.axes.index(axis))
 
-    if any(isinstance(i, Scanned) for i in loop.body):
+    if loop.scans:
         return (*loop.parallel, *loop.reduction)
     return (*sorted(loop.parallel, key=weight), *sorted(loop.reduction, key=weight))
 
@@ -72,7 +71,7 @@ def _merge_axes(loop: Loop, k: int) -> Loop | None:
             if a is None or b is None or a != b * inner.size:
                 return None
     joined = make_axis(inner.name, outer.size * inner.size, inner.reduce)
-    env: dict[str, Dim] = {outer.name: 0, inner.name: Expr({(joined.sym,): 1})}
+    env: dict[str, Dim] = {outer.name: 0, inner.name: joined.expr}
     identity = {n: n for n in range(len(loop.body))}
     body = tuple(remap(i, identity, env) for i in loop.body)
     return replace(loop, axes=(*loop.axes[:k], joined, *loop.axes[k + 2 :]), body=body)

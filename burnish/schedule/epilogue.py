@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from burnish.ir.body import Apply, BodyBuilder, Instr, Load, Loop, Store, instr_args, make_axis, prune, rebuild
 from burnish.ir.dtypes import DType
-from burnish.ir.expr import Dim, Expr, product
+from burnish.ir.expr import Dim, product
 from burnish.schedule.kernels import Buffer, Product
 
 
@@ -56,7 +56,7 @@ def parts_of(kernel: Product, pieces: int) -> tuple[Buffer, Loop]:
     axes = tuple(make_axis(f"i{d}", size) for d, size in enumerate(shape) if size != 1)
     place: Dim = 0
     for axis in axes:
-        place = place + parts.strides[int(axis.name[1:])] * Expr({(axis.sym,): 1})
+        place = place + parts.strides[int(axis.name[1:])] * axis.expr
     body = BodyBuilder()
     part = body.emit(Load(f"{kernel.acc}_part", place, kernel.dtype))
     body.emit(Store(parts.name, place, part, "set", kernel.dtype))

@@ -20,7 +20,6 @@ from burnish.ir.body import (
     Instr,
     Load,
     Loop,
-    Scanned,
     Store,
     const,
     instr_index,
@@ -29,7 +28,7 @@ from burnish.ir.body import (
     rebuild,
 )
 from burnish.ir.dtypes import DType
-from burnish.ir.expr import Dim, Expr, coefficient, floordiv, mod, product, substitute, symbols
+from burnish.ir.expr import Dim, coefficient, floordiv, mod, product, substitute, symbols
 from burnish.schedule.fusion_report import FusionReport, Refusal
 from burnish.schedule.kernels import ExternKernel, Kernel, LoopKernel, Product, Schedule, with_loop
 from burnish.schedule.order import dependences, require_kept
@@ -76,18 +75,14 @@ def _with_reduction(rows: Unified, owner: Loop, first: bool) -> Unified:
     for axis in owner.axes:
         if axis.reduce:
             axes.append(make_axis(f"i{len(axes)}", axis.size, True))
-            owned[axis.name] = _expr(axes[-1])
+            owned[axis.name] = axes[-1].expr
             continue
         for s in sorted({x.name for x in symbols(mine[axis.name])}, key=list(kept).index):
             axes.append(make_axis(f"i{len(axes)}", kept[s].size))
-            renamed[s] = _expr(axes[-1])
+            renamed[s] = axes[-1].expr
     moved = [{k: substitute(v, renamed) for k, v in side.items()} for side in (rows.first, rows.second)]
     moved[0 if first else 1].update(owned)
     return Unified(tuple(axes), moved[0], moved[1])
-
-
-def _expr(axis: Axis) -> Expr:
-    return Expr({(axis.sym,): 1})
 
 
 def _refine(first: tuple[Axis, ...], second: tuple[Axis, ...], free_a: bool, free_b: bool) -> Unified | None:
@@ -139,7 +134,7 @@ def _joined(axes: tuple[Axis, ...], pieces: list[list[Axis]]) -> dict[str, Dim]:
     for axis, parts in zip(axes, pieces, strict=True):
         value: Dim = 0
         for p in parts:
-            value = value * p.size + _expr(p)
+            value = value * p.size + p.expr
         out[axis.name] = value
     return out
 
@@ -217,8 +212,8 @@ class _Fuser:
         self.kernels: dict[int, Kernel] = dict(enumerate(schedule.kernels))
         self.members: dict[int, tuple[int, ...]] = {k: (k,) for k in self.kernels}
         self.position = {k: k for k in self.kernels}
-        self.line: list[int | None] = list(self.kernels)  # in an order that keeps all dependences, with gaps
-        self.place = {k: k for k in self.kernels}  # of each in it
+        self.line: list[int | None] = list(self.kernels)  # an order that keeps all dependences, with gaps
+        self.place = {k: k for k in self.kernels}  # kernel -> its place in `line`
         self.touched = {k: {*kernel.reads, *kernel.writes} for k, kernel in self.kernels.items()}
         self.earlier = dependences(schedule.kernels)
         self.before: dict[int, set[int]] = defaultdict(set)
@@ -377,7 +372,7 @@ class _Fuser:
             return merged
         kept = Loop(loop.axes, prune(_without(loop, dropped)), loop.sequential)
         if isinstance(merged, Product) and not any(i.buffer == merged.acc for i in kept.loads):
-            return LoopKernel(kept)  # nobody wants the product
+            return LoopKernel(kept)  # the product has no reader
         return with_loop(merged, kept)
 
     def _join_siblings(self) -> None:
@@ -425,7 +420,7 @@ def _without(loop: Loop, dropped: set[str]) -> list[Instr]:
 
 def _join_kernels(first: Kernel, second: Kernel, why: list[str]) -> LoopKernel | Product | None:
     if isinstance(first, LoopKernel) and isinstance(second, LoopKernel):
-        if first.loop.sequential or second.loop.sequential or _scans(first.loop) or _scans(second.loop):
+        if first.loop.sequential or second.loop.sequential or first.loop.scans or second.loop.scans:
             why.append("a scatter or a running sum keeps the order of its iterations")
             return None
         loop = join(first.loop, second.loop, why=why)
@@ -484,16 +479,12 @@ def _whole(pieces: tuple[Axis, ...], axes: tuple[Axis, ...]) -> dict[str, Dim] |
             mine.append(left.pop(0))
         if product([p.size for p in mine]) != axis.size:
             return None
-        position: Dim = _expr(axis)
+        position: Dim = axis.expr
         for p in reversed(mine[1:]):
             env[p.name] = mod(position, p.size)
             position = floordiv(position, p.size)
         env |= {p.name: position for p in mine[:1]}
     return None if left else env
-
-
-def _scans(loop: Loop) -> bool:
-    return any(isinstance(i, Scanned) for i in loop.body)
 
 
 def _static(size: Dim) -> int:

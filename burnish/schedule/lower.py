@@ -19,7 +19,7 @@ from burnish.ir.body import (
     make_axis,
 )
 from burnish.ir.dtypes import DType
-from burnish.ir.expr import Dim, Expr, coefficient, contiguous_strides, dot, product, substitute, symbols
+from burnish.ir.expr import Dim, coefficient, contiguous_strides, dot, product, substitute, symbols
 from burnish.ir.graph import (
     Attend,
     Concat,
@@ -396,7 +396,7 @@ class _Lowerer:
             else:
                 axis = make_axis(f"i{d}", size, d in reduce)
                 axes.append(axis)
-                index.append(Expr({(axis.sym,): 1}))
+                index.append(axis.expr)
         return tuple(axes), tuple(index)
 
     def _emit_loop(self, axes: tuple[Axis, ...], emitter: Emitter, sequential: bool = False) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from burnish.ir.body import Axis, BodyBuilder, Instr, Load, Loop, Scanned, Store, remap
+from burnish.ir.body import Axis, BodyBuilder, Instr, Load, Loop, Store, remap
 from burnish.ir.expr import Dim, coefficient, floordiv, mentions, mod, substitute, symbols
 from burnish.schedule.kernels import Kernel, LoopKernel, Schedule
 from burnish.schedule.order import can_repeat
@@ -101,10 +101,9 @@ class Producer:
 def sets_each_once(loop: Loop) -> bool:
     """Whether a loop sets one element for each of its kept points."""
     (store, *others) = loop.stores
-    scans = any(isinstance(i, Scanned) for i in loop.body)
     across = mentions(store.index, {a.name for a in loop.reduction})
     looked_up = any(s.name.startswith("%") for s in symbols(store.index))
-    return not (others or loop.sequential or scans or across or looked_up or store.mode != "set")
+    return not (others or loop.sequential or loop.scans or across or looked_up or store.mode != "set")
 
 
 # --- readers ----------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import torch
 import burnish
 from burnish import pipeline
 from burnish.capture.restore.frame import WarmFrames
-from burnish.runtime.build.concurrent import Coming, can_wait, collecting, wait_last
+from burnish.runtime.build.concurrent import BuildFuture, can_wait, collecting, wait_last
 
 LONG = 60.0
 
@@ -54,8 +54,8 @@ def test_waits_come_last_and_only_where_somebody_waits() -> None:
 
 
 def test_what_is_coming_raises_what_making_it_raised() -> None:
-    assert Coming(lambda: 3)() == 3
-    coming = Coming(lambda: 1 // 0)
+    assert BuildFuture(lambda: 3)() == 3
+    coming = BuildFuture(lambda: 1 // 0)
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
             coming()

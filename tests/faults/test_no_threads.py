@@ -14,7 +14,7 @@ import burnish
 from burnish.capture.background import queue as compile_queue
 from burnish.capture.entry.library_preload import LibraryPreload
 from burnish.runtime.build import shared_library
-from burnish.runtime.build.concurrent import Coming
+from burnish.runtime.build.concurrent import BuildFuture
 from burnish.runtime.cache.deferred_writes import Later
 from burnish.runtime.host import extension as host_extension
 from burnish.trust import sampling
@@ -66,7 +66,7 @@ def test_a_thread_that_could_not_be_had_is_asked_for_again(monkeypatch: pytest.M
 
 
 def test_what_threads_would_have_done_is_done_or_left(no_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Coming(lambda: 3)() == 3
+    assert BuildFuture(lambda: 3)() == 3
     later, done = Later(), list[int]()
     later.do(lambda: done.append(1))
     assert done == []

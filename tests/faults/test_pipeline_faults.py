@@ -63,7 +63,7 @@ STAGES = {
     "build_program": "codegen",
     "open_cache": "build",
     "build_shared": "build",
-    "load_coming": "load",
+    "load_while_building": "load",
 }
 
 
@@ -82,7 +82,7 @@ def test_a_stage_that_raises(function, monkeypatch):
     assert stats.compiles == 1 and stats.graphs == {} and stats.kernels == 0
 
 
-@pytest.mark.parametrize("function", ["import_graph", "run_schedule_passes", "load_coming", "build_shared"])
+@pytest.mark.parametrize("function", ["import_graph", "run_schedule_passes", "load_while_building", "build_shared"])
 def test_a_stage_that_raises_in_training(function, monkeypatch):
     def broken(*args: Any, **kwargs: Any) -> Any:
         raise KeyError("no such axis")

@@ -44,7 +44,7 @@ from burnish.ir.body import (
     value_refs,
 )
 from burnish.ir.dtypes import DType
-from burnish.ir.expr import Dim, Expr, coefficient, mentions, product, render, symbols
+from burnish.ir.expr import Dim, coefficient, mentions, product, render, symbols
 from burnish.ir.scalar import TRANSCENDENTAL
 from burnish.schedule.axes import column_axis, counts_up, row_order
 from burnish.schedule.phases import Phases, cost
@@ -179,7 +179,7 @@ class LoopPrinter:
     # --- whole functions ----------------------------------------------------------------------------------------
 
     def print(self) -> CFunction:
-        if any(isinstance(i, Scanned) for i in self.body):
+        if self.loop.scans:
             self._scan_nest()
         elif not self.loop.reduction:
             self._map_nest()
@@ -361,6 +361,7 @@ class _RowNest(_Nest):
         return [n for n in sorted(costly) if n in used_by and isinstance(self.body[n], Apply)]
 
     def _pass(self, phase: int, scratch: list[int], kept: set[int]) -> None:
+        """One pass over the row. A long float sum is cut into blocks, whose sums are added up in double."""
         p = self.p
         reductions = self.reductions(phase)
         blocked = self.long_sums(reductions, _BLOCK)
@@ -369,10 +370,6 @@ class _RowNest(_Nest):
                 p.line(f"double d{n} = 0;")
             else:
                 _declare_accumulator(p, n)
-        values = self.needed(self.pass_roots(phase), kept)
-        linear: Dim = 0
-        for a in self.along:
-            linear = linear * a.size + Expr({(a.sym,): 1})
         *outer, inner = self.along
         for a in outer:
             x = p.axis_names[a.name]
@@ -385,31 +382,44 @@ class _RowNest(_Nest):
             start, stop = "block", "stop"
         for n in blocked:
             p.line(f"{VALUE_TYPE[self.body[n].dtype]} b{n} = 0;")
-        self._lanes(reductions, blocked, values)
-        x = p.axis_names[inner.name]
-        p.open(f"for (int64_t {x} = {start}; {x} < {stop}; {x}++)")
-        saved = {n: p.lane_values[n] for n in kept if n in p.lane_values}
-        for n in values:
-            if n in kept:
-                p.lane_values[n] = f"t{n}[{p.index(linear)}]"
-            elif n not in reductions:
-                p.statement(n)
-                if n in scratch:
-                    p.line(f"t{n}[{p.index(linear)}] = v{n};")
-        for n in reductions:
-            _accumulate(p, n, f"b{n}" if n in blocked else f"v{n}", (*outer, inner))
-        p.close()
-        for n in values:
-            if n in kept:
-                p.lane_values.pop(n, None)
-        p.lane_values.update(saved)
-        kept.update(n for n in values if n in scratch)
+        self._elements(phase, (start, stop), blocked, scratch, kept)
         for n in blocked:
             p.line(f"d{n} += b{n};")
         for _ in (*outer, *([inner] if cut else [])):
             p.close()
         for n in blocked:
             p.line(f"{VALUE_TYPE[self.body[n].dtype]} v{n} = d{n};")
+
+    def _elements(
+        self, phase: int, bounds: tuple[str, str], blocked: list[int], scratch: list[int], kept: set[int]
+    ) -> None:
+        """The innermost loop of a pass. Values in `scratch` are written to their arrays; those in `kept` are read from
+        them."""
+        p = self.p
+        *_, inner = self.along
+        reductions, values = self.reductions(phase), self.needed(self.pass_roots(phase), kept)
+        place: Dim = 0
+        for a in self.along:
+            place = place * a.size + a.expr
+        self._lanes(reductions, blocked, values)
+        x, (start, stop) = p.axis_names[inner.name], bounds
+        p.open(f"for (int64_t {x} = {start}; {x} < {stop}; {x}++)")
+        saved = {n: p.lane_values[n] for n in kept if n in p.lane_values}
+        for n in values:
+            if n in kept:
+                p.lane_values[n] = f"t{n}[{p.index(place)}]"
+            elif n not in reductions:
+                p.statement(n)
+                if n in scratch:
+                    p.line(f"t{n}[{p.index(place)}] = v{n};")
+        for n in reductions:
+            _accumulate(p, n, f"b{n}" if n in blocked else f"v{n}", self.along)
+        p.close()
+        for n in values:
+            if n in kept:
+                p.lane_values.pop(n, None)
+        p.lane_values.update(saved)
+        kept.update(n for n in values if n in scratch)
 
     def _lanes(self, reductions: list[int], blocked: list[int], values: list[int]) -> None:
         if any(self.body[n].kind.startswith("arg") for n in reductions):  # type: ignore[union-attr]

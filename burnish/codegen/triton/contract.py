@@ -33,7 +33,7 @@ from burnish.codegen.triton.tile import Tile, TilePrinter, enough, static_size, 
 from burnish.device import Gpu
 from burnish.ir.body import Axis
 from burnish.ir.dtypes import DType
-from burnish.ir.expr import Dim, Expr, product
+from burnish.ir.expr import Dim, product
 from burnish.schedule.form import Form
 from burnish.schedule.gpu.products import can_sweep, has_few_rows, is_large
 from burnish.schedule.kernels import ContractGroup, ContractKernel, Operand
@@ -278,7 +278,7 @@ class _Tile(TilePrinter):
         offset: Dim = operand.offset
         for axis, stride in zip(self._batch_axes(), operand.strides[:-2], strict=True):
             if axis is not None:
-                offset = offset + stride * Expr({(axis.sym,): 1})
+                offset = offset + stride * axis.expr
         return self._at(operand, offset)
 
     def _batch_axes(self) -> list[Axis | None]:

@@ -12,7 +12,7 @@ narrowest type at once along the contiguous axis, provided that leaves a few pro
 too small for that takes smaller blocks until it does.
 
 Outside `max-autotune` nothing is measured: the model's choice is used. There, `loop_forms` is what is tried: blocks up
-to a factor of four from the model's, more and fewer threads, a row swept instead of held.
+to a factor of four from the model's, more and fewer threads, and rows in chunks instead of held whole.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from burnish.device import Gpu
-from burnish.ir.body import Apply, Axis, Load, Loop, Scanned, Store, instr_args
+from burnish.ir.body import Apply, Axis, Load, Loop, Store, instr_args
 from burnish.ir.expr import Dim, coefficient, floordiv, mentions, product
 from burnish.schedule.axes import column_axis, row_order
 from burnish.schedule.form import Form
@@ -32,11 +32,11 @@ LONGEST_ROW = 16384  # elements of a row that one program holds
 _FEW_HELD = 4  # values of an element, of which a thread can hold those of 32
 _HELD = 49152  # values one program can hold in registers between two reductions
 _ASSUMED = 1 << 30  # elements of a dimension whose size is known only when the kernel is launched
-_LONG_VECTOR = 512  # elements from which a vector product is bound by memory
-_IN_FLIGHT = 8192  # elements of its matrices that one program reads
-_WEIGHTS_OF_A_THREAD = 256  # of small integers: as many as its registers have room for
+_LONG_VECTOR = 512  # elements from which memory bandwidth bounds a vector product
+_IN_FLIGHT = 8192  # elements of its matrices that one program loads at once
+_WEIGHTS_OF_A_THREAD = 256  # small integers that fit in a thread's registers
 _PROGRAMS_ENOUGH = 1024
-_AT_ONCE = 1 << 24  # elements of its matrices that all programs together have room for
+_AT_ONCE = 1 << 24  # elements of matrices that all resident programs hold together
 _TILE = 16  # axes shorter than this are not worth a tile
 
 
@@ -83,18 +83,18 @@ Shape = tuple[list[int], int]  # the block of each lane, and the warps
 
 
 def plan(loop: Loop, gpu: Gpu, form: Form | None = None) -> LaunchPlan:
-    """The form of a normalised loop's kernel and its launch, as the cost model has them; or `form`."""
+    """The form and launch of a normalised loop's kernel: those of the cost model, or `form`."""
     if any(s.mode == "total" for s in loop.stores):
         return _plan_sweep(loop, form)
     if form is not None:
-        return _as_told(loop, form)
+        return _plan_form(loop, form)
     if loop.reduction:
         return _plan_rows(loop, gpu)
     crossed = _crossed_axes(loop)
     return _plan_tile(loop, gpu, *crossed) if crossed else _plan_map(loop, gpu)
 
 
-def _as_told(loop: Loop, form: Form) -> LaunchPlan:
+def _plan_form(loop: Loop, form: Form) -> LaunchPlan:
     lanes, outside = _lanes(loop, form.name)
     return _finish(form.name, lanes, outside, ([form[lane.block] for lane in lanes], form["warps"]))
 
@@ -111,7 +111,7 @@ def _lanes(loop: Loop, form: str) -> tuple[tuple[Lane, ...], tuple[Axis, ...]]:
     kept = tuple(a for a in loop.parallel if a is not column) + ((column,) if column else ())
     outside = tuple(a for a in kept[:-1] if form == "row" and a.name in choosing_axes(loop))
     inside = tuple(a for a in kept if a not in outside)
-    return (Lane("x", inside), Lane("r", loop.reduction if _scans(loop) else row_order(loop))), outside
+    return (Lane("x", inside), Lane("r", loop.reduction if loop.scans else row_order(loop))), outside
 
 
 def _finish(form: str, lanes: tuple[Lane, ...], outside: tuple[Axis, ...], shape: Shape) -> LaunchPlan:
@@ -205,10 +205,6 @@ def _plan_rows(loop: Loop, gpu: Gpu) -> LaunchPlan:
     return _finish("long", lanes, (), _long_row_shape(loop, gpu, rows, _static(length), columns))
 
 
-def _scans(loop: Loop) -> bool:
-    return any(isinstance(i, Scanned) for i in loop.body)
-
-
 def _fits(loop: Loop, length: int, columns: bool) -> bool:
     """Whether one program can hold whole rows; for columns, enough neighbours to fill its accesses besides."""
     held = _strip(loop, columns) * power_of_two(length)
@@ -247,29 +243,29 @@ def _whole_row_shape(loop: Loop, gpu: Gpu, rows: int, length: int, columns: bool
     warps = _warps(block * length, each if block * length <= 2048 else 2 * each)
     if columns or rows < 2 * block * busy or 2 * block * length > 4096 or _held(loop) > _FEW_HELD:
         return [block, length], warps
-    # Rows in plenty: few threads with several accesses each wait less for one another when they add up.
+    # Many rows: few threads with several accesses each have shorter reductions.
     return [2 * block, length], max(1, warps // 2)
 
 
 def _vector_shape(rows: int, length: int, read: int) -> Shape:
-    """For a vector times the rows of so many matrices: each thread has a few accesses in flight and no more rounds to
-    go, so the memory is kept busy by programs that come and go."""
+    """For a vector times the rows of `read` matrices. Each thread issues all its loads at once, and successive
+    programs keep the memory busy."""
     block = _clamp(_IN_FLIGHT // (length * read), 1, power_of_two(rows))
     whole = block * length * 2 // (32 * _ACCESS)  # warps whose threads read a row in whole accesses
     return [block, length], _clamp(min(block * length * read // (32 * 32), whole), 1, 8)
 
 
 def _row_at_a_time(rows: int, length: int, read: int) -> Shape:
-    """The same for programs of few threads: where all of them have room at once, their matrix is there when the kernel
-    ahead ends, and the sum over few warps is soon made; where two matrices are read, a row of each is enough."""
+    """The same for programs of few threads. If all of them are resident at once, their matrix has been loaded when the
+    previous kernel ends, and a sum over few warps is quick. If two matrices are read, a row of each is enough."""
     block = read if rows * length * read <= _AT_ONCE else 1
     return [min(block, power_of_two(rows)), length], _clamp(length // (32 * 32), 1, 8)
 
 
 def _small_integer_shape(rows: int, weights: int, length: int, read: int) -> Shape:
-    """The same for weights of a byte or less, of which there are so many to the microsecond that instructions decide:
-    what a program does but once (the vector's norm, the sum over its threads) is shared by many weights a thread,
-    while there are programs enough."""
+    """The same for weights of a byte or less, whose time the number of instructions bounds. If there are enough
+    programs, each thread has many weights, to share what a program does once (the vector's norm, the sum over its
+    threads)."""
     warps = _clamp(weights // 1024, 1, 8)
     enough = power_of_two(max(1, rows // _PROGRAMS_ENOUGH))
     return [_clamp(_WEIGHTS_OF_A_THREAD * 32 * warps // (weights * read), 1, enough), length], warps
@@ -327,7 +323,7 @@ def loop_forms(loop: Loop, gpu: Gpu) -> list[Form]:
     others: list[Form] = []
     if planned.form == "tile":
         others = [_form("map", [128 * each], lanes[1:], 4) for each in (2, 8)]
-    elif planned.form == "row" and first.blocks[1][1] >= 2048 and not _scans(loop):
+    elif planned.form == "row" and first.blocks[1][1] >= 2048 and not loop.scans:
         others = [_form("long", [1, chunk], lanes, 8) for chunk in (1024, 2048)]
     return list(dict.fromkeys([chosen, *near[: _MOST_FORMS - len(others)], *others]))
 

@@ -38,7 +38,7 @@ class LongRows(Phases):
 
     def print(self) -> None:
         p = self.p
-        if any(isinstance(i, Scanned) for i in self.body):
+        if p.loop.scans:
             self._scan()
             return
         for phase in range(self.last + 1):

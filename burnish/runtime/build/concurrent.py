@@ -39,7 +39,7 @@ def collecting() -> Iterator[Wait]:
 
 
 def can_wait() -> bool:
-    """Whether somebody will."""
+    """Whether a caller of `collecting` will wait for builds that are left running."""
     return _waits.get() is not None
 
 
@@ -51,9 +51,9 @@ def wait_last(wait: Wait) -> None:
         waits.append(wait)
 
 
-class Coming(Generic[Made]):
-    """A future: another thread computes it on behalf of this one; call it for the result. Raises the computation's
-    exception. If no thread can be started, it is computed at once."""
+class BuildFuture(Generic[Made]):
+    """The result of `make`, which runs in another thread. A call waits for the result, and raises the exception of
+    `make`. If no thread can be started, `make` runs at once."""
 
     def __init__(self, make: Callable[[], Made]) -> None:
         self._made: list[Made] = []
@@ -64,7 +64,7 @@ class Coming(Generic[Made]):
             try:
                 with deadline.governing():
                     self._made.append(make())
-            except BaseException as error:  # for whoever waits
+            except BaseException as error:  # raised where the result is awaited
                 self._error = error
 
         thread = threading.Thread(target=run, name="burnish-build", daemon=True)

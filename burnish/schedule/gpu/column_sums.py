@@ -26,7 +26,7 @@ from burnish.ir.body import (
     rebuild,
 )
 from burnish.ir.dtypes import DType
-from burnish.ir.expr import Dim, Expr, product, substitute, symbols
+from burnish.ir.expr import Dim, product, substitute, symbols
 from burnish.schedule.axes import column_axis
 from burnish.schedule.fuse import Unified, join, unify
 from burnish.schedule.gpu.split_reductions import PartialBody
@@ -205,11 +205,11 @@ class _Finish:
 
     def loops(self) -> tuple[Loop, list[Loop]]:
         body = BodyBuilder()
-        env: dict[str, Dim] = {self.inner.name: _position(self.outer[-1]) * self.step + _position(self.taking)}
+        env: dict[str, Dim] = {self.inner.name: self.outer[-1].expr * self.step + self.taking.expr}
         kept = rebuild(self.rows.body, env, body)
         piece: Dim = 0
         for a in self.outer:
-            piece = piece * a.size + _position(a)
+            piece = piece * a.size + a.expr
         finished: list[Loop] = []
         for sums in self.taken:
             width = product([a.size for a in sums.loop.parallel])
@@ -226,10 +226,10 @@ class _Finish:
         along = make_axis("piece", self.pieces, True)
         column: Dim = 0
         for a in loop.parallel:
-            column = column * a.size + _position(a)
+            column = column * a.size + a.expr
         out = PartialBody(loop, {})
         for n, name in parts.items():
-            part = out.emit(Load(name, _position(along) * width + column, DType.f32))
+            part = out.emit(Load(name, along.expr * width + column, DType.f32))
             out.values[n] = out.emit(Reduced("sum", part, DType.f32))
         for n, i in enumerate(loop.body):
             if isinstance(i, Store):
@@ -248,7 +248,3 @@ def _side_by_side(loops: list[Loop]) -> list[Loop]:
         else:
             out[-1] = joined
     return out
-
-
-def _position(axis: Axis) -> Expr:
-    return Expr({(axis.sym,): 1})

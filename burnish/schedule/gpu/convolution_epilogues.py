@@ -13,7 +13,7 @@ import torch
 
 from burnish.ir.body import Apply, BodyBuilder, Const, Instr, Load, Loop, Store, instr_args, make_axis, prune, rebuild
 from burnish.ir.dtypes import DType
-from burnish.ir.expr import Dim, Expr, dot, symbols
+from burnish.ir.expr import Dim, dot, symbols
 from burnish.ir.graph import Extern, Ref
 from burnish.schedule.epilogue import is_cast
 from burnish.schedule.form import Form
@@ -156,7 +156,7 @@ def _own(schedule: Schedule, name: str, like: Operand, strides: tuple[Dim, ...])
 def _by_channel(kernel: ConvolveKernel, value: int, into: Operand, times: Operand | None = None) -> LoopKernel:
     """A value of the epilogue for each channel, or the weights multiplied by it; channels are the first dimension."""
     axes = tuple(make_axis(f"i{d}", size) for d, size in enumerate(into.shape) if size != 1)
-    at = {a.name: Expr({(a.sym,): 1}) for a in axes}
+    at = {a.name: a.expr for a in axes}
     index = tuple(at.get(f"i{d}", 0) for d in range(len(into.shape)))
     body = BodyBuilder()
     computed = rebuild(kernel.loop.body[: value + 1], {_CHANNEL: index[0]}, body)[value]

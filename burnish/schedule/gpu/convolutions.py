@@ -22,7 +22,7 @@ import torch
 
 from burnish.device import Gpu
 from burnish.ir.body import Apply, BodyBuilder, Load
-from burnish.ir.expr import Dim, Expr, contiguous_strides, product
+from burnish.ir.expr import Dim, contiguous_strides, product
 from burnish.ir.graph import Extern, Ref
 from burnish.schedule.epilogue import (
     accumulator_loads,
@@ -269,7 +269,7 @@ class _Library:
     def _place(self, strides: tuple[Dim, ...]) -> Dim:
         place: Dim = 0
         for axis in self.kernel.loop.axes:
-            place = place + strides[int(axis.name[1:])] * Expr({(axis.sym,): 1})
+            place = place + strides[int(axis.name[1:])] * axis.expr
         return place
 
     def _copy(self, values: list[int], place: Dim) -> str | None:

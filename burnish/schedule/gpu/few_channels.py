@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from burnish.ir.body import BodyBuilder, Load, Loop, Store, make_axis
 from burnish.ir.dtypes import DType
-from burnish.ir.expr import Dim, Expr, contiguous_strides, dot
+from burnish.ir.expr import Dim, contiguous_strides, dot
 from burnish.schedule.emit import inside
 from burnish.schedule.form import Form
 from burnish.schedule.kernels import Buffer, ConvolveKernel, Kernel, LoopKernel, Operand, Schedule
@@ -84,7 +84,7 @@ def _copy(source: Operand, into: Buffer, before: tuple[int, int]) -> LoopKernel:
     """`source` [n, c, h, w] as [n, h, w, c], shifted by this many rows and columns, and zero around it."""
     assert into.dtype is not None
     axes = tuple(make_axis(f"i{d}", size) for d, size in enumerate(into.shape) if size != 1)
-    at = {a.name: Expr({(a.sym,): 1}) for a in axes}
+    at = {a.name: a.expr for a in axes}
     index: tuple[Dim, ...] = tuple(at.get(f"i{d}", 0) for d in range(4))
     n, h, w, c = index
     place = (n, c, h - before[0], w - before[1])

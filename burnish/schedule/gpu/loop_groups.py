@@ -8,7 +8,7 @@ grouped; and only neighbours, or loops that can be moved forward to become neigh
 from __future__ import annotations
 
 from burnish.fuel import Fuel
-from burnish.ir.body import Loop, Scanned
+from burnish.ir.body import Loop
 from burnish.ir.expr import product
 from burnish.schedule.gpu.vector_loops import is_vector_product, vector_loads
 from burnish.schedule.kernels import LoopGroup, LoopKernel, Schedule
@@ -28,7 +28,7 @@ def group_loops(schedule: Schedule, fuel: Fuel | None = None) -> Schedule:
 def _kind(loop: Loop) -> object:
     """The key of a loop's group; None for a loop that is not grouped."""
     size = product([a.size for a in loop.axes])
-    if not isinstance(size, int) or loop.sequential or any(isinstance(i, Scanned) for i in loop.body):
+    if not isinstance(size, int) or loop.sequential or loop.scans:
         return None
     if is_vector_product(loop):
         return frozenset(i.buffer for i in vector_loads(loop)), loop.reduction[0].size

@@ -25,7 +25,7 @@ from burnish.device import Gpu
 from burnish.fuel import Fuel
 from burnish.ir.body import Apply, BodyBuilder, Instr, Load, Loop, Store, const
 from burnish.ir.dtypes import DType
-from burnish.ir.expr import Expr, coefficient, contiguous_strides, mentions, product, substitute
+from burnish.ir.expr import coefficient, contiguous_strides, mentions, product, substitute
 from burnish.ir.graph import Extern, Ref
 from burnish.schedule.epilogue import (
     accumulator_loads,
@@ -241,7 +241,7 @@ class ProductBackend:
         body = BodyBuilder()
         at = body.emit(source)
         axis = next(a for a in loop.axes if a.name == column)
-        body.emit(Store(made.name, Expr({(axis.sym,): 1}), body.emit(Apply("cast", (at,), half)), "set", half))
+        body.emit(Store(made.name, axis.expr, body.emit(Apply("cast", (at,), half)), "set", half))
         return Operand(made.name, 0, (n,), (1,), half), [LoopKernel(Loop((axis,), tuple(body.instrs)))]
 
     def _called(self, name: str, inputs: tuple[Operand, ...], dtype: DType, values: list[int]) -> list[Kernel]:

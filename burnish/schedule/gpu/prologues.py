@@ -19,14 +19,13 @@ from burnish.ir.body import (
     Load,
     Loop,
     Reduced,
-    Scanned,
     Store,
     make_axis,
     prune,
     remap,
 )
 from burnish.ir.dtypes import DType
-from burnish.ir.expr import Dim, Expr, coefficient, mentions, product, substitute, symbols
+from burnish.ir.expr import Dim, coefficient, mentions, product, substitute, symbols
 from burnish.schedule.gpu.products import has_few_rows
 from burnish.schedule.gpu.vector_loops import is_vector_product, matrices
 from burnish.schedule.kernels import ContractKernel, Kernel, LoopKernel, Schedule, made_by
@@ -159,7 +158,7 @@ def side_by_side(
                 values[n] = value
         elif not isinstance(i, Store):
             for k, values in enumerate(sides):
-                moved = remap(i, values, {along.name: Expr({(short.sym,): 1}) + k * short.size})
+                moved = remap(i, values, {along.name: short.expr + k * short.size})
                 known = made(k, moved) if isinstance(moved, Load) else None
                 values[n] = body.emit(moved) if known is None else known
     return sides
@@ -232,7 +231,7 @@ def _with_sums(kernel: Kernel, part: Producer) -> LoopKernel | None:
 
 
 def _joined(reader: Loop, part: Producer) -> Loop | None:
-    if reader.sequential or any(isinstance(i, Scanned) for i in reader.body) or len(part.loop.reduction) != 1:
+    if reader.sequential or reader.scans or len(part.loop.reduction) != 1:
         return None
     flat = written_out(reader) if reader.reduction else reader
     if flat is None:
@@ -242,7 +241,7 @@ def _joined(reader: Loop, part: Producer) -> Loop | None:
     if not once or len(reads) * matrices(part.loop) > _MOST_READ or any(i.guard is not None for i in reads):
         return None
     along = make_axis(_unused(flat.axes), part.loop.reduction[0].size, reduce=True)
-    reduced: dict[str, Dim] = {part.loop.reduction[0].name: Expr({(along.sym,): 1})}
+    reduced: dict[str, Dim] = {part.loop.reduction[0].name: along.expr}
     body = BodyBuilder()
     if splice(body, flat.body, {}, (part.store.buffer,), lambda i: part.value(body, i.index, reduced)) is None:
         return None

@@ -27,7 +27,7 @@ from burnish.ir.body import (
     remap,
 )
 from burnish.ir.dtypes import DType
-from burnish.ir.expr import Dim, Expr, coefficient, is_nonneg, substitute
+from burnish.ir.expr import Dim, coefficient, is_nonneg, substitute
 from burnish.schedule.fuse import Unified, unify
 from burnish.schedule.gpu.vector_loops import is_vector_product
 from burnish.schedule.kernels import Kernel, LoopKernel, Schedule, made_by
@@ -99,7 +99,7 @@ def _halved_axis(here: Dim, reader: Loop, unified: Unified, buffer: str) -> Axis
 
 def _at(place: Mapping[str, Dim], axis: Axis, short: Axis, half: int) -> dict[str, Dim]:
     assert isinstance(short.size, int)
-    moved = Expr({(short.sym,): 1}) + half * short.size
+    moved = short.expr + half * short.size
     return {name: substitute(e, {axis.name: moved}) for name, e in place.items()}
 
 

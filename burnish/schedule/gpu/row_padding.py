@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from burnish.ir.body import Apply, BodyBuilder, Load
 from burnish.ir.dtypes import DType
-from burnish.ir.expr import Dim, Expr
+from burnish.ir.expr import Dim
 from burnish.schedule.kernels import Buffer, ContractKernel, Operand, Schedule
 
 _EVEN = 8  # elements of two bytes that fill an access
@@ -42,7 +42,7 @@ def rest_of_sum(kernel: ContractKernel, body: BodyBuilder, load: Load, product: 
     length = kernel.a.shape[1]
     assert isinstance(length, int)
     total = body.emit(Load(product.name, load.index, kernel.dtype))
-    row, column = (Expr({(axis.sym,): 1}) for axis in sorted(kernel.loop.axes, key=lambda axis: axis.name))
+    row, column = (axis.expr for axis in sorted(kernel.loop.axes, key=lambda axis: axis.name))
     for k in range(first, length):
         factors = [_element(body, kernel.a, row, k), _element(body, kernel.b, k, column)]
         total = body.emit(Apply("add", (total, body.emit(Apply("mul", tuple(factors), kernel.dtype))), kernel.dtype))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from burnish.ir.body import Apply, BodyBuilder, Load, Loop, Reduced, Store, const, make_axis
 from burnish.ir.dtypes import DType
-from burnish.ir.expr import Dim, Expr, contiguous_strides, product
+from burnish.ir.expr import Dim, contiguous_strides, product
 from burnish.lower.contractions import FEWEST_QUERIES
 from burnish.schedule.kernels import (
     KEY_BLOCK,
@@ -85,7 +85,7 @@ def _put_together(sums: Operand, most: Operand, totals: Operand, out: Operand) -
     pieces, *shape = sums.shape
     along = make_axis("i0", pieces, reduce=True)
     axes = [make_axis(f"i{d}", size) for d, size in enumerate(shape, 1) if size != 1]
-    place: dict[int, Dim] = {int(a.name[1:]): Expr({(a.sym,): 1}) for a in ((along, *axes) if pieces != 1 else axes)}
+    place: dict[int, Dim] = {int(a.name[1:]): a.expr for a in ((along, *axes) if pieces != 1 else axes)}
     body = BodyBuilder()
 
     def load(o: Operand) -> int:

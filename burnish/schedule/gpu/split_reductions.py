@@ -25,7 +25,6 @@ from burnish.ir.body import (
     Loop,
     Position,
     Reduced,
-    Scanned,
     Store,
     const,
     instr_args,
@@ -63,7 +62,7 @@ def split_reductions(
 
 
 def _split(loop: Loop, buffers: dict[str, Buffer], workers: int, least: int, fuel: Fuel) -> list[Loop]:
-    if not loop.reduction or loop.sequential or any(isinstance(i, Scanned) for i in loop.body):
+    if not loop.reduction or loop.sequential or loop.scans:
         return [loop]
     ordered = normalise(loop)
     cut = _choose_cut(ordered, workers, least)
@@ -131,7 +130,7 @@ class _Split:
         self.rows = [a.size for a in loop.parallel]
         self.row: Dim = 0
         for a in loop.parallel:
-            self.row = self.row * a.size + _position(a)
+            self.row = self.row * a.size + a.expr
         self.length: Dim = floordiv(axis.size + (pieces - 1), pieces)
         self.piece = make_axis("piece", pieces)
         self.stored: dict[int, list[str]] = {}  # reduction -> buffers of its partial results
@@ -148,14 +147,14 @@ class _Split:
     def _partial(self) -> Loop:
         """Each piece's reductions, and the element-level stores that depend on none."""
         step = make_axis(self.axis.name, self.length, True)
-        at = _position(self.piece) * self.length + _position(step)
+        at = self.piece.expr * self.length + step.expr
         out = PartialBody(self.loop, {self.axis.name: at})
         exact = self.axis.size == self.length * self.pieces
         if not exact:
             out.guard_past(at, self.axis.size)
         for n in self.phases.element_stores(0):
             out.value(n)
-        where = _position(self.piece) * product(self.rows) + self.row
+        where = self.piece.expr * product(self.rows) + self.row
         for n in self.first:
             i = self._reduced(n)
             value = out.masked(i.arg, _identity(i.kind, self.loop.body[i.arg].dtype))
@@ -184,9 +183,9 @@ class _Split:
         """The pieces' results reduced, and all row-level work that needs no more than those."""
         along = make_axis("piece", self.pieces, True)
         out = PartialBody(self.loop, {})
-        where = _position(along) * product(self.rows) + self.row
+        where = along.expr * product(self.rows) + self.row
         for n in self.first:
-            out.values[n] = self._combined(out, self._reduced(n), self.stored[n], where, _position(along))
+            out.values[n] = self._combined(out, self._reduced(n), self.stored[n], where, along.expr)
         for n, i in enumerate(self.loop.body):
             if isinstance(i, Store) and not self.phases.level[n] and self.phases.ready[n] <= 1:
                 out.value(n)
@@ -272,10 +271,6 @@ class PartialBody(BodyBuilder):
             return value
         dtype = self.source[n].dtype.compute
         return self.emit(Apply("where", (self.inside, value, self.emit(const(identity, dtype))), dtype))
-
-
-def _position(axis: Axis) -> Expr:
-    return Expr({(axis.sym,): 1})
 
 
 def _identity(kind: str, dtype: DType) -> bool | int | float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from burnish.ir.body import Load, Loop, Scanned, value_refs
+from burnish.ir.body import Load, Loop, value_refs
 from burnish.ir.expr import coefficient, mentions
 
 
@@ -10,7 +10,7 @@ def is_vector_product(loop: Loop) -> bool:
     """Whether the loop's time is that of reading a matrix row by row, to combine each row with one vector. There may be
     several matrices, each with its vector, and the matrix may be selected by an index. A loop that stores its rows (a
     norm) is not a vector product."""
-    if not loop.reduction or not loop.parallel or any(isinstance(i, Scanned) for i in loop.body):
+    if not loop.reduction or not loop.parallel or loop.scans:
         return False
     if any(mentions(s.index, {a.name for a in loop.reduction}) for s in loop.stores):
         return False

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from burnish.fuel import Fuel
-from burnish.ir.body import Apply, BodyBuilder, Load, Loop, Reduced, Scanned, make_axis, prune
+from burnish.ir.body import Apply, BodyBuilder, Load, Loop, Reduced, make_axis, prune
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim, Expr
 from burnish.schedule.epilogue import reading
@@ -44,7 +44,7 @@ def _vector_product(kernel: ContractKernel) -> LoopKernel | None:
     if not isinstance(k, int) or not isinstance(m, int) or not isinstance(n, int) or k > _LONGEST or k == 1:
         return None
     along = make_axis(f"i{len(a.shape)}", k, reduce=True)
-    place = {x.name: Expr({(x.sym,): 1}) for x in (*kernel.loop.axes, along)}
+    place = {x.name: x.expr for x in (*kernel.loop.axes, along)}
 
     def offset(o: Operand, over: Sequence[str]) -> Dim:
         steps = zip(o.strides, over, strict=True)
@@ -93,7 +93,7 @@ def inline_rows(schedule: Schedule, fuel: Fuel | None = None) -> Schedule:
 def _makes_one_row(loop: Loop) -> bool:
     """Whether a loop is one row with one result, an element for each of its points."""
     plain = not loop.sequential and not loop.parallel and len(loop.reduction) == 1
-    if not plain or len(loop.stores) != 1 or any(isinstance(i, Scanned) for i in loop.body):
+    if not plain or len(loop.stores) != 1 or loop.scans:
         return False
     (store,) = loop.stores
     return store.mode == "set" and store.index == Expr({(loop.reduction[0].sym,): 1})
@@ -108,7 +108,7 @@ def _with_row(kernel: Kernel, row: Loop) -> Loop | None:
     if not isinstance(along.size, int) or not isinstance(length, int) or length % along.size != 0:
         return None
     pieces = length // along.size  # of a row that the product takes side by side
-    here = [Expr({(along.sym,): 1}) + k * along.size for k in range(pieces)]
+    here = [along.expr + k * along.size for k in range(pieces)]
     loads = [i for i in loop.loads if i.buffer == store.buffer]
     if any(i.index not in here or i.guard is not None for i in loads):
         return None
