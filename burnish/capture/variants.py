@@ -32,11 +32,12 @@ def new_variant(
     verdicts: Verdicts | None = None,
     ready: Callable[[], object] = lambda: None,
     before_trial: Callable[[], object] | None = None,
+    loaded: bool = False,
 ) -> Variant:
-    """Make a variant of a captured graph, as the object's next one."""
-    name = log.captured()
+    """Make a variant of a captured graph, as the object's next one. `loaded`: nothing was compiled for it."""
+    name = log.loaded() if loaded else log.captured()
     variant = Variant(
-        log.compiles,
+        log.compiles + log.loads,
         facts,
         eager,
         engines,

@@ -38,6 +38,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("handle",),
     ("identity",),
     ("api",),
+    ("packs",),
     ("",),  # the package's own front
     ("generation",),
     ("tools",),

@@ -140,6 +140,11 @@ class Entrance:
             self.reconsider()
 
     @property
+    def compiled(self) -> tuple[types.FunctionType, FrameCompiler] | None:
+        """The frame that Dynamo compiles, and its callback; None if another compiler does the work, or none."""
+        return self._compiled
+
+    @property
     def is_racing(self) -> bool:
         return self._race is not None and self.call is self._race.call and self._race.is_undecided
 

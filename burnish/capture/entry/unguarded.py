@@ -22,10 +22,10 @@ from burnish.runtime.host.boxed import boxed_form
 from burnish.runtime.host.extension import host_if_built
 from burnish.torch_private.dynamo import create_call_function, create_instruction, transform_code_object
 
-_GRAPH = "__compiled_fn_"
+GRAPH = "__compiled_fn_"
 _RESUME = "__resume_at_"
-_SET_ATTRIBUTE = "object_setattr_ignore_descriptor"  # of torch._dynamo.utils
-_LOAD = "burnish load"  # no name of anybody's
+SET_ATTRIBUTE = "object_setattr_ignore_descriptor"  # of torch._dynamo.utils
+LOAD = "burnish load"  # no name of anybody's
 # Dynamo's code objects, by id (their constants may be unhashable), of frames that are compiled up to a graph break.
 _broken: weakref.WeakValueDictionary[int, types.CodeType] = weakref.WeakValueDictionary()
 
@@ -37,6 +37,11 @@ def note_broken(code: types.CodeType) -> None:
 
 def is_broken(code: types.CodeType) -> bool:
     return _broken.get(id(code)) is code
+
+
+def is_resumed(code: types.CodeType) -> bool:
+    """Whether it calls functions that Dynamo made of the rest of a frame, after a graph break."""
+    return any(name.startswith(_RESUME) for name in code.co_names)
 
 
 def remember_sources(backend: Callable[..., Any]) -> Callable[..., Any]:
@@ -101,14 +106,13 @@ class Unguarded:
     @property
     def is_whole(self) -> bool:
         """Whether the whole frame is compiled, and no part of it looks up other compiled code."""
-        resumes = any(name.startswith(_RESUME) for name in self._code.co_names)
-        return not resumes and not is_broken(self._code)
+        return not is_resumed(self._code) and not is_broken(self._code)
 
     def _graphs(self) -> dict[str, Any]:
         """The graphs by name, in the form called here: if their assumptions do not hold, the seal must know before
         anything has run."""
-        names = [name for name in self._code.co_names if name.startswith(_GRAPH)]
-        graphs = {name: _unwrapped(self._frame.__globals__.get(name)) for name in names}
+        names = [name for name in self._code.co_names if name.startswith(GRAPH)]
+        graphs = {name: unwrapped(self._frame.__globals__.get(name)) for name in names}
         return {name: raising_unmet(graph) for name, graph in graphs.items() if boxed_form(graph) is not None}
 
     def _function(
@@ -125,10 +129,10 @@ class Unguarded:
         """Call the frame, and record which inputs the graph gets."""
         if self._is_short:
             return self.call(*args, **kwargs)
-        graphs = [name for name in self._code.co_names if name.startswith(_GRAPH)]
-        graph = _unwrapped(self._frame.__globals__.get(graphs[0])) if len(graphs) == 1 else None
+        graphs = [name for name in self._code.co_names if name.startswith(GRAPH)]
+        graph = unwrapped(self._frame.__globals__.get(graphs[0])) if len(graphs) == 1 else None
         sources: Sources | None = getattr(graph, SOURCES, None)
-        if graph is None or sources is None or _stores_globals(self._code):
+        if graph is None or sources is None or stores_globals(self._code):
             return self.call(*args, **kwargs)
         seen: list[Any] = []
         refusing = raising_unmet(graph)
@@ -151,23 +155,24 @@ class Unguarded:
         if len(inputs) != len(sources) or any("___" in source for source in sources):  # functions of Dynamo's own
             return None
         load = loader(graph, sources, inputs, self._frame)
-        code = None if load is None else _with_loader(self._code, parameters_of(self._frame.__code__))
+        code = None if load is None else with_loader(self._code, parameters_of(self._frame.__code__))
         return None if code is None else self._function(code, load=load)
 
 
-def _unwrapped(function: Any) -> Any:
+def unwrapped(function: Any) -> Any:
     """The graph without the wrapper that disables Dynamo inside it."""
     return getattr(function, "_torchdynamo_orig_callable", function)
 
 
-def _stores_globals(code: types.CodeType) -> bool:
+def stores_globals(code: types.CodeType) -> bool:
     return any(i.opname in ("STORE_GLOBAL", "DELETE_GLOBAL") for i in dis.get_instructions(code))
 
 
-def _with_loader(code: types.CodeType, parameters: list[str]) -> types.CodeType | None:
+def with_loader(code: types.CodeType, parameters: list[str], *, natively: bool = True) -> types.CodeType | None:
     """The code, with the instructions from loading the graph to calling it replaced by a call of its last free
-    variable. A constant would be invisible to gc, and would keep alive a model that refers to its compiled object."""
-    free = (*code.co_freevars, _LOAD)
+    variable. A constant would be invisible to gc, and would keep alive a model that refers to its compiled object.
+    `natively`: functions of the extension become constants of the code, which then is of this process."""
+    free = (*code.co_freevars, LOAD)
     done = False
 
     def replace(instructions: list[Any], options: dict[str, Any]) -> None:
@@ -182,12 +187,13 @@ def _with_loader(code: types.CodeType, parameters: list[str]) -> types.CodeType 
         after = [i for i in after if not (i.opname == "DELETE_FAST" and i.argval in gone)]
         if any(i.argval in gone for i in after if "FAST" in i.opname) or _is_target([*before, *after], removed):
             return
-        call = [create_instruction("LOAD_DEREF", argval=_LOAD)]
+        call = [create_instruction("LOAD_DEREF", argval=LOAD)]
         call += [create_instruction("LOAD_FAST", argval=name) for name in parameters]
         call += create_call_function(len(parameters), True)
         before = [i for i in before if i.opname != "COPY_FREE_VARS"]
         options["co_freevars"] = free
-        instructions[:] = [create_instruction("COPY_FREE_VARS", arg=len(free)), *before, *call, *_quicker(after)]
+        after = _quicker(after) if natively else after
+        instructions[:] = [create_instruction("COPY_FREE_VARS", arg=len(free)), *before, *call, *after]
         done = True
 
     try:
@@ -207,7 +213,7 @@ def _quicker(instructions: list[Any]) -> list[Any]:
         return instructions
     out = []
     for i in instructions:
-        if i.opname == "LOAD_ATTR" and i.argval == _SET_ATTRIBUTE and i.target is None:
+        if i.opname == "LOAD_ATTR" and i.argval == SET_ATTRIBUTE and i.target is None:
             out += [
                 create_instruction("POP_TOP"),
                 create_instruction("LOAD_CONST", argval=host.set_in_dict),
@@ -236,7 +242,7 @@ def _call_of_graph(instructions: list[Any]) -> tuple[int, int] | None:
 
 
 def _is_graph(name: object) -> bool:
-    return isinstance(name, str) and name.startswith(_GRAPH)
+    return isinstance(name, str) and name.startswith(GRAPH)
 
 
 def _is_target(instructions: list[Any], removed: list[Any]) -> bool:

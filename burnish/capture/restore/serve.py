@@ -15,7 +15,8 @@ from burnish.capture.autograd.double_backward import Replay, Returns
 from burnish.capture.boxed_programs import Program, boxed, counting_versions, unboxed
 from burnish.capture.entry.diagnosis import serve_eager
 from burnish.capture.entry.graph_inputs import SOURCES
-from burnish.capture.graphs.eager_forms import eager_graph, leaving_contexts, traced_graph, without_autocast
+from burnish.capture.graphs.dispatch_state import leaving_contexts
+from burnish.capture.graphs.eager_forms import eager_graph, traced_graph, without_autocast
 from burnish.capture.graphs.facts import draws_random_numbers
 from burnish.capture.restore.frame import StoredGraph
 from burnish.capture.restore.graph_source import GraphText, graph_of, runnable
