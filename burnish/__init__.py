@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from burnish.capture.regions.blocks import region
     from burnish.observe import metrics
     from burnish.options import Options
+    from burnish.packs.loading import load
+    from burnish.packs.packing import pack
     from burnish.stats import Stats
     from burnish.tools.bench import bench
     from burnish.tools.explain import explain
@@ -30,7 +32,9 @@ __all__ = [
     "disable",
     "errors",
     "explain",
+    "load",
     "metrics",
+    "pack",
     "region",
     "reset",
     "seal",
@@ -47,7 +51,9 @@ _HOMES = {
     "compile": "burnish.api",
     "disable": "burnish.api",
     "explain": "burnish.tools.explain",
+    "load": "burnish.packs.loading",
     "metrics": "burnish.observe",
+    "pack": "burnish.packs.packing",
     "region": "burnish.capture.regions.blocks",
     "reset": "burnish.api",
     "seal": "burnish.api",

@@ -164,7 +164,12 @@ def _check_backend(backend: object) -> None:
 
 
 def _compiled_function(function: Callable[..., Any], settings: Settings) -> Callable[..., Any]:
-    handle = Handle(function, settings)
+    return function_behind(Handle(function, settings))
+
+
+def function_behind(handle: Handle) -> Callable[..., Any]:
+    """The compiled function of a handle."""
+    function: Callable[..., Any] = handle.eager
     compiled: Any = functools.wraps(function)(_way_in(function, handle.entrance))
     compiled.burnish = handle
     return compiled

@@ -9,6 +9,9 @@ import traceback
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
+
+_MOST_SHOWN = 8  # differences in a message
 
 
 class BurnishError(RuntimeError):
@@ -193,6 +196,74 @@ class SealedError(BurnishError):
             f"{name or 'a compiled object'} is sealed, and this call is not for what was compiled: {reason}. Way out: "
             "warm up with such a call before sealing, or seal without strict=True to let eager serve it."
         )
+
+
+# -- packs --------------------------------------------------------------------------------------------------------
+
+
+class Mismatch(NamedTuple):
+    """One factor of a pack, as stored and as it is now."""
+
+    factor: str
+    stored: str
+    current: str
+
+    def __str__(self) -> str:
+        return f"{self.factor}: {_brief(self.stored)} in the pack, {_brief(self.current)} here"
+
+
+def _brief(text: str) -> str:
+    return text if len(text) <= 160 else f"{text[:157]}..."
+
+
+class PackError(BurnishError):
+    """The base of what `burnish.load` raises for a pack that it does not use."""
+
+
+class PackDamaged(PackError):
+    """The file is not a pack, or not the one that was written."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        self.path = path
+        self.reason = reason
+        super().__init__(f"{path} cannot be loaded: {reason}. Way out: copy it again, or write it again: burnish.pack.")
+
+
+class PackDiffers(PackError):
+    """The pack is for another machine, other versions or another model; `differences` lists each factor."""
+
+    def __init__(self, path: str, differences: Sequence[Mismatch]) -> None:
+        self.path = path
+        self.differences = tuple(differences)
+        shown = "; ".join(map(str, self.differences[:_MOST_SHOWN]))
+        more = len(self.differences) - _MOST_SHOWN
+        super().__init__(
+            f"{path} does not fit: {shown}{f'; and {more} more' if more > 0 else ''}. Way out: pack again with what is "
+            "used here, or let burnish.load(..., missing='compile') compile."
+        )
+
+
+class PackUnsigned(PackError):
+    """A signature is asked for, and the pack has none, or one of another key."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        self.path = path
+        self.reason = reason
+        super().__init__(f"{path} is not loaded: {reason}. Way out: sign it: burnish.pack(..., sign=KEYFILE).")
+
+
+class BadKey(UsageError):
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(
+            f"cannot use the key {path}: {reason}. Way out: openssl genpkey -algorithm ed25519 writes a private key, "
+            "openssl pkey -pubout its public key."
+        )
+
+
+class CannotPack(UsageError):
+    def __init__(self, name: str, reasons: Sequence[str]) -> None:
+        self.reasons = tuple(reasons)
+        super().__init__(f"{name} cannot be packed: {'; '.join(self.reasons)}.")
 
 
 # -- the command line's TARGET ------------------------------------------------------------------------------------

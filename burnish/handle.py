@@ -96,9 +96,11 @@ class Settings:
 class Handle:
     """Available as `compiled.burnish`: `eager` is the original, `stats()` its statistics."""
 
-    def __init__(self, eager: Any, settings: Settings) -> None:
+    def __init__(self, eager: Any, settings: Settings, entrance: Callable[[Handle, Any], Any] | None = None) -> None:
+        """`entrance` makes the entrances of an object that is not compiled here but loaded (`burnish/packs`)."""
         self.eager = eager
         self.settings = settings
+        self._make_entrance = entrance
         self.options = settings.resolved()
         self.name = settings.name or attribute(eager, "__qualname__") or type(eager).__name__
         self.log = CompileLog(self.options.dump_dir, self.name, sinks_for(self.options))
@@ -110,6 +112,9 @@ class Handle:
         register(self.log, self)  # last: from now on metrics ask it
 
     def _entrance(self, target: Callable[..., Any]) -> Entrance | EagerEntrance:
+        if self._make_entrance is not None:
+            loaded: Entrance = self._make_entrance(self, target)
+            return loaded
         foreign = {"disable": True} if self.settings.disable else self.settings.for_torch_compile()
         if (lack := _why_eager()) is not None:
             from burnish.capture.entry.eager_only import EagerEntrance

@@ -32,8 +32,14 @@ _classes: weakref.WeakKeyDictionary[type, _Kin] = weakref.WeakKeyDictionary()  #
 
 def compiled_module(original: torch.nn.Module, settings: Settings) -> torch.nn.Module:
     """`original`, compiled: another object of (a subclass of) its class, over the same `__dict__`."""
+    return module_behind(Handle(original, settings))
+
+
+def module_behind(handle: Handle) -> torch.nn.Module:
+    """The compiled module of a handle."""
+    original: torch.nn.Module = handle.eager
     shown = tuple(name for name in ("burnish", "eager") if attribute(original, name, _HANDLE) is _HANDLE)
-    return _twin(original, Handle(original, settings), ("compiled", shown), _compiled_members, shown)
+    return _twin(original, handle, ("compiled", shown), _compiled_members, shown)
 
 
 def disabled_module(original: torch.nn.Module) -> torch.nn.Module:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch.fx import GraphModule
 
+from burnish.codegen.c.compiled_unit import CUnit
 from burnish.codegen.c.split_unit import in_parts
-from burnish.codegen.c.unit import CUnit, generate
+from burnish.codegen.c.unit import generate
 from burnish.errors import CompileError
 from burnish.fuel import Fuel
 from burnish.ir.graph import Graph

@@ -12,14 +12,11 @@ import copy
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import fx
 
-from burnish.assumptions import TensorInput
-from burnish.capture.boxed_programs import Program
 from burnish.capture.entry.diagnosis import CONTROL_FLOW, serve_eager
 from burnish.capture.entry.eager_only import tell
 from burnish.capture.entry.library_preload import preload_libraries
@@ -37,23 +34,18 @@ from burnish.capture.graphs.eager_semantics import (
 )
 from burnish.capture.graphs.origins import name_classes
 from burnish.capture.restore.frame import note_graph
+from burnish.capture.variants import new_variant
 from burnish.observe.log import CompileLog
 from burnish.observe.registry import register
 from burnish.observe.sinks import sinks_for
 from burnish.options import Options
-from burnish.runtime.host.extension import host_if_built, host_library
 from burnish.stats import Stats
 from burnish.torch_private import inductor
-from burnish.torch_private.guards import guards_are_whole
 from burnish.torch_private.names import EAGER
 from burnish.torch_private.probe import why
 from burnish.torch_private.versions import warn_of_newer_torch
 from burnish.trust.background_trial import propose
-from burnish.trust.gate import GraphFacts
 from burnish.trust.record import Engine
-from burnish.trust.stored_verdicts import Verdicts
-from burnish.trust.variant import Policy, Variant
-from burnish.trust.variant_log import VariantLog
 
 Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
@@ -109,57 +101,6 @@ def make_backend(options: Options, log: CompileLog) -> Backend:
         return variant.call
 
     return burnish_graph
-
-
-def new_variant(
-    options: Options,
-    log: CompileLog,
-    facts: GraphFacts,
-    eager: Callable[..., Any],
-    engines: Mapping[Engine, Callable[..., Any]],
-    *,
-    direct: Program | None,
-    compile_seconds: float,
-    backward_without: Callable[[], frozenset[int] | None],
-    verdicts: Verdicts | None = None,
-    ready: Callable[[], object] = lambda: None,
-    before_trial: Callable[[], object] | None = None,
-) -> Variant:
-    """Make a variant of a captured graph, as the object's next one."""
-    name = log.captured()
-    variant = Variant(
-        log.compiles,
-        facts,
-        eager,
-        engines,
-        Policy(options.verify != "off", options.gate, options.sample, options.fault),
-        direct=direct,
-        compile_seconds=compile_seconds,
-        backward_without=backward_without,
-        listener=VariantLog(log, name),
-        timed=(lambda engine, call: log.histogram(name, engine).timed(call)) if options.latency else None,
-        verdicts=verdicts,
-        ready=ready,
-        before_trial=before_trial,
-        host=partial(host_library, options, log) if _checks_count(facts) else host_if_built,
-        guarded=guards_are_whole(),
-        owner=log,
-    )
-    if log.dump_dir is not None and facts.assumptions is not None:
-        log.dump("assumptions.txt", f"{facts.assumptions}\n")
-    if variant.gate is not None:
-        log.noticed(f"warm start: {variant.gate.note}: neither compared nor raced before use")
-    log.variant(variant)
-    return variant
-
-
-def _checks_count(facts: GraphFacts) -> bool:
-    """Whether the cost of Python's checks matters: each call checks every tensor, or is as short as on a GPU, where the
-    extension is built with the first program."""
-    if not guards_are_whole():
-        return True
-    inputs = facts.assumptions.inputs if facts.assumptions is not None else ()
-    return any(isinstance(x, TensorInput) and x.device.type == "cuda" for x in inputs)
 
 
 def _inductors(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> dict[Engine, Callable[..., Any]]:

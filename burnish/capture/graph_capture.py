@@ -20,9 +20,9 @@ from burnish.capture.boxed_programs import Program, boxed, counting_versions, ma
 from burnish.capture.entry.diagnosis import CONTROL_FLOW, serve_eager
 from burnish.capture.gc_pause import patience
 from burnish.capture.graphs.assume import counts_from_storage
+from burnish.capture.graphs.dispatch_state import left_if_it_raises
 from burnish.capture.graphs.eager_forms import (
     eager_graph,
-    left_if_it_raises,
     piecewise,
     traced_graph,
 )

@@ -73,6 +73,7 @@ class CompileLog:
         self.tuning: dict[str, Tuned] = {}  # by key
         self._kernels_told = 0  # in events
         self.compiles = 0
+        self.loads = 0  # of variants from packs
         self._histograms: dict[tuple[str, str], Histogram] = {}
         self._variants: list[weakref.ref[HasVariantStats]] = []
 
@@ -239,6 +240,12 @@ class CompileLog:
         if not self._open_stages.__dict__.pop("failed", False):
             self.emit("compiled", variant=variant, seconds=self.seconds_so_far(), kernels=kernels)
         return variant
+
+    def loaded(self) -> str:
+        """A variant came from a pack. Returns what to call it."""
+        with self._lock:
+            self.loads += 1
+            return f"variant {self.loads}"
 
     def compiled(self, kind: str) -> None:
         with self._lock:

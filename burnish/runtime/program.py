@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from burnish.codegen.c.unit import ERROR_SLOT
+from burnish.codegen.c.compiled_unit import ERROR_SLOT
 from burnish.ir.expr import Dim, Expr, evaluate, render, symbols
 from burnish.ir.graph import Ref
 from burnish.runtime.caller_errors import callers_mistake

@@ -17,6 +17,7 @@ from burnish.tools.commands.bench import add_bench
 from burnish.tools.commands.doctor import add_doctor
 from burnish.tools.commands.explain import add_explain
 from burnish.tools.commands.generate import add_generate
+from burnish.tools.commands.pack import add_pack
 from burnish.tools.commands.verify import add_verify
 
 if TYPE_CHECKING:
@@ -129,6 +130,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_verify(commands, TARGET_HELP)
     add_explain(commands, TARGET_HELP)
     add_generate(commands, TARGET_HELP)
+    add_pack(commands, TARGET_HELP)
     add_doctor(commands, TARGET_HELP)
     _add_cache(commands)
     workloads = commands.add_parser("workloads", help="list the built-in workloads")

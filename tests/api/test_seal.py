@@ -400,8 +400,8 @@ def test_parameters_are_not_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> 
     from burnish.capture.entry import unguarded
 
     made: list[Any] = []
-    replace = unguarded._with_loader
-    monkeypatch.setattr(unguarded, "_with_loader", lambda *args: made.append(replace(*args)) or made[-1])
+    replace = unguarded.with_loader
+    monkeypatch.setattr(unguarded, "with_loader", lambda *args: made.append(replace(*args)) or made[-1])
     model, x = Tiny(), torch.randn(3, 8)
     c = sealed(model, ((x,), {"scale": 0.5}))
     for _ in range(3):
@@ -438,8 +438,8 @@ def test_attributes_of_results_are_set_in_c(monkeypatch: pytest.MonkeyPatch) -> 
     from burnish.capture.entry import unguarded
 
     made: list[Any] = []
-    replace = unguarded._with_loader
-    monkeypatch.setattr(unguarded, "_with_loader", lambda *args: made.append(replace(*args)) or made[-1])
+    replace = unguarded.with_loader
+    monkeypatch.setattr(unguarded, "with_loader", lambda *args: made.append(replace(*args)) or made[-1])
     c = sealed(lambda x: Output(twice=x * 2, more=x + 1), ((torch.randn(4),), {}))
     for _ in range(3):
         x = torch.randn(4)

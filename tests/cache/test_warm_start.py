@@ -22,7 +22,7 @@ from torch import nn
 from torch._dynamo import symbolic_convert
 
 import burnish
-from burnish.capture.entry import own_frame
+from burnish.capture.entry import calling_frame
 from burnish.capture.restore.frame import KIND
 from burnish.runtime.cache import stored_program
 from burnish.runtime.cache.store import open_cache
@@ -62,7 +62,7 @@ def imported(path: Path) -> Any:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["the_model"] = module
-    vars(own_frame).pop("__import_the_model", None)  # where Dynamo's guards look for modules
+    vars(calling_frame).pop("__import_the_model", None)  # where Dynamo's guards look for modules
     symbolic_convert._import_module.cache_clear()
     exec(compile(path.read_text(), str(path), "exec"), module.__dict__)  # no .pyc of the file as it was
     return module

@@ -19,7 +19,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from burnish.codegen.c.unit import CUnit, generate
+from burnish.codegen.c.compiled_unit import CUnit
+from burnish.codegen.c.unit import generate
 from burnish.ir.expr import evaluate
 from burnish.runtime.build.shared_library import NATIVE_DIR
 from burnish.schedule.kernels import ExternKernel, Schedule

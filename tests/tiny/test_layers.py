@@ -39,6 +39,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("handle",),
     ("identity",),
     ("api",),
+    ("packs",),
     ("",),  # the package's own front
     ("generation",),
     ("tools",),

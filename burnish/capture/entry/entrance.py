@@ -11,6 +11,7 @@ import time
 import types
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,13 +28,13 @@ from burnish.capture.entry.frame_compiler import FrameCompiler
 from burnish.capture.entry.own_frame import own_frame, place_of, runs_outside_its_call
 from burnish.capture.entry.prefetch import wanted_by
 from burnish.capture.entry.seal import Seal
-from burnish.capture.entry.unguarded import remember_sources
+from burnish.capture.entry.unguarded import DynamoEntry, remember_sources
 from burnish.observe.log import CompileLog
 from burnish.options import Options
 from burnish.runtime.host.extension import host_if_built, prepare_host
 from burnish.stats import GraphBreak
 from burnish.torch_private import dynamo
-from burnish.torch_private.dynamo import reset_code
+from burnish.torch_private.dynamo import eval_frame, reset_code
 from burnish.trust.checkpoints import recorded_python, regions_are_recorded
 from burnish.trust.record import WholeCall
 from burnish.trust.whole_call import WholeCallRace
@@ -139,6 +140,11 @@ class Entrance:
             self.reconsider()
 
     @property
+    def compiled(self) -> tuple[types.FunctionType, FrameCompiler] | None:
+        """The frame that Dynamo compiles, and its callback; None if another compiler does the work, or none."""
+        return self._compiled
+
+    @property
     def is_racing(self) -> bool:
         return self._race is not None and self.call is self._race.call and self._race.is_undecided
 
@@ -163,8 +169,9 @@ class Entrance:
                 self.stop_compiling()
                 self._is_sealed = True
                 lost = self._race.lost if self._race is not None else None
+                stance = (eval_frame, "_stance", ORDINARY_STANCE)
                 self.call = Seal(
-                    self.target, frame, compiler.ready, ORDINARY_STANCE, self.options, self.log, lost, strict
+                    self.target, frame, partial(_entries, frame, compiler), stance, self.options, self.log, lost, strict
                 ).call
             return entries
 
@@ -276,6 +283,10 @@ class Entrance:
         each step) would make every call compile."""
         spent = self._compiled[1].seconds if self._compiled is not None else 0.0
         return time.monotonic() - self._opened < _PAYS_AFTER * spent
+
+
+def _entries(frame: types.FunctionType, compiler: FrameCompiler) -> list[DynamoEntry]:
+    return [DynamoEntry(entry, frame) for entry in compiler.ready(frame.__code__)]
 
 
 def _called_weakly(method: Callable[[], None]) -> Callable[[], None]:

@@ -7,6 +7,7 @@ import time
 import types
 import weakref
 from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -72,6 +73,14 @@ _LETS_GO = "invalidate_compile_context_weakrefs"
 _MOST_MISTAKES = 64  # kinds of inputs that are known to raise
 
 
+@dataclass(frozen=True)
+class StoredUnder:
+    """Where the cache has a frame, and the part of the process's state that its guards do not tell."""
+
+    key: CacheKey
+    inference: bool
+
+
 class LookAgain(BaseException):
     """Leaves an entered frame: its compiled code exists, but Dynamo has missed it."""
 
@@ -114,6 +123,7 @@ class FrameCompiler:
         self.deferred = DeferredFrames(self.compile, self.entries, self.doubts, options, log) if defers else None
         self.compiles = 0  # of frames, begun
         self.seconds = 0.0  # that they took
+        self._stored: dict[int, tuple[Callable[[], types.CodeType | None], StoredUnder]] = {}  # by the code's id
         self._served: dict[int, str] = {}  # the engine of each judged variant at the last check
 
     def __call__(self, frame: Any, cache_entry: Any, frame_state: Any) -> ConvertFrameReturn:
@@ -153,6 +163,8 @@ class FrameCompiler:
             key = self._warm_key(frame) if frame.f_code is self.root else None
             if key is not None and (restored := self._warm.restored(key, frame)) is not None:
                 self._made(frame, restored.guarded_code, graphs, asked)
+                if (guarded := restored.guarded_code) is not None:
+                    self._note_stored(guarded.code, key)
                 return restored
             self._preload_libraries()
             watch = Watch()
@@ -177,6 +189,8 @@ class FrameCompiler:
                     if not raises and not asked and not differs:  # another process has another environment
                         with self._log.stage("store"):
                             store(result)
+                        if key is not None and (guarded := result.guarded_code) is not None:
+                            self._note_stored(guarded.code, key)
                     wait()
             except MakesItsWeights:
                 return ONCE_IN_EAGER
@@ -208,6 +222,14 @@ class FrameCompiler:
         except Exception as error:  # inputs that cannot be described: a lazy module's weights before its first call
             self._log.noticed(f"frame not stored: {failure_reason(error)[:80]}")
             return None
+
+    def _note_stored(self, code: types.CodeType, key: CacheKey) -> None:
+        self._stored[id(code)] = weakref.ref(code), StoredUnder(key, torch.is_inference_mode_enabled())
+
+    def stored_under(self, code: types.CodeType) -> StoredUnder | None:
+        """Where the cache has the frame of this code, unless it could not be stored."""
+        alive, found = self._stored.get(id(code), (lambda: None, None))
+        return found if alive() is code else None
 
     def _preload_libraries(self) -> None:
         """Preload the libraries that the trial will need for any graph."""

@@ -14,7 +14,7 @@ import torch
 from torch.autograd import forward_ad
 
 from burnish.assumptions import AssumptionUnmet
-from burnish.capture.entry.definition import Definition
+from burnish.capture.entry.definition import Attribute, Definition
 from burnish.runtime.host.extension import Host
 from burnish.runtime.host.signature import BY_VALUE, TENSORS, Key
 from burnish.torch_private.dispatch import (
@@ -24,7 +24,7 @@ from burnish.torch_private.dispatch import (
     len_torch_function_stack,
     where_fx_tracing_is_kept,
 )
-from burnish.torch_private.dynamo import eval_frame, set_eval_frame
+from burnish.torch_private.dynamo import set_eval_frame
 from burnish.torch_private.guards import device as default_device
 
 _TENSOR, _VALUE, _FLOAT, _REFUSED = range(4)  # as sealed.h numbers them
@@ -45,7 +45,7 @@ class KnownCalls:
         self,
         host: Host,
         definition: Definition | None,
-        ordinary_stance: object,
+        stance: Attribute,
         otherwise: Callable[..., Any],
         refused: Callable[..., Any],
     ) -> None:
@@ -56,8 +56,8 @@ class KnownCalls:
         self._refused: frozenset[Key] = frozenset()
         self._misses = 0
         fx_attributes, self._fx_state = where_fx_tracing_is_kept()
-        self._attributes: tuple[tuple[object, str, object], ...] = (
-            (eval_frame, "_stance", ordinary_stance),
+        self._attributes: tuple[Attribute, ...] = (
+            stance,
             *fx_attributes,
             (forward_ad, "_current_level", -1),  # compiled code would lose the tangents
         )

@@ -58,7 +58,7 @@ class Method:
 
 def guard_methods(manager: Any, frame: Any, prepare: Callable[[], object] = lambda: None) -> None:
     """Add the guard to a frame's guards. `prepare` starts the build of the extension; it is called if useful."""
-    classes = _classes_of_modules(frame) | dict.fromkeys(_guarded_classes(manager.root))
+    classes = classes_of_modules(frame) | dict.fromkeys(_guarded_classes(manager.root))
     methods = called_methods(classes, frame.f_code, frame.f_globals)
     if not methods:
         return
@@ -77,7 +77,7 @@ def _modules(values: Iterable[Any], code: types.CodeType, names: Mapping[str, An
             yield from holder.modules()
 
 
-def _classes_of_modules(frame: Any) -> dict[type, None]:
+def classes_of_modules(frame: Any) -> dict[type, None]:
     return {type(module): None for module in _modules(frame.f_locals.values(), frame.f_code, frame.f_globals)}
 
 
@@ -95,6 +95,19 @@ def _guarded_classes(manager: Any) -> Iterator[type]:
 def all_as_compiled(manager: Any, frame: types.FunctionType, held: Callable[[], bool] | None) -> Callable[[], bool]:
     """The check for a sealed call that replaces its guards: methods are unchanged, no module has got its own `forward`
     since, and each module has the submodules it had. Runs after `held`."""
+    return _all_unchanged(_known.get(manager) or _Question(()), frame, held)
+
+
+def all_as_found(
+    methods: Sequence[Method], frame: types.FunctionType, held: Callable[[], bool] | None
+) -> Callable[[], bool]:
+    """The same for these methods, where there is no manager of guards."""
+    return _all_unchanged(_Question(methods), frame, held)
+
+
+def _all_unchanged(
+    question: _Question, frame: types.FunctionType, held: Callable[[], bool] | None
+) -> Callable[[], bool]:
     scope = [_content(cell) for cell in frame.__closure__ or ()]
     modules = dict.fromkeys(_modules(scope, frame.__code__, frame.__globals__))
     own = tuple((vars(module), ((_OWN, vars(module).get(_OWN)),)) for module in modules)
@@ -102,7 +115,7 @@ def all_as_compiled(manager: Any, frame: types.FunctionType, held: Callable[[], 
     others = [] if held is None else [held]
     if own:
         others.append(_still_their_own(own, submodules))
-    return (_known.get(manager) or _Question(())).asked_after(others)
+    return question.asked_after(others)
 
 
 def _still_their_own(own: tuple[Any, ...], submodules: tuple[Any, ...]) -> Callable[[], bool]:
@@ -272,7 +285,7 @@ def _content(cell: types.CellType) -> object:
 def methods_mark(frame: Any) -> str:
     """The functions that implement the methods of a frame's classes. A warm start compares the code of the traced
     functions, but would not notice that a class has another function now."""
-    methods = called_methods(_classes_of_modules(frame), frame.f_code, frame.f_globals)
+    methods = called_methods(classes_of_modules(frame), frame.f_code, frame.f_globals)
     lines = sorted(f"{method.owner.__module__}.{method} {_described(method.function)}" for method in methods)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 

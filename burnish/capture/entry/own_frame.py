@@ -3,48 +3,24 @@
 from __future__ import annotations
 
 import inspect
-import itertools
 import types
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from burnish.capture.entry.calling_frame import frame_calling, frame_copying, name_of
 from burnish.capture.entry.diagnosis import Place
 from burnish.torch_private.dynamo import check as is_skipped
-
-_serial = itertools.count(1)
 
 
 def own_frame(target: Callable[..., Any]) -> types.FunctionType:
     """A function that calls `target`, with its own code object."""
-    if _is_traceable_function(target):
-        return _renamed(_copied(target))
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return target(*args, **kwargs)
-
-    call.__name__ = type(target).__name__ if isinstance(target, torch.nn.Module) else _name_of(target)
-    return _renamed(call)
+    return frame_copying(target) if _is_traceable_function(target) else frame_calling(target)
 
 
 def _is_traceable_function(target: Callable[..., Any]) -> bool:
     return isinstance(target, types.FunctionType) and not is_skipped(target)
-
-
-def _copied(function: Any) -> types.FunctionType:
-    copy = types.FunctionType(
-        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
-    )
-    copy.__kwdefaults__ = function.__kwdefaults__
-    return copy
-
-
-def _renamed(function: Any) -> types.FunctionType:
-    # The name is part of Dynamo's key for recorded sizes (file, line, name).
-    function.__code__ = function.__code__.replace(co_name=f"{function.__name__}__{next(_serial)}")
-    renamed: types.FunctionType = function
-    return renamed
 
 
 def runs_outside_its_call(target: Callable[..., Any]) -> str:
@@ -57,14 +33,10 @@ def runs_outside_its_call(target: Callable[..., Any]) -> str:
     return ""
 
 
-def _name_of(target: Callable[..., Any]) -> str:
-    return getattr(target, "__name__", type(target).__name__)
-
-
 def place_of(target: Any) -> Place:
     """The source location: a module's forward, or the function."""
     is_module = isinstance(target, torch.nn.Module)
-    name = type(target).__name__ if is_module else _name_of(target)
+    name = type(target).__name__ if is_module else name_of(target)
     written = type(target).forward if is_module else inspect.unwrap(target)
     code = getattr(getattr(written, "__func__", written), "__code__", None)
     if code is None:

@@ -12,16 +12,14 @@ from __future__ import annotations
 import inspect
 import threading
 import types
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Protocol
 
 from torch.autograd import forward_ad
 
 from burnish.assumptions import AssumptionUnmet
-from burnish.capture.entry.definition import Definition, definition_of
+from burnish.capture.entry.definition import Attribute, Definition, definition_of
 from burnish.capture.entry.known_calls import KnownCalls
-from burnish.capture.entry.method_guards import all_as_compiled
-from burnish.capture.entry.unguarded import Unguarded
 from burnish.errors import SealedError
 from burnish.observe.log import CompileLog
 from burnish.options import Options
@@ -34,11 +32,42 @@ from burnish.torch_private.dispatch import (
     len_torch_dispatch_stack,
     len_torch_function_stack,
 )
-from burnish.torch_private.dynamo import GlobalStateGuard, eval_frame, set_eval_frame
+from burnish.torch_private.dynamo import GlobalStateGuard, set_eval_frame
 from burnish.trust.checkpoints import checkpoint_here, has_graphs
 
 _REMEMBERED = 1024  # signatures: sizes that never recur must not fill the memory
-Entries = Callable[[types.CodeType], list[Any]]
+
+
+class Unguarded(Protocol):
+    """Compiled code as a function of its frame's arguments. `first` makes the first call."""
+
+    call: Callable[..., Any]
+    held: Callable[[], bool] | None  # whether the tensors that it keeps still belong to the module
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the whole frame is compiled."""
+
+    def first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+
+
+class Guarded(Protocol):
+    """Compiled code of the frame with its guards: an entry of Dynamo's cache, or a variant of a pack."""
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for the same code."""
+
+    def fits(self, values: Mapping[str, Any]) -> bool:
+        """Whether its guards pass for these values of the frame's variables."""
+
+    def unguarded(self) -> Unguarded: ...
+
+    def as_compiled(self, held: Callable[[], bool] | None) -> Callable[[], bool]:
+        """The check that replaces the guards in later calls: first `held`, then that methods are unchanged."""
+
+
+Entries = Callable[[], Sequence[Guarded]]
 # Checks that the state of the process is the same; checks that the kept tensors still belong to the module and that
 # methods are unchanged; the function to call.
 Route = tuple[Callable[[], bool], Callable[[], bool], Callable[..., Any]]
@@ -56,14 +85,14 @@ class Seal:
         target: Callable[..., Any],
         frame: types.FunctionType,
         entries: Entries,
-        ordinary_stance: object,
+        stance: Attribute,
         options: Options,
         log: CompileLog,
         lost: Callable[[tuple[Any, ...], dict[str, Any]], bool] | None = None,
         strict: bool = False,
     ) -> None:
-        """`lost` tells whether eager was faster at a call's kind. `strict`: a call without compiled code raises
-        SealedError."""
+        """`stance` is Dynamo's, while calls may run compiled code. `lost` tells whether eager was faster at a call's
+        kind. `strict`: a call without compiled code raises SealedError."""
         self._lost = lost
         self._strict = strict
         self._target = target
@@ -72,30 +101,33 @@ class Seal:
         self._log = log
         self._signature = inspect.signature(frame)
         self._lock = threading.Lock()
-        self._codes: dict[types.CodeType, Unguarded] = {}
+        self._codes: dict[Hashable, Unguarded] = {}
         self._routes: dict[Key, Route] = {}
         self._makers: dict[Any, KeyMaker] = {}
         definition = definition_of(target)
-        self.call = self._make_call(definition, ordinary_stance)
+        self.call = self._make_call(definition, stance)
         host: Host | None = host_library(options, log)
         for variant in log.variants():
             variant.without_guards(host)
         self._known: KnownCalls | None = None
         if host is not None:
-            self._known = KnownCalls(host, definition, ordinary_stance, self.call, self._refused)
+            self._known = KnownCalls(host, definition, stance, self.call, self._refused)
             self.call = self._known.call
 
-    def _make_call(self, definition: Definition | None, ordinary: object) -> Callable[..., Any]:
+    def _make_call(self, definition: Definition | None, stance: Attribute) -> Callable[..., Any]:
         # Every name that a call reads is a local of this function, because a call has a budget of a few us.
         makers, routes, target, first = self._makers, self._routes, self._target, self._first
         introduce, refused = self._introduce, self._refused
-        set_callback, dispatch_modes, stances = set_eval_frame, len_torch_dispatch_stack, eval_frame
+        set_callback, dispatch_modes = set_eval_frame, len_torch_dispatch_stack
+        stances, stance_name, ordinary = stance
         fx_tracing, jit_tracing, duals = is_fx_symbolic_tracing, is_tracing, forward_ad
         function_modes = len_torch_function_stack
         changed = definition.changed if definition is not None else lambda: False
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            if dispatch_modes() or stances._stance is not ordinary or fx_tracing() or jit_tracing() or changed():
+            if dispatch_modes() or fx_tracing() or jit_tracing() or changed():
+                return in_eager(*args, **kwargs)
+            if getattr(stances, stance_name) is not ordinary:
                 return in_eager(*args, **kwargs)
             if duals._current_level >= 0:  # compiled code would lose the tangents
                 return in_eager(*args, **kwargs)
@@ -138,24 +170,24 @@ class Seal:
             self._log.emit("unsealed_call", reason=str(key[4:]))
             self._remember(key, self._eager)
             return self._eager(*args, **kwargs)
-        code = self._unguarded(entry.code)
+        code = self._unguarded(entry)
         if not code.is_whole:
             self._log.noticed("sealed with guards: a graph break leaves parts that look for their own code")
             self._remember(key, self._guarded)
             return self._guarded(*args, **kwargs)
         result = code.first(args, kwargs)
-        self._remember(key, code.call, all_as_compiled(entry.guard_manager, self._frame, code.held))
+        self._remember(key, code.call, entry.as_compiled(code.held))
         return result
 
-    def _unguarded(self, code: types.CodeType) -> Unguarded:
+    def _unguarded(self, entry: Guarded) -> Unguarded:
         with self._lock:
-            known = self._codes.get(code)
+            known = self._codes.get(entry.key)
             if known is None or (known.held is not None and not known.held()):  # a parameter was replaced
-                known = self._codes[code] = Unguarded(code, self._frame)
+                known = self._codes[entry.key] = entry.unguarded()
             return known
 
-    def _fitting(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The entry of Dynamo's cache whose guards pass."""
+    def _fitting(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Guarded | None:
+        """The compiled code whose guards pass."""
         try:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError:
@@ -164,8 +196,7 @@ class Seal:
         values = dict(bound.arguments)
         free = self._frame.__code__.co_freevars
         values |= {name: cell.cell_contents for name, cell in zip(free, self._frame.__closure__ or (), strict=True)}
-        entries = self._entries(self._frame.__code__)
-        return next((entry for entry in entries if entry.guard_manager.check(values)), None)
+        return next((entry for entry in self._entries() if entry.fits(values)), None)
 
     def _remember(self, key: Key, run: Callable[..., Any], held: Callable[[], bool] = _nothing_to_hold) -> None:
         with self._lock:

@@ -9,7 +9,6 @@ parameters and buffers and loads only the other inputs.
 from __future__ import annotations
 
 import dis
-import re
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -17,19 +16,16 @@ from typing import Any
 
 from torch import fx
 
-from burnish.assumptions import AssumptionUnmet
+from burnish.capture.entry.graph_inputs import SOURCES, Sources, loader, parameters_of, raising_unmet, still_held
+from burnish.capture.entry.method_guards import all_as_compiled
 from burnish.runtime.host.boxed import boxed_form
 from burnish.runtime.host.extension import host_if_built
 from burnish.torch_private.dynamo import create_call_function, create_instruction, transform_code_object
 
-Sources = tuple[str, ...]
-SOURCES = "_burnish_sources"
-_GRAPH = "__compiled_fn_"
+GRAPH = "__compiled_fn_"
 _RESUME = "__resume_at_"
-_SET_ATTRIBUTE = "object_setattr_ignore_descriptor"  # of torch._dynamo.utils
-_IN_MODULE = re.compile(r"\._(parameters|buffers)\['[^']+'\]$")
-_LOAD = "burnish load"  # no name of anybody's
-_STEP = re.compile(r"\._(modules|parameters|buffers)\['([^']+)'\]")
+SET_ATTRIBUTE = "object_setattr_ignore_descriptor"  # of torch._dynamo.utils
+LOAD = "burnish load"  # no name of anybody's
 # Dynamo's code objects, by id (their constants may be unhashable), of frames that are compiled up to a graph break.
 _broken: weakref.WeakValueDictionary[int, types.CodeType] = weakref.WeakValueDictionary()
 
@@ -41,6 +37,11 @@ def note_broken(code: types.CodeType) -> None:
 
 def is_broken(code: types.CodeType) -> bool:
     return _broken.get(id(code)) is code
+
+
+def is_resumed(code: types.CodeType) -> bool:
+    """Whether it calls functions that Dynamo made of the rest of a frame, after a graph break."""
+    return any(name.startswith(_RESUME) for name in code.co_names)
 
 
 def remember_sources(backend: Callable[..., Any]) -> Callable[..., Any]:
@@ -69,6 +70,28 @@ def input_sources(graph: fx.GraphModule) -> Sources | None:
     return tuple(found)
 
 
+class DynamoEntry:
+    """An entry of Dynamo's cache, as a seal asks for it."""
+
+    def __init__(self, entry: Any, frame: types.FunctionType) -> None:
+        self._entry = entry
+        self._frame = frame
+
+    @property
+    def key(self) -> types.CodeType:
+        code: types.CodeType = self._entry.code
+        return code
+
+    def fits(self, values: Mapping[str, Any]) -> bool:
+        return bool(self._entry.guard_manager.check(values))
+
+    def unguarded(self) -> Unguarded:
+        return Unguarded(self._entry.code, self._frame)
+
+    def as_compiled(self, held: Callable[[], bool] | None) -> Callable[[], bool]:
+        return all_as_compiled(self._entry.guard_manager, self._frame, held)
+
+
 class Unguarded:
     """The code of an entry of Dynamo's cache as a function, `call`, of its frame's arguments. `first` makes the first
     call, and finds out which loads later calls can skip."""
@@ -83,15 +106,14 @@ class Unguarded:
     @property
     def is_whole(self) -> bool:
         """Whether the whole frame is compiled, and no part of it looks up other compiled code."""
-        resumes = any(name.startswith(_RESUME) for name in self._code.co_names)
-        return not resumes and not is_broken(self._code)
+        return not is_resumed(self._code) and not is_broken(self._code)
 
     def _graphs(self) -> dict[str, Any]:
         """The graphs by name, in the form called here: if their assumptions do not hold, the seal must know before
         anything has run."""
-        names = [name for name in self._code.co_names if name.startswith(_GRAPH)]
-        graphs = {name: _unwrapped(self._frame.__globals__.get(name)) for name in names}
-        return {name: _refusing(graph) for name, graph in graphs.items() if boxed_form(graph) is not None}
+        names = [name for name in self._code.co_names if name.startswith(GRAPH)]
+        graphs = {name: unwrapped(self._frame.__globals__.get(name)) for name in names}
+        return {name: raising_unmet(graph) for name, graph in graphs.items() if boxed_form(graph) is not None}
 
     def _function(
         self, code: types.CodeType, also: Mapping[str, Any] | None = None, load: Callable[..., Any] | None = None
@@ -107,13 +129,13 @@ class Unguarded:
         """Call the frame, and record which inputs the graph gets."""
         if self._is_short:
             return self.call(*args, **kwargs)
-        graphs = [name for name in self._code.co_names if name.startswith(_GRAPH)]
-        graph = _unwrapped(self._frame.__globals__.get(graphs[0])) if len(graphs) == 1 else None
+        graphs = [name for name in self._code.co_names if name.startswith(GRAPH)]
+        graph = unwrapped(self._frame.__globals__.get(graphs[0])) if len(graphs) == 1 else None
         sources: Sources | None = getattr(graph, SOURCES, None)
-        if graph is None or sources is None or _stores_globals(self._code):
+        if graph is None or sources is None or stores_globals(self._code):
             return self.call(*args, **kwargs)
         seen: list[Any] = []
-        refusing = _refusing(graph)
+        refusing = raising_unmet(graph)
 
         def watch(*inputs: Any) -> Any:
             seen.append(inputs)
@@ -124,7 +146,7 @@ class Unguarded:
             shorter = self._without_loads(graph, sources, seen[0])
             if shorter is not None:
                 self.call, self._is_short = shorter, True
-                self.held = _still_held(sources, self._frame)
+                self.held = still_held(sources, self._frame)
         return result
 
     def _without_loads(
@@ -132,136 +154,25 @@ class Unguarded:
     ) -> Callable[..., Any] | None:
         if len(inputs) != len(sources) or any("___" in source for source in sources):  # functions of Dynamo's own
             return None
-        load = _loader(graph, sources, inputs, self._frame)
-        code = None if load is None else _with_loader(self._code, _parameters(self._frame.__code__))
+        load = loader(graph, sources, inputs, self._frame)
+        code = None if load is None else with_loader(self._code, parameters_of(self._frame.__code__))
         return None if code is None else self._function(code, load=load)
 
 
-def _refusing(graph: Callable[..., Any]) -> Callable[..., Any]:
-    """The graph, raising AssumptionUnmet instead of running in eager."""
-    boxed = boxed_form(graph)
-    if boxed is None:
-        return graph
-    run, recover = boxed
-
-    def call(*inputs: Any) -> Any:
-        try:
-            return run(list(inputs))
-        except AssumptionUnmet:
-            raise
-        except Exception as error:
-            return recover(error, inputs)
-
-    return call
-
-
-def _unwrapped(function: Any) -> Any:
+def unwrapped(function: Any) -> Any:
     """The graph without the wrapper that disables Dynamo inside it."""
     return getattr(function, "_torchdynamo_orig_callable", function)
 
 
-def _stores_globals(code: types.CodeType) -> bool:
+def stores_globals(code: types.CodeType) -> bool:
     return any(i.opname in ("STORE_GLOBAL", "DELETE_GLOBAL") for i in dis.get_instructions(code))
 
 
-def _parameters(code: types.CodeType) -> list[str]:
-    count = code.co_argcount + code.co_kwonlyargcount
-    count += bool(code.co_flags & 0x04) + bool(code.co_flags & 0x08)  # *args, **kwargs
-    return list(code.co_varnames[:count])
-
-
-def _loader(
-    graph: Callable[..., Any], sources: Sources, inputs: Sequence[Any], frame: types.FunctionType
-) -> Callable[..., Any] | None:
-    """A function of the frame's parameters that calls the graph. Consecutive parameters and buffers of modules are kept
-    in lists; all other inputs are loaded in each call, as in Dynamo's own code."""
-    parameters = _parameters(frame.__code__)
-    cells = dict(zip(frame.__code__.co_freevars, frame.__closure__ or (), strict=True))
-    namespace: dict[str, Any] = {"graph": graph, "G": frame.__globals__, "AssumptionUnmet": AssumptionUnmet}
-    namespace |= {f"cell_{name}": cell for name, cell in cells.items()}
-    given: list[str] = []
-    kept: list[Any] = []
-    for source, value in zip(sources, inputs, strict=True):
-        if _is_kept(source, parameters):
-            kept.append(value)
-            continue
-        if kept:
-            given.append(_keep(kept, namespace))
-            kept = []
-        for name in parameters:
-            source = source.replace(f"L[{name!r}]", name)
-        for name in cells:
-            source = source.replace(f"L[{name!r}]", f"cell_{name}.cell_contents")
-        given.append(source)
-    if kept:
-        given.append(_keep(kept, namespace))
-    boxed = boxed_form(graph)
-    if boxed is not None:
-        namespace["boxed"], namespace["recover"] = boxed
-    text = f"def load({', '.join(parameters)}):\n" + _body(", ".join(given), boxed is not None)
-    try:
-        exec(compile(text, "<burnish sealed>", "exec"), namespace)
-    except SyntaxError:
-        return None
-    load: Callable[..., Any] = namespace.pop("load")
-    return load
-
-
-def _is_kept(source: str, parameters: Sequence[str]) -> bool:
-    """Whether it is a parameter or buffer of a module that is not an argument."""
-    return bool(_IN_MODULE.search(source)) and not any(source.startswith(f"L[{name!r}]") for name in parameters)
-
-
-def _still_held(sources: Sequence[str], frame: types.FunctionType) -> Callable[[], bool] | None:
-    """A check that each kept parameter and buffer, and each module on its path, is still at the same place; None if
-    nothing is kept."""
-    parameters = _parameters(frame.__code__)
-    cells = dict(zip(frame.__code__.co_freevars, frame.__closure__ or (), strict=True))
-    scope = {"G": frame.__globals__, "L": {name: cell.cell_contents for name, cell in cells.items()}}
-    shelves: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
-    known: dict[str, dict[str, Any]] = {}
-    for source in sources:
-        if not _is_kept(source, parameters):
-            continue
-        for step in _STEP.finditer(source):
-            place = f"{source[: step.start()]}._{step[1]}"
-            holder = known[place] = known[place] if place in known else eval(place, scope)
-            shelves.setdefault(id(holder), (holder, {}))[1][step[2]] = holder[step[2]]
-    entries = tuple((holder, tuple(objects.items())) for holder, objects in shelves.values())
-    if not entries:
-        return None
-    host = host_if_built()
-    if host is not None:
-        asked: Callable[[], bool] = host.Held(entries)
-        return asked
-    return lambda: all(holder.get(name) is each for holder, objects in entries for name, each in objects)
-
-
-def _body(given: str, is_boxed: bool) -> str:
-    if not is_boxed:
-        return f"    return graph({given})\n"
-    # An input that is passed twice is one that the graph's own function would have kept.
-    return f"""\
-    box = [{given}]
-    try:
-        return boxed(box)
-    except AssumptionUnmet:
-        raise
-    except Exception as error:
-        return recover(error, ({given},))
-"""
-
-
-def _keep(values: list[Any], namespace: dict[str, Any]) -> str:
-    name = f"kept_{len(namespace)}"
-    namespace[name] = tuple(values)
-    return f"*{name}"
-
-
-def _with_loader(code: types.CodeType, parameters: list[str]) -> types.CodeType | None:
+def with_loader(code: types.CodeType, parameters: list[str], *, natively: bool = True) -> types.CodeType | None:
     """The code, with the instructions from loading the graph to calling it replaced by a call of its last free
-    variable. A constant would be invisible to gc, and would keep alive a model that refers to its compiled object."""
-    free = (*code.co_freevars, _LOAD)
+    variable. A constant would be invisible to gc, and would keep alive a model that refers to its compiled object.
+    `natively`: functions of the extension become constants of the code, which then is of this process."""
+    free = (*code.co_freevars, LOAD)
     done = False
 
     def replace(instructions: list[Any], options: dict[str, Any]) -> None:
@@ -276,12 +187,13 @@ def _with_loader(code: types.CodeType, parameters: list[str]) -> types.CodeType 
         after = [i for i in after if not (i.opname == "DELETE_FAST" and i.argval in gone)]
         if any(i.argval in gone for i in after if "FAST" in i.opname) or _is_target([*before, *after], removed):
             return
-        call = [create_instruction("LOAD_DEREF", argval=_LOAD)]
+        call = [create_instruction("LOAD_DEREF", argval=LOAD)]
         call += [create_instruction("LOAD_FAST", argval=name) for name in parameters]
         call += create_call_function(len(parameters), True)
         before = [i for i in before if i.opname != "COPY_FREE_VARS"]
         options["co_freevars"] = free
-        instructions[:] = [create_instruction("COPY_FREE_VARS", arg=len(free)), *before, *call, *_quicker(after)]
+        after = _quicker(after) if natively else after
+        instructions[:] = [create_instruction("COPY_FREE_VARS", arg=len(free)), *before, *call, *after]
         done = True
 
     try:
@@ -301,7 +213,7 @@ def _quicker(instructions: list[Any]) -> list[Any]:
         return instructions
     out = []
     for i in instructions:
-        if i.opname == "LOAD_ATTR" and i.argval == _SET_ATTRIBUTE and i.target is None:
+        if i.opname == "LOAD_ATTR" and i.argval == SET_ATTRIBUTE and i.target is None:
             out += [
                 create_instruction("POP_TOP"),
                 create_instruction("LOAD_CONST", argval=host.set_in_dict),
@@ -330,7 +242,7 @@ def _call_of_graph(instructions: list[Any]) -> tuple[int, int] | None:
 
 
 def _is_graph(name: object) -> bool:
-    return isinstance(name, str) and name.startswith(_GRAPH)
+    return isinstance(name, str) and name.startswith(GRAPH)
 
 
 def _is_target(instructions: list[Any], removed: list[Any]) -> bool:

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx
-from torch.autograd import forward_ad
 
 from burnish.capture.autograd.checkpoints import drawing_alike_in_checkpoints
 from burnish.capture.autograd.custom_functions import recording_custom_backwards
 from burnish.capture.graphs.called import enters_contexts, function_name
+from burnish.capture.graphs.dispatch_state import leaving_contexts
 from burnish.capture.graphs.eager_semantics import (
     call_powers_of_negatives,
 )
 from burnish.torch_private.dispatch import (
     DisableAutocast,
-    ForceDispatchKeyGuard,
-    dispatch_tls_local_exclude_set,
-    dispatch_tls_local_include_set,
-    exit_dual_level,
-    get_dynamic_layer_stack_depth,
-    pop_dynamic_layer_stack_and_undo_to_depth,
 )
 from burnish.torch_private.graphs import LazyGraphModule
 from burnish.trust.eager_interpreter import PiecewiseGraph
@@ -58,33 +51,6 @@ def without_autocast(run: Callable[..., Any]) -> Callable[..., Any]:
             return run(*args)
 
     return call
-
-
-def leaving_contexts(graph: Callable[..., Any]) -> Callable[..., Any]:
-    def run(*args: Any) -> Any:
-        with left_if_it_raises():
-            return graph(*args)
-
-    return run
-
-
-@contextlib.contextmanager
-def left_if_it_raises() -> Iterator[None]:
-    depth = get_dynamic_layer_stack_depth()
-    is_forward_mode = forward_ad._current_level >= 0
-    included = dispatch_tls_local_include_set()
-    excluded = dispatch_tls_local_exclude_set()
-    with ForceDispatchKeyGuard(included, excluded):
-        try:
-            yield
-        except BaseException:
-            # torch 2.11 pops the last one, and then fails because it is missing
-            with contextlib.suppress(RuntimeError):
-                pop_dynamic_layer_stack_and_undo_to_depth(depth)
-            if not is_forward_mode:  # there is at most one level of it in the process
-                with contextlib.suppress(RuntimeError):  # none is open
-                    exit_dual_level(level=0)
-            raise
 
 
 def _recording_tangents(graph: Callable[..., Any]) -> Callable[..., Any]:

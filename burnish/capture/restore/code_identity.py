@@ -38,6 +38,8 @@ _TORCH = (
     OpOverload,
     OpOverloadPacket,
 )
+# Methods of torch.nn.Module that Dynamo wraps when it compiles for the first time. No call of a module reaches them.
+_OF_DYNAMO = ("__init__", "__setstate__")
 _CONTAINERS = (list, tuple, set, frozenset, dict)
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), type(NotImplemented))
 
@@ -66,6 +68,7 @@ class Fingerprints:
 
     def __init__(self) -> None:
         self._classes: dict[type, str] = {}
+        self._bases: dict[type, bytes] = {}
         self.vouched: set[str] = set()  # marks of all code in the classes seen so far
 
     def of(self, value: object) -> str:
@@ -109,14 +112,23 @@ class Fingerprints:
         if cls not in self._classes:
             digest = hashlib.sha256()
             for base in cls.__mro__:
-                digest.update(f"{base.__module__}.{base.__qualname__}\n".encode())
-                for name, value in sorted(vars(base).items()):
-                    marks = [code_mark(code) for code in codes_in(value)]
-                    self.vouched.update(marks)
-                    if marks:
-                        digest.update(f"{name} {' '.join(sorted(marks))}\n".encode())
+                digest.update(self._of_base(base))
             self._classes[cls] = f"class {cls.__module__}.{cls.__qualname__} {digest.hexdigest()[:24]}"
         return self._classes[cls]
+
+    def _of_base(self, base: type) -> bytes:
+        """A class without its bases; most classes share some."""
+        if base not in self._bases:
+            lines = [f"{base.__module__}.{base.__qualname__}\n"]
+            for name, value in sorted(vars(base).items()):
+                if base is torch.nn.Module and name in _OF_DYNAMO:
+                    continue
+                marks = [code_mark(code) for code in codes_in(value)]
+                self.vouched.update(marks)
+                if marks:
+                    lines.append(f"{name} {' '.join(sorted(marks))}\n")
+            self._bases[base] = "".join(lines).encode()
+        return self._bases[base]
 
 
 def _known_by_identity(value: object) -> NotWarm:

@@ -404,14 +404,20 @@ def _root_mark(code: types.CodeType) -> str:
     return code_identity.code_mark(code)
 
 
-def _decoded(data: bytes, name: str) -> StoredFrame:
-    """The decoded frame, with the graph under a name that is unused in this process."""
+def stored_frame(data: bytes) -> StoredFrame:
+    """An entry of the cache. Raises NotWarm."""
     try:
         found = _loaded(data)
         if not isinstance(found, StoredFrame):
             raise NotData("not a frame")
     except NotData as error:
         raise NotWarm(f"its entry cannot be read ({error})") from error
+    return found
+
+
+def _decoded(data: bytes, name: str) -> StoredFrame:
+    """The decoded frame, with the graph under a name that is unused in this process."""
+    found = stored_frame(data)
     names = tuple(name if each == found.graph_name else each for each in found.code.co_names)
     return dataclasses.replace(found, code=found.code.replace(co_names=names), graph_name=name)
 

@@ -13,15 +13,16 @@ from torch import fx
 from burnish.capture.autograd.backwards import Backwards, NoSuchPart, Part, left_out_now
 from burnish.capture.autograd.double_backward import Replay, Returns
 from burnish.capture.boxed_programs import Program, boxed, counting_versions, unboxed
-from burnish.capture.dynamo import new_variant
 from burnish.capture.entry.diagnosis import serve_eager
-from burnish.capture.entry.unguarded import SOURCES
-from burnish.capture.graphs.eager_forms import eager_graph, leaving_contexts, traced_graph, without_autocast
+from burnish.capture.entry.graph_inputs import SOURCES
+from burnish.capture.graphs.dispatch_state import leaving_contexts
+from burnish.capture.graphs.eager_forms import eager_graph, traced_graph, without_autocast
 from burnish.capture.graphs.facts import draws_random_numbers
 from burnish.capture.restore.frame import StoredGraph
 from burnish.capture.restore.graph_source import GraphText, graph_of, runnable
 from burnish.capture.restore.recorder import verdicts_on
 from burnish.capture.restore.training import training_function
+from burnish.capture.variants import new_variant
 from burnish.observe.log import CompileLog
 from burnish.options import Options
 from burnish.pipeline import Kind, Run, Setting, compile_graph, load_stored

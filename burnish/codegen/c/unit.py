@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
+from burnish.codegen.c.compiled_unit import ERROR_SLOT, CUnit
 from burnish.codegen.c.loop import CFunction, LoopPrinter
 from burnish.codegen.c.scalar import MEMORY_TYPE
 from burnish.codegen.signature import Signature
@@ -28,7 +29,6 @@ from burnish.schedule.kernels import (
     Schedule,
 )
 
-ERROR_SLOT = 0
 SMALL_WORK = 1 << 15  # multiplications in a product that is written out instead of handed to the library
 SMALL_COLUMNS = 1024
 _DTYPE_CODE = {
@@ -38,19 +38,6 @@ _DTYPE_CODE = {
     DType.f16: "BN_F16",
     DType.bool: "BN_BOOL",
 }
-
-
-@dataclass
-class CUnit:
-    """The source with the data for callers: the slot of each buffer and size, and each kernel's entry point."""
-
-    text: str
-    slots: dict[str, int]
-    segments: list[list[int]]  # kernel numbers run by each entry point
-    kernels: int
-    checks: bool
-    uses_library: bool  # of the C runtime
-    uses_double: bool  # its products in double precision, too
 
 
 @dataclass

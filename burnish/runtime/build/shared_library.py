@@ -120,11 +120,22 @@ def build_shared(
     """The library made of `source`, loaded. It may call functions of the C runtime, if that is loaded, and include
     headers from the directories in `include`; building it `needs` these files. `parts` are the source as several,
     which are compiled side by side."""
+    return _obtain(_shared_job(source, include, needs, parts), options, cache, log)
+
+
+def shared_bytes(
+    source: CSource, *, options: Options, cache: Cache, include: Sequence[Path] = (), parts: Sequence[str] = ()
+) -> bytes | None:
+    """The library that `build_shared` has made of this, as a file's content; None if the cache does not have it."""
+    return _stored_bytes(_shared_job(source, include, (), parts), options, cache)
+
+
+def _shared_job(source: CSource, include: Sequence[Path], needs: Sequence[Path], parts: Sequence[str]) -> _Job:
     flags = (*GENERATED_FLAGS, *(f"-I{path}" for path in include))
     sources = tuple(CSource(text, f"{n} {source.name}") for n, text in enumerate(parts, 1)) or (
         source,
     )  # names are cut
-    return _obtain(_Job(source.name, sources, flags, exported=False, needs=tuple(needs)), options, cache, log)
+    return _Job(source.name, sources, flags, exported=False, needs=tuple(needs))
 
 
 def native_library(options: Options, cache: Cache, log: CompileLog) -> ctypes.CDLL:
@@ -149,13 +160,22 @@ def load_native(double: bool, options: Options, cache: Cache, log: CompileLog) -
         native_library(options, cache, log)
 
 
+def native_bytes(double: bool, options: Options, cache: Cache) -> bytes | None:
+    """The C runtime, or its double-precision part, as `shared_bytes`."""
+    return _stored_bytes(_native_job("native f64" if double else "native", double), options, cache)
+
+
 def _native_part(name: str, *, double: bool, options: Options, cache: Cache, log: CompileLog) -> ctypes.CDLL:
+    return _obtain(_native_job(name, double), options, cache, log)
+
+
+def _native_job(name: str, double: bool) -> _Job:
     paths = [path for path in sorted(NATIVE_DIR.glob("*.c")) if path.stem.endswith("_f64") == double]
     if not paths:
         raise NativeSourceMissing(NATIVE_DIR)
     sources = tuple(CSource(path.read_text(encoding="utf-8"), path.stem) for path in paths)
     headers = "".join(path.read_text(encoding="utf-8") for path in sorted(NATIVE_DIR.glob("*.h")))
-    return _obtain(_Job(name, sources, _NATIVE_FLAGS, True, headers), options, cache, log)
+    return _Job(name, sources, _NATIVE_FLAGS, True, headers)
 
 
 def prepare_native(options: Options, log: CompileLog) -> None:
@@ -219,6 +239,14 @@ def _obtain(job: _Job, options: Options, cache: Cache, log: CompileLog) -> ctype
         raise CompilerFailed(failure.command, failure.status, failure.first_errors, options.dump_dir) from None
     except CannotLoad as failure:
         raise LibraryUnloadable(job.name, str(failure)) from None
+
+
+def _stored_bytes(job: _Job, options: Options, cache: Cache) -> bytes | None:
+    try:
+        maker = find_maker(options.cc, cache, options.compiler_seconds)
+    except (CommandFailed, CompilerMissing):
+        return None
+    return cache.get(_KIND, job.key(maker.compiler))
 
 
 def _require(job: _Job, maker: Maker) -> None:

@@ -15,9 +15,7 @@ from typing import Any, cast
 import torch
 from torch.fx import GraphModule
 
-from burnish.codegen.c.unit import CUnit
-from burnish.codegen.triton.launch import Launch
-from burnish.codegen.triton.module import TritonCall, TritonUnit
+from burnish.codegen.c.compiled_unit import CUnit
 from burnish.device import Gpu
 from burnish.ir.dtypes import DType
 from burnish.ir.expr import Div, Extreme, Mod, Sym
@@ -169,6 +167,12 @@ def unpacked(data: bytes, device: str) -> StoredProgram:
     return found
 
 
+def without_text(found: StoredProgram) -> bytes:
+    """The program without its kernels' source, for where their machine code is at hand."""
+    assert isinstance(found.unit, CUnit)
+    return _codec(found.device.type).dumps(dataclasses.replace(found, unit=dataclasses.replace(found.unit, text="")))
+
+
 def _without_body(kernel: Kernel) -> Kernel:
     return cast(Kernel, Compiled(kernel.reads, kernel.writes))
 
@@ -180,6 +184,8 @@ def _codec(device: str) -> Codec:
         Div, Mod, Extreme, CUnit,
     ]  # fmt: skip
     if device == "cuda":
+        from burnish.codegen.triton.launch import Launch
+        from burnish.codegen.triton.module import TritonCall, TritonUnit
         from burnish.runtime.cuda.program import CudaUnit  # a CPU never imports Triton
 
         classes += [CudaUnit, TritonUnit, TritonCall, Launch]

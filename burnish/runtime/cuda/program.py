@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from burnish.codegen.c.unit import ERROR_SLOT
+from burnish.codegen.c.compiled_unit import ERROR_SLOT
 from burnish.codegen.triton.launch import Launch as TritonLaunch
 from burnish.codegen.triton.module import TritonCall, TritonUnit, generate
 from burnish.ir.expr import Dim, evaluate

@@ -12,6 +12,7 @@ import ctypes
 import sys
 import sysconfig
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ import torch
 
 from burnish.observe.log import CompileLog
 from burnish.options import Options
-from burnish.runtime.build.shared_library import NATIVE_DIR, CSource, build_shared
+from burnish.runtime.build.library_loading import load_library
+from burnish.runtime.build.shared_library import NATIVE_DIR, CSource, build_shared, shared_bytes
 from burnish.runtime.cache.store import open_cache
 from burnish.runtime.process import has_started
 from burnish.torch_private.tensors import TensorBase, dispatch_keys
@@ -37,9 +39,23 @@ _guard = threading.Lock()
 
 def host_library(options: Options, log: CompileLog) -> Host | None:
     """The extension, built at its first use; None if it is not available, which `stats().notices` says."""
+    return _sought(lambda: _built(options, CompileLog()), log)  # of no object's: the first would seem to have built it
+
+
+def host_from(data: Callable[[], bytes], log: CompileLog) -> Host | None:
+    """The extension, from a library that was built before, unless this process has one."""
+    return _sought(lambda: _started(load_library(data(), "host", exported=False)), log)
+
+
+def host_bytes(options: Options) -> bytes | None:
+    """The library, as a file's content; None if it is not in the cache."""
+    return shared_bytes(_source(), options=options, cache=open_cache(options), include=(_python_headers(),))
+
+
+def _sought(make: Callable[[], Host], log: CompileLog) -> Host | None:
     with _guard:
         if not _found:
-            _found.append(_opened(options))
+            _found.append(_opened(make))
     host, reason = _found[0]
     if host is None:
         log.noticed(f"host path in Python: {reason}")
@@ -64,9 +80,11 @@ def prepare_host(options: Options) -> None:
         has_started(threading.Thread(target=host_library, args=work, name="burnish-host", daemon=True))
 
 
-def _opened(options: Options) -> tuple[Host | None, str]:
+def _opened(make: Callable[[], Host]) -> tuple[Host | None, str]:
     try:
-        host = _built(options, CompileLog())  # of no object's: whoever comes first would seem to have built it
+        if sysconfig.get_config_var("Py_GIL_DISABLED"):
+            raise LookupError("a Python without its lock: the extension relies on it")
+        host = make()
         host.open(_torch_library("cpu"), TensorBase, *_places(), *_places_of_memory(), _place_of_sizes())
         _check(host)
         _let_make_tensors(host)
@@ -76,15 +94,21 @@ def _opened(options: Options) -> tuple[Host | None, str]:
 
 
 def _built(options: Options, log: CompileLog) -> Host:
-    if sysconfig.get_config_var("Py_GIL_DISABLED"):
-        raise LookupError("a Python without its lock: the extension relies on it")
-    include = Path(sysconfig.get_paths()["include"])
-    text = (NATIVE_DIR / "host" / "host.c").read_text(
-        encoding="utf-8"
-    ) + f"\n/* for {sys.implementation.cache_tag} */\n"
-    source = CSource(text, "host")
-    cache, header = open_cache(options), include / "Python.h"
-    library = build_shared(source, options=options, cache=cache, log=log, include=(include,), needs=(header,))
+    include, cache = _python_headers(), open_cache(options)
+    needs = (include / "Python.h",)
+    return _started(build_shared(_source(), options=options, cache=cache, log=log, include=(include,), needs=needs))
+
+
+def _source() -> CSource:
+    text = (NATIVE_DIR / "host" / "host.c").read_text(encoding="utf-8")
+    return CSource(f"{text}\n/* for {sys.implementation.cache_tag} */\n", "host")
+
+
+def _python_headers() -> Path:
+    return Path(sysconfig.get_paths()["include"])
+
+
+def _started(library: ctypes.CDLL) -> Host:
     # Loaded already, and under no name that could be opened again: this is the same for another kind of caller.
     start = ctypes.PyDLL(library._name, handle=library._handle).PyInit_burnish_host
     start.restype = ctypes.py_object

@@ -1,0 +1,116 @@
+"""A variant's graph as a function: the pack's program and libraries, behind the same gate as a compiled graph."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from burnish.capture.boxed_programs import counting_versions, unboxed
+from burnish.capture.entry.graph_inputs import SOURCES
+from burnish.capture.graphs.dispatch_state import leaving_contexts
+from burnish.capture.restore.graph_source import GraphText, runnable
+from burnish.capture.variants import new_variant
+from burnish.observe.log import CompileLog
+from burnish.options import Options
+from burnish.packs.data import PackedVariant
+from burnish.runtime.build.library_loading import load_library
+from burnish.runtime.cache import stored_program
+from burnish.runtime.cpu.blas import connect
+from burnish.runtime.program import Run, load_program
+from burnish.schedule.kernels import ExternKernel
+from burnish.trust.record import GateStats
+from burnish.trust.stored_verdicts import ClassPart, Part, Verdicts
+
+_NATIVE = ("libraries/native.so", "libraries/native-f64.so")  # in the order in which they are loaded
+_loaded: dict[str, ctypes.CDLL] = {}  # by checksum: two packs' runtimes are one
+_guard = threading.Lock()
+
+
+class PackedVerdict(Verdicts):
+    """The gate's verdict where the variant was packed. A comparison holds on every machine, a race on one kind of
+    processor. Nothing is stored."""
+
+    def __init__(self, found: GateStats | None, same_processor: bool) -> None:
+        self._found = found
+        self._same_processor = same_processor
+
+    def passed(self, part: Part | ClassPart, *, compared: bool, raced: bool) -> GateStats | None:
+        found = self._found
+        if found is None or part != "graph" or (compared and found.compiled_error is None):
+            return None
+        if raced and (not self._same_processor or found.ratio is None):
+            return None
+        return dataclasses.replace(found, seconds=0.0, source="remembered", note="judged where it was packed")
+
+    def of_backward(self, program: bytes) -> Verdicts:
+        return self
+
+    def keep(self, part: Part | ClassPart, stats: GateStats) -> None:
+        pass
+
+    def forget(self) -> None:
+        self._found = None
+
+
+def load_natives(members: Mapping[str, bytes]) -> None:
+    """The C runtime, which the programs' libraries call."""
+    for name in _NATIVE:
+        if name in members:
+            library = _library(members[name], name, exported=True)
+            if name == _NATIVE[0]:
+                connect(library)
+
+
+def _library(data: bytes, name: str, *, exported: bool) -> ctypes.CDLL:
+    """Raises CannotLoad."""
+    digest = hashlib.sha256(data).hexdigest()
+    with _guard:
+        if digest not in _loaded:
+            _loaded[digest] = load_library(data, name, exported=exported)
+        return _loaded[digest]
+
+
+def graph_function(
+    variant: PackedVariant, members: Mapping[str, bytes], same_processor: bool, options: Options, log: CompileLog
+) -> Callable[..., Any]:
+    """Raises NotData or CannotLoad."""
+    start = time.perf_counter()
+    run = counting_versions(_program(variant, members, log), variant.written)
+    made = new_variant(
+        options,
+        log,
+        variant.facts,
+        _eager(variant.eager),
+        {"burnish": unboxed(run)},
+        direct=run,
+        compile_seconds=time.perf_counter() - start,
+        backward_without=lambda: None,
+        verdicts=PackedVerdict(variant.verdict, same_processor),
+        loaded=True,
+    )
+    setattr(made.call, SOURCES, variant.sources)
+    return made.call
+
+
+def _program(variant: PackedVariant, members: Mapping[str, bytes], log: CompileLog) -> Run:
+    stored = stored_program.unpacked(members[variant.program], "cpu")
+    library = _library(members[variant.library], variant.library, exported=False) if variant.library else None
+    program = stored.program
+    run = load_program(program, library)
+    for kernel in program.schedule.kernels:
+        if isinstance(kernel, ExternKernel):
+            log.aten_call(kernel.op.name)
+    log.program(run)
+    log.kernels(variant.kernels)
+    log.fusion(stored.fusion)
+    return run
+
+
+def _eager(text: GraphText) -> Callable[..., Any]:
+    run = runnable(text)
+    return leaving_contexts(run) if text.enters else run

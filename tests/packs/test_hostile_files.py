@@ -1,0 +1,238 @@
+"""A pack's file is data from somewhere: damaged, foreign or hostile, it raises, and nothing of it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import random
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import burnish
+from burnish.errors import PackDamaged, PackDiffers
+from burnish.packs import container, loading
+from burnish.packs.data import decoded
+from burnish.runtime.cache.data import NotData
+from tests.packs.models import tiny
+
+
+def written(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+def again(
+    path: Path,
+    change: Callable[[dict[str, Any], dict[str, bytes]], None],
+    of: Path,
+) -> Path:
+    """A well-formed file with another content."""
+    found = container.read(of)
+    manifest, members = json.loads(json.dumps(found.manifest)), dict(found.members)
+    change(manifest, members)
+    return written(path, container.sealed(container.packed(manifest, members)))
+
+
+# -- damaged ------------------------------------------------------------------------------------------------------
+
+
+def test_a_thousand_mutated_files(of_tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "_loaded", lambda *args: pytest.fail("a damaged pack was used"))
+    whole = of_tiny.read_bytes()
+    draw = random.Random(17)
+    for _ in range(1000):
+        data = bytearray(whole)
+        kind = draw.choice(("flip", "cut", "grow", "swap", "zero"))
+        at = draw.randrange(len(data))
+        if kind == "flip":
+            for _ in range(draw.choice((1, 1, 8))):
+                data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+        elif kind == "cut":
+            del data[at:]
+        elif kind == "grow":
+            data[at:at] = draw.randbytes(draw.randrange(1, 64))
+        elif kind == "swap":
+            other = draw.randrange(len(data) - 64)
+            data[at : at + 64], data[other : other + 64] = data[other : other + 64], data[at : at + 64]
+        else:
+            data[at : at + 32] = bytes(len(data[at : at + 32]))
+        if bytes(data) == whole:
+            continue
+        with pytest.raises(container._Malformed):
+            container.parsed(bytes(data))
+
+
+def test_a_thousand_mutated_files_with_right_checksums(of_tiny: Path) -> None:
+    """Whoever changes a file may also compute its checksum: what is inside must be found wrong, or be read as data."""
+    whole = of_tiny.read_bytes()[:-32]
+    draw = random.Random(23)
+    read = 0
+    for _ in range(1000):
+        data = bytearray(whole)
+        for _ in range(draw.choice((1, 2, 8))):
+            data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+        try:
+            container.parsed(bytes(data) + hashlib.sha256(data).digest())
+            read += 1
+        except container._Malformed:
+            pass
+    assert read < 500  # most bytes are of members, which have checksums of their own
+
+
+def test_mutated_variants_are_data_or_refused(of_tiny: Path) -> None:
+    text = container.read(of_tiny).members["variants/0.json"]
+    draw = random.Random(29)
+    for _ in range(200):
+        data = bytearray(text)
+        for _ in range(4):
+            data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+        with contextlib.suppress(NotData):
+            decoded(bytes(data))
+
+
+def test_a_file_that_is_no_pack(tmp_path: Path) -> None:
+    for data in (b"", b"PK\x03\x04", container.MAGIC, container.MAGIC + b"\xff" * 100):
+        with pytest.raises(PackDamaged, match=r"a\.burnish"):
+            burnish.load(written(tmp_path / "a.burnish", data), tiny())
+    with pytest.raises(PackDamaged, match="not a file"):
+        burnish.load("/dev/null", tiny())
+    with pytest.raises(FileNotFoundError):
+        burnish.load(tmp_path / "none", tiny())
+
+
+# -- hostile ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["../escape", "/etc/passwd", "variants/../../x.json", "libraries/0.so\x00", "variants/0.json/", "code.py"]
+)
+def test_names_of_members_come_from_a_closed_set(of_tiny: Path, tmp_path: Path, name: str) -> None:
+    def change(manifest: dict[str, Any], members: dict[str, bytes]) -> None:
+        members[name] = b"x"
+
+    with pytest.raises(PackDamaged, match="of no kind that a pack has"):
+        burnish.load(again(tmp_path / "a.burnish", change, of_tiny), tiny())
+
+
+def _with_manifest(body: bytes, manifest: dict[str, Any], data: bytes) -> bytes:
+    text = json.dumps(manifest).encode()
+    return container.sealed(b"".join((container.MAGIC, len(text).to_bytes(8, "little"), text, data)))
+
+
+@pytest.mark.parametrize(
+    "described",
+    [
+        {"size": 1 << 40},
+        {"size": -1},
+        {"size": 10},
+        {"stored": 1 << 20},
+        {"size": "1"},
+        {"sha256": "0" * 64},
+        {"name": 7},
+        {"more": 1},
+    ],
+)
+def test_members_are_as_described(tmp_path: Path, described: dict[str, Any]) -> None:
+    bomb = zlib.compress(bytes(1 << 20))
+    right = {
+        "name": "variants/0.json",
+        "size": 1 << 20,
+        "stored": len(bomb),
+        "sha256": hashlib.sha256(bytes(1 << 20)).hexdigest(),
+    }
+    body = _with_manifest(b"", {"members": [{**right, **described}]}, bomb)
+    with pytest.raises(PackDamaged):
+        container.read(written(tmp_path / "a.burnish", body))
+
+
+@pytest.mark.parametrize("members", [None, {}, "x", [[]], [1], [{"name": "variants/0.json"}]])
+def test_lists_of_members_that_are_none(tmp_path: Path, members: Any) -> None:
+    with pytest.raises(PackDamaged):
+        container.read(written(tmp_path / "a.burnish", _with_manifest(b"", {"members": members}, b"")))
+
+
+def test_a_deep_manifest(tmp_path: Path) -> None:
+    text = b"[" * 100_000
+    body = b"".join((container.MAGIC, len(text).to_bytes(8, "little"), text))
+    with pytest.raises(PackDamaged, match="cannot be read"):
+        container.read(written(tmp_path / "a.burnish", container.sealed(body)))
+
+
+def test_two_members_of_one_name(tmp_path: Path) -> None:
+    data = zlib.compress(b"x")
+    each = {"name": "variants/0.json", "size": 1, "stored": len(data), "sha256": hashlib.sha256(b"x").hexdigest()}
+    body = _with_manifest(b"", {"members": [each, each]}, data * 2)
+    with pytest.raises(PackDamaged, match="one name"):
+        container.read(written(tmp_path / "a.burnish", body))
+
+
+def test_places_that_are_code_are_refused(of_tiny: Path, tmp_path: Path) -> None:
+    """The places of a graph's inputs become part of a function's source."""
+
+    def change(manifest: dict[str, Any], members: dict[str, bytes]) -> None:
+        text = members["variants/0.json"].decode()
+        assert '"attribute","_parameters"' in text
+        members["variants/0.json"] = text.replace('"attribute","_parameters"', '"attribute","x, print(1)"').encode()
+
+    with pytest.raises(PackDamaged, match="print"):
+        burnish.load(again(tmp_path / "a.burnish", change, of_tiny), tiny(), missing="error")
+
+
+def test_a_member_that_is_not_there(of_tiny: Path, tmp_path: Path) -> None:
+    def change(manifest: dict[str, Any], members: dict[str, bytes]) -> None:
+        del members["libraries/0.so"]
+
+    with pytest.raises(PackDamaged, match=r"it has no libraries/0\.so"):
+        burnish.load(again(tmp_path / "a.burnish", change, of_tiny), tiny())
+
+
+def test_a_library_that_is_none(of_tiny: Path, tmp_path: Path) -> None:
+    def change(manifest: dict[str, Any], members: dict[str, bytes]) -> None:
+        members["libraries/0.so"] = b"\x7fELF" + bytes(100)
+
+    with pytest.raises(PackDiffers, match="cannot be loaded"):
+        burnish.load(again(tmp_path / "a.burnish", change, of_tiny), tiny(), missing="error")
+
+
+# -- foreign ------------------------------------------------------------------------------------------------------
+
+
+def foreign(tmp_path: Path, of: Path, **changed: str) -> Path:
+    def change(manifest: dict[str, Any], members: dict[str, bytes]) -> None:
+        manifest["factors"]["exact"] |= changed
+
+    return again(tmp_path / "a.burnish", change, of)
+
+
+def test_other_versions_are_listed_with_ours(of_tiny: Path, tmp_path: Path) -> None:
+    path = foreign(tmp_path, of_tiny, torch="1.0", python="cpython-27, bytecode 00", burnish="9")
+    with pytest.raises(PackDiffers) as caught:
+        burnish.load(path, tiny(), missing="error")
+    assert [(each.factor, each.stored) for each in caught.value.differences] == [
+        ("burnish", "9"),
+        ("torch", "1.0"),
+        ("python", "cpython-27, bytecode 00"),
+    ]
+    assert all(each.current in str(caught.value) for each in caught.value.differences)
+
+
+def test_a_processor_without_a_feature(of_tiny: Path, tmp_path: Path) -> None:
+    def change(manifest: dict[str, Any], members: dict[str, bytes]) -> None:
+        manifest["factors"]["features"].append("avx9000")
+
+    with pytest.raises(PackDiffers, match="processor features: built with avx9000 in the pack"):
+        burnish.load(again(tmp_path / "a.burnish", change, of_tiny), tiny(), missing="error")
+
+
+@pytest.mark.parametrize("factors", [None, [], {}, {"exact": 1, "features": [], "told": {}}])
+def test_factors_that_are_none(of_tiny: Path, tmp_path: Path, factors: Any) -> None:
+    def change(manifest: dict[str, Any], members: dict[str, bytes]) -> None:
+        manifest["factors"] = factors
+
+    with pytest.raises(PackDamaged, match="states no factors"):
+        burnish.load(again(tmp_path / "a.burnish", change, of_tiny), tiny())
