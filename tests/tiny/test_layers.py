@@ -16,12 +16,14 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     # The compiler proper is below the settings and the log: what it makes of a graph depends on its arguments alone.
     ("lower",),
     ("passes",),
+    ("shapes",),  # proofs read a graph, after its passes or before
     ("schedule",),
     ("codegen",),
     # Frozen records that everything above reads. `record` holds every form of a compiled graph, and so is above them.
     (
         "options",
         "record",
+        "shapes.record",
         "stats",
         "trust.faults",
         "trust.interval",
@@ -35,9 +37,11 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("pipeline",),
     ("trust",),
     ("capture",),
+    ("bucketed",),
     ("handle",),
     ("identity",),
     ("api",),
+    ("warmup",),
     ("",),  # the package's own front
     ("generation",),
     ("tools",),
