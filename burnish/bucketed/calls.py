@@ -39,6 +39,7 @@ from burnish.capture.entry.entrance import Entrance
 from burnish.errors import SealedError
 from burnish.observe.log import CompileLog
 from burnish.options import Options
+from burnish.runtime.signals import is_handlers_own
 from burnish.shapes.buckets import Sizes
 from burnish.shapes.record import BucketStats, ShapeStats
 from burnish.shapes.strategy import Axis, Strategy
@@ -234,7 +235,11 @@ class BucketedCalls:
             return self._not_padded(_INVISIBLE, call)
         variant.calls += 1
         variant.padded_calls += 1
-        return self._sliced(slicing, variant.call(larger), form, call)
+        try:
+            result = variant.call(larger)
+        except Exception as error:  # the caller's own mistake raises again
+            return self._raised(error, form, call)
+        return self._sliced(slicing, result, form, call)
 
     def _raced(self, variant: Variant, form: Form, *args: Any, **kwargs: Any) -> Any:
         call = self._reader.read(args, kwargs)
@@ -367,7 +372,10 @@ class BucketedCalls:
         if variant is None:
             if not self._can_compile():
                 return self._larger(form, traced, call, sizes)
-            result, variant = self._compiled(form, larger)
+            try:
+                result, variant = self._compiled(form, larger)
+            except Exception as error:
+                return _Served(self._raised(error, form, call))
             if variant is None:
                 return _Served(self._sliced(slicing, result, form, call))
             variant.remember(call.shapes, slicing)
@@ -403,6 +411,14 @@ class BucketedCalls:
             return self._not_padded(_STRUCTURE, call)
         except NotFinite:
             return self._not_padded(_NOT_FINITE, call)
+
+    def _raised(self, error: Exception, form: Form, call: Call) -> Any:
+        """A padded call raised: its sizes may be too large for a table of the model's."""
+        if is_handlers_own(error):
+            raise error
+        why = f"a padded call raised {type(error).__name__}"
+        self._put(form, call, Route("dynamic", why=why))
+        return self._not_padded(why, call)
 
     def _not_padded(self, why: str, call: Call) -> Any:
         self._refusals[why] += 1
@@ -594,7 +610,7 @@ class _Served:
 
 def _slicing(traced: Traced, call: Call) -> Slicing:
     assert traced.results is not None and traced.proven is not None
-    return Slicing(traced.results, traced.cuts(call), traced.proven.visible, traced.proven.finite)
+    return Slicing(traced.results, traced.cuts(traced.symbols(call)), traced.proven.visible, traced.proven.finite)
 
 
 def _may_hide(name: str, x: torch.Tensor) -> bool:

@@ -40,10 +40,9 @@ class Unprovable(Exception):
 
 @dataclass(frozen=True)
 class Proven:
-    """A padding that changes no result but by adding to it. `sliced[k]` are the dimensions of result k that follow a
-    padded size; `needs` are the facts that the proof relies on, two of which are checked in each call."""
+    """A padding that changes no result but by adding to it. `needs` are the facts that the proof relies on, two of
+    which are checked in each call."""
 
-    sliced: tuple[frozenset[int], ...]
     needs: tuple[str, ...] = ()
     visible: bool = False  # masks must leave something visible in each row
     finite: bool = False  # results must be finite: an infinity of the padding, times zero, would be a NaN in them
@@ -80,9 +79,8 @@ class Traced:
         expression = self.dims[tensor][dim]
         return expression is not None and not isinstance(expression, int)
 
-    def cuts(self, call: Call) -> list[Cut]:
-        """Sizes and strides that eager gives the results of a call."""
-        values = self.symbols(call)
+    def cuts(self, values: Mapping[Symbol, int]) -> list[Cut]:
+        """Sizes and strides that eager gives the results, for these sizes (`symbols`)."""
         known = (output or ((), ()) for output in self.outputs)
         return [(_numbers(sizes, values), _numbers(strides, values)) for sizes, strides in known]
 
@@ -171,13 +169,13 @@ class Tracer:
             if position is not None and inputs[position] is not x:
                 return "an argument is not an input of the graph"
         memory = {x.untyped_storage().data_ptr() for x in inputs if isinstance(x, torch.Tensor) and x.numel()}
-        for x, cut in zip(outputs, traced.cuts(call), strict=True):
+        for x, cut in zip(outputs, traced.cuts(traced.symbols(call)), strict=True):
             if x.numel() and x.untyped_storage().data_ptr() in memory:
                 return "a result shares memory with an argument"
             if tuple(x.shape) != cut[0]:
                 return "a result does not have the traced sizes"
         with torch.no_grad():
-            wrong = padding_error(traced.run, inputs, outputs, traced.padded, traced.sizes, traced.cuts(call))
+            wrong = padding_error(traced.run, inputs, traced.padded, traced.sizes, traced.cuts)
         return f"a padded run gives other results: {wrong}" if wrong else ""
 
     def restart(self) -> None:
@@ -249,7 +247,7 @@ class Tracer:
 
 def _apart() -> contextlib.AbstractContextManager[object]:
     """In this context each size of an input gets a symbol of its own, unless the traced code requires equal sizes."""
-    config = symbolic_sizes.config
+    config: Any = symbolic_sizes.config
     if not hasattr(config, _DUCK):
         return contextlib.nullcontext()
     patched: contextlib.AbstractContextManager[object] = config.patch({_DUCK: False})

@@ -1,1 +1,2 @@
-"""Sizes that vary from call to call: strategies, traffic, buckets, and the proof that padding is safe."""
+"""Variable sizes: strategies, traffic and buckets; which dimensions of a program's inputs may be padded, and what its
+results then are."""

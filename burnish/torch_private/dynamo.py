@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch._dynamo import graph_break as graph_break
     from torch._dynamo import guards as guards
     from torch._dynamo import list_backends as list_backends
+    from torch._dynamo import mark_dynamic as mark_dynamic
     from torch._dynamo import mark_static_address as mark_static_address
     from torch._dynamo import optimize as optimize
     from torch._dynamo import output_graph as output_graph
@@ -92,6 +93,11 @@ NAMES = (
         instead=_nothing,
     ),
     PrivateName("torch._dynamo.mark_static_address", "promises that a cache stays where it is in memory"),
+    PrivateName(
+        "torch._dynamo.mark_dynamic",
+        "traces a size as a symbol, to prove that it may be padded",
+        fallback="no dimension is padded",
+    ),
     PrivateName("torch._dynamo.config", "Dynamo's settings: the recompile limit, which guards are checked"),
     PrivateName("torch._dynamo.eval_frame", "holds the stance that torch.compiler.set_stance replaces"),
     PrivateName("torch._dynamo.eval_frame._stance", "whether a stance other than the ordinary one is set"),

@@ -34,7 +34,7 @@ class Attending(nn.Module):
         if attention_mask is not None:
             scores = scores.masked_fill(attention_mask[:, None, :] == 0, torch.finfo(scores.dtype).min)
         states = self.norm(x + scores.softmax(-1) @ self.v(x))
-        return {"states": states, "first": states[:, 0]}
+        return {"states": states, "first": states[:, 0].tanh()}
 
 
 class Mean(nn.Module):

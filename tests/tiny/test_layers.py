@@ -16,7 +16,6 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     # The compiler proper is below the settings and the log: what it makes of a graph depends on its arguments alone.
     ("lower",),
     ("passes",),
-    ("shapes",),  # proofs read a graph, after its passes or before
     ("schedule",),
     ("codegen",),
     # Frozen records that everything above reads. `record` holds every form of a compiled graph, and so is above them.
@@ -34,6 +33,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("observe",),
     ("runtime",),
     ("tuning",),
+    ("shapes",),
     ("pipeline",),
     ("trust",),
     ("capture",),
