@@ -312,6 +312,8 @@ class BucketedCalls:
                     return self._by(route, form, call)
                 result, traced = self.tracer.trace(call)
                 self._note(traced)
+                if self.tracer.fitting(call) is None:  # Dynamo leaves it alone, or has traced it too often
+                    self._put(form, call, Route("dynamic", why=traced.refusal))
                 if not traced.refusal:
                     sizes = self._sizes(form, traced, call)
                     if not isinstance(sizes, str):

@@ -29,6 +29,7 @@ from burnish.options import Options
 from burnish.shapes.strategy import Axis, Fill
 from burnish.torch_private import symbolic_sizes
 
+_MOST_TRACES = 64  # of one target
 _DUCK = "use_duck_shape"
 Symbol = Any  # of sympy
 Dims = tuple[Any, ...]  # the sizes of a tensor: ints, expressions, or None for those that are not known
@@ -121,7 +122,9 @@ class Tracer:
         self._now = threading.local()
         self._known: dict[int, tuple[Any, Traced]] = {}  # by the id of the compiled code, which is kept
         self.log = CompileLog(name=f"{name} (traced for a proof)")
-        self.entrance = Entrance(target, settings, self.log, backend=self._backend)
+        self.entrance = Entrance(
+            target, settings, self.log, backend=self._backend, raced=False, recompiles=_MOST_TRACES
+        )
         self.traces = 0
 
     def fitting(self, call: Call) -> Traced | None:

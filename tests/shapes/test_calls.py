@@ -272,6 +272,57 @@ def test_auto_gives_frequent_sizes_a_variant_where_padding_is_refused() -> None:
     assert all(bucket.padded_calls == 0 for bucket in shapes.buckets)
 
 
+def test_random_numbers_are_those_of_eager() -> None:
+    class Model(Tokens):
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return nn.functional.dropout(super().forward(ids), 0.5, self.training)
+
+    model = Model().train()
+    compiled = burnish.compile(model, shapes={"sequence": [8]})
+    for length in (3, 5, 7):
+        torch.manual_seed(length)
+        ours = compiled(ids(2, length))
+        torch.manual_seed(length)
+        close(ours, model(ids(2, length)))
+    assert not any(bucket.padded_calls for bucket in burnish.stats(compiled).shapes.buckets)
+
+
+@pytest.mark.parametrize("fill", [None, -100])
+def test_a_loss_is_padded_with_labels_that_it_ignores_only(fill: int | None) -> None:
+    class Model(Tokens):
+        def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            logits = super().forward(ids)
+            return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+    model = Model().eval()
+    asked = {"sequence": [8, 16]} if fill is None else {"sequence": [8, 16], "fills": {"labels": fill}}
+    compiled = burnish.compile(model, shapes=asked)
+    for length in (3, 5, 7, 12, 3, 9):
+        x = ids(2, length)
+        torch.testing.assert_close(compiled(x, x % 16), model(x, x % 16), rtol=2e-5, atol=2e-6)
+    shapes = burnish.stats(compiled).shapes
+    if fill is None:
+        assert shapes.refusals and not any(bucket.padded_calls for bucket in shapes.buckets)
+
+
+def test_a_table_of_positions_has_an_end() -> None:
+    class Model(Tokens):
+        def __init__(self) -> None:
+            super().__init__()
+            self.positions = nn.Embedding(20, 16)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.down(torch.relu(self.up(self.embed(ids) + self.positions(torch.arange(ids.shape[1])))))
+
+    model = Model().eval()
+    compiled = burnish.compile(model, shapes={"sequence": [8, 32]})
+    for length in (20, 5, 7, 18, 19, 20):
+        close(compiled(ids(2, length)), model(ids(2, length)))
+    with pytest.raises(IndexError):
+        compiled(ids(2, 21))
+    close(compiled(ids(2, 6)), model(ids(2, 6)))
+
+
 def test_functions_and_strided_arguments() -> None:
     def function(x: torch.Tensor, factor: float = 2.0) -> torch.Tensor:
         return torch.relu(x) * factor
