@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from burnish.tools.bench import bench
     from burnish.tools.explain import explain
     from burnish.tools.verify import verify
+    from burnish.warmup import warmup
 
 __all__ = [
     "Options",
@@ -40,6 +41,7 @@ __all__ = [
     "seal",
     "stats",
     "verify",
+    "warmup",
 ]
 
 # The module of each public name, imported at first use: importing torch takes seconds, and `burnish --help` does not
@@ -59,6 +61,7 @@ _HOMES = {
     "seal": "burnish.api",
     "stats": "burnish.api",
     "verify": "burnish.tools.verify",
+    "warmup": "burnish.warmup",
 }
 
 

@@ -42,6 +42,7 @@ def compile(
     budget: float | None = None,
     tuning: object = None,
     regions: Literal["auto"] | Sequence[type | str] | None = "auto",
+    shapes: str | Mapping[str, object] | None = None,
 ) -> Model: ...
 
 
@@ -63,6 +64,7 @@ def compile(
     budget: float | None = None,
     tuning: object = None,
     regions: Literal["auto"] | Sequence[type | str] | None = "auto",
+    shapes: str | Mapping[str, object] | None = None,
 ) -> Callable[[Model], Model]: ...
 
 
@@ -83,6 +85,7 @@ def compile(
     budget: float | None = None,
     tuning: object = None,
     regions: Literal["auto"] | Sequence[type | str] | None = "auto",
+    shapes: str | Mapping[str, object] | None = None,
 ) -> Any:
     """Compile a module or a function; the arguments are those of `torch.compile`.
 
@@ -110,6 +113,11 @@ def compile(
     `regions=None` traces each, a list of classes and names of modules says which they are, and `@burnish.region` marks
     a class as one.
 
+    `shapes=` is for calls whose sizes vary: "static" compiles each size, "dynamic" all with symbolic sizes, "pad" pads
+    to one maximum; {"batch": [1, 2, 4, 8], "sequence": "auto"} pads to buckets, given or learnt from the calls; "auto"
+    learns which sizes are worth a program. A call is padded only where that is proven not to change its results;
+    `burnish.stats(compiled).shapes` says what was refused, and why. See docs/shapes.md.
+
     A module comes back as an object of its own class over the same parameters, buffers and hooks; `.eager` (and
     `.burnish.eager`, on functions too) is the original. Compiling a compiled object replaces its settings.
     """
@@ -128,6 +136,7 @@ def compile(
         budget,
         tuning,
         regions,
+        shapes,
     )
     settings.resolved()  # a mistake in the arguments is raised here, not at the first call
     _check_backend(backend)

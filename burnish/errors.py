@@ -82,6 +82,36 @@ class BadOptionValue(UsageError):
         super().__init__(f"{name}={value!r} is not valid: it must be {expected}.")
 
 
+class BadShapes(UsageError):
+    """`shapes=` of burnish.compile is not what it should be."""
+
+    def __init__(self, value: object, reason: str, guess: str | None = None) -> None:
+        hint = f" Did you mean {guess!r}?" if guess else ""
+        super().__init__(f"shapes: {value!r} is not valid: {reason}.{hint}")
+        self.guess = guess
+
+
+class BadTrace(UsageError):
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(
+            f"cannot use {name} as a trace of sizes: {reason}. A trace is a JSON list with the sizes of each call: "
+            '[{"batch": 2, "sequence": 57}, ...].'
+        )
+
+
+class BadWarmup(UsageError):
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"cannot warm up: {reason}.")
+
+
+class BadDistribution(UsageError):
+    def __init__(self, text: str, kinds: Sequence[str]) -> None:
+        super().__init__(
+            f"{text!r} is no distribution of sizes. Write KIND:LOW-HIGH, such as lognormal:8-512, with a name for all "
+            f"dimensions but the sequence: lognormal:8-512,batch=uniform:1-8. Kinds: {', '.join(kinds)}."
+        )
+
+
 class NotCompilable(UsageError, TypeError):
     def __init__(self, what: object) -> None:
         super().__init__(

@@ -23,15 +23,20 @@ from burnish.observe.sinks import sinks_for
 from burnish.options import Options
 from burnish.runtime.cache.deferred_writes import later
 from burnish.runtime.signals import is_handlers_own, signals_wait
+from burnish.shapes.record import ShapeStats
+from burnish.shapes.strategy import Strategy, parse
 from burnish.stats import Stats
 from burnish.torch_private import dynamo
 
 if TYPE_CHECKING:
+    from burnish.bucketed.calls import BucketedCalls
     from burnish.capture.background.frames import DeferredFrames
     from burnish.capture.entry.eager_only import EagerEntrance
     from burnish.capture.entry.entrance import Entrance
     from burnish.torch_private.probe import Lack
 
+if TYPE_CHECKING:
+    AnyEntrance = Entrance | EagerEntrance | BucketedCalls
 _FRAMES = "burnish.capture.entry.entrance"
 _live: weakref.WeakSet[Handle] = weakref.WeakSet()
 
@@ -55,6 +60,7 @@ class Settings:
     budget: float | None = None
     tuning: object = None
     regions: object = "auto"
+    shapes: object = None
 
     @property
     def is_ours(self) -> bool:
@@ -74,11 +80,24 @@ class Settings:
         for name in ("background", "budget"):
             if trust[name] and not self.is_ours:
                 raise BadOptionValue(name, trust[name], f"left out with backend={self.backend!r}: it is burnish's own")
+        self._check_shapes()
         if self.is_ours:
             return Options.from_arguments(
                 mode=self.mode, options=self.options, fullgraph=self.fullgraph, dynamic=self.dynamic, trust=trust
             )
         return Options.from_arguments(mode=self.mode, fullgraph=self.fullgraph, dynamic=self.dynamic, trust=trust)
+
+    def _check_shapes(self) -> None:
+        strategy = parse(self.shapes)
+        if strategy is None:
+            return
+        if not self.is_ours:
+            raise BadOptionValue("shapes", self.shapes, f"left out with backend={self.backend!r}: it is burnish's own")
+        if self.dynamic is not None:
+            raise BadOptionValue("dynamic", self.dynamic, "left out with shapes=, which decides what is symbolic")
+        for name in ("background", "budget"):
+            if getattr(self, name):
+                raise BadOptionValue(name, getattr(self, name), "left out with shapes=: use burnish.warmup instead")
 
     def for_torch_compile(self) -> dict[str, Any] | None:
         """Arguments for torch.compile if another backend is used; None for ours."""
@@ -102,18 +121,19 @@ class Handle:
         self.settings = settings
         self._make_entrance = entrance
         self.options = settings.resolved()
+        self.strategy = parse(settings.shapes)
         self.name = settings.name or attribute(eager, "__qualname__") or type(eager).__name__
         self.log = CompileLog(self.options.dump_dir, self.name, sinks_for(self.options))
         self.entrance = self._entrance(eager)
-        self._forward: Entrance | EagerEntrance | None = None
+        self._forward: AnyEntrance | None = None
         self._sealed = False
         self._lock = threading.Lock()
         _live.add(self)
         register(self.log, self)  # last: from now on metrics ask it
 
-    def _entrance(self, target: Callable[..., Any]) -> Entrance | EagerEntrance:
+    def _entrance(self, target: Callable[..., Any]) -> AnyEntrance:
         if self._make_entrance is not None:
-            loaded: Entrance = self._make_entrance(self, target)
+            loaded: AnyEntrance = self._make_entrance(self, target)
             return loaded
         foreign = {"disable": True} if self.settings.disable else self.settings.for_torch_compile()
         if (lack := _why_eager()) is not None:
@@ -123,6 +143,8 @@ class Handle:
         from burnish.capture.entry.entrance import Entrance
 
         try:
+            if self.strategy is not None and foreign is None:
+                return self._for_shapes(target, self.strategy)
             return Entrance(target, self.options, self.log, foreign)
         except Exception as error:  # from an object that cannot be inspected: unhashable, or with a raising __getattr__
             if foreign is not None or is_handlers_own(error):
@@ -133,8 +155,16 @@ class Handle:
             reason = f"it cannot be looked at: {failure_reason(error)}"
             return EagerEntrance(target, self.log, Lack(reason, "compile a function that calls it", "capture"), foreign)
 
+    def _for_shapes(self, target: Callable[..., Any], strategy: Strategy) -> Entrance | BucketedCalls:
+        from burnish.bucketed.calls import BucketedCalls
+        from burnish.capture.entry.entrance import Entrance
+
+        if strategy.kind == "dynamic":
+            return Entrance(target, dataclasses.replace(self.options, dynamic=True), self.log)
+        return BucketedCalls(target, strategy, self.options, self.log)
+
     @property
-    def forward(self) -> Entrance | EagerEntrance:
+    def forward(self) -> AnyEntrance:
         """The entrance of a module's `forward`, called without its hooks."""
         with self._lock:
             if self._forward is None:
@@ -147,7 +177,14 @@ class Handle:
         later.finish()  # which may have something to say, too
         jobs = [job.stats() for frames in self._deferred() for job in frames.jobs()]
         raced = [verdict for entrance in self._entrances() for verdict in entrance.whole_calls()]
-        return dataclasses.replace(self.log.snapshot(), jobs=tuple(jobs), whole_call=tuple(raced))
+        found = dataclasses.replace(self.log.snapshot(), jobs=tuple(jobs), whole_call=tuple(raced))
+        return found if self.strategy is None else dataclasses.replace(found, shapes=self._shapes())
+
+    def _shapes(self) -> ShapeStats:
+        """Of the calls of the object itself; of its `forward`'s, if there are none."""
+        each = [known for entrance in self._entrances() if (known := getattr(entrance, "shape_stats", None))]
+        found = [known() for known in each]
+        return max(found, key=lambda stats: stats.traces + stats.compiles, default=ShapeStats(str(self.strategy)))
 
     @property
     def is_racing(self) -> bool:
@@ -196,7 +233,7 @@ class Handle:
         for each in self._entrances():
             each.resume()
 
-    def _entrances(self) -> list[Entrance | EagerEntrance]:
+    def _entrances(self) -> list[AnyEntrance]:
         return [each for each in (self.entrance, self._forward) if each is not None]
 
     def seal(self, strict: bool = False) -> None:

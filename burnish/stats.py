@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from burnish.shapes.record import ShapeStats
 from burnish.trust.jobs import JobStats
 from burnish.trust.record import VariantStats, WholeCall
 from burnish.tuning.record import Tuned, Tuning
@@ -155,6 +156,7 @@ class Stats:
     events: Mapping[str, int] = field(default_factory=dict)  # kind (burnish/observe/events.py) -> how many
     rollbacks: Mapping[str, int] = field(default_factory=dict)  # cause (exception, numbers, asked) -> how many
     tuning: tuple[Tuned, ...] = ()  # the forms of kernels on a GPU, where they were searched for or given
+    shapes: ShapeStats | None = None  # with shapes=: buckets, padding, refusals
     schema: int = SCHEMA
 
     @property
@@ -208,6 +210,7 @@ class Stats:
             ("whole call", self.whole_call),
             ("jobs", self.jobs),
             ("tuning", self.tuning),
+            ("shapes", () if self.shapes is None else (self.shapes,)),
         ):
             if entries:
                 lines.append(f"  {title} ({len(entries)})")

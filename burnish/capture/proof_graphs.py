@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from burnish.capture.entry.diagnosis import CONTROL_FLOW
 from burnish.capture.entry.unguarded import input_sources
 from burnish.capture.graphs.decompositions import decomposition_table
 from burnish.errors import CompileError
@@ -85,6 +86,20 @@ def captured_for_proof(
     return _described(keeper, keeper.graph, marked, dims)
 
 
+def graph_for_proof(graph: fx.GraphModule, examples: Sequence[Any]) -> ProofGraph:
+    """The same for a graph that a backend gets from Dynamo, within the backend. Its inputs are those of the graph."""
+    keeper = _Keeper()
+    try:
+        keeper.backend(graph, examples)
+    except CONTROL_FLOW:
+        raise  # Dynamo traces the frame again
+    except Exception as error:
+        return ProofGraph(problem=_first_line(error))
+    if keeper.graph is None:
+        return ProofGraph(problem="the call has no operation on tensors")
+    return _described(keeper, keeper.graph, {}, {})
+
+
 def _marked(value: Any, dims: Sequence[int]) -> Any:
     """Another tensor of the same elements, with sizes that are traced as symbols."""
     if not isinstance(value, torch.Tensor) or not dims:
@@ -154,7 +169,7 @@ def _described(
         for key, dim in places.items():
             if (position := positions.get(key)) is None:
                 continue  # an argument that nothing reads
-            found = _symbol(captured, position, dim)
+            found = symbol_of(captured, position, dim)
             if found is None:
                 return ProofGraph(captured, problem=f"the dimension {name} of argument {key} is no symbol")
             symbols[name] = tuple(dict.fromkeys((*symbols.get(name, ()), found)))
@@ -162,7 +177,8 @@ def _described(
     return ProofGraph(captured, facts, symbols, positions)
 
 
-def _symbol(captured: Captured, position: int, dim: int) -> str | None:
+def symbol_of(captured: Captured, position: int, dim: int) -> str | None:
+    """The symbol that a dimension of an input is; None if it is a number."""
     node = captured.graph.inputs[position]
     if not isinstance(node, Node):
         return None

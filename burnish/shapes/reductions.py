@@ -58,7 +58,9 @@ def reduced(ctx: Analysis, node: Node, x: State, kind: str, over: Sequence[int])
     for within in subsets(places):
         content = x.at(within)
         if kind == "max" and not content.nan and content.high <= MASKED and content.high > x.at(REAL).low:
-            needs.add(Need("unmasked", f"every real row has a number above {content.high:.4g}, which hides its padding"))
+            needs.add(
+                Need("unmasked", f"every real row has a number above {content.high:.4g}, which hides its padding")
+            )
         elif not _changes_nothing(kind, content, x.at(REAL)):
             axis, digit = min(within)
             extent = (x.axes[axis] or ())[digit]

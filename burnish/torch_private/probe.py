@@ -28,6 +28,7 @@ from burnish.torch_private import (
     modules,
     operators,
     replaced,
+    symbolic_sizes,
     tensors,
     variables,
 )
@@ -36,7 +37,7 @@ from burnish.torch_private.versions import running, version_pair
 
 _TABLES = (
     *(dynamo, guards, variables, aot, inductor, dispatch, operators),
-    *(tensors, fake_tensors, graphs, modules, marks, cuda, replaced),
+    *(tensors, fake_tensors, graphs, modules, marks, cuda, replaced, symbolic_sizes),
 )
 NAMES: tuple[PrivateName, ...] = tuple(name for table in _TABLES for name in table.NAMES)
 

@@ -22,6 +22,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     (
         "options",
         "record",
+        "shapes.record",
         "stats",
         "trust.faults",
         "trust.interval",
@@ -36,9 +37,11 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("pipeline",),
     ("trust",),
     ("capture",),
+    ("bucketed",),
     ("handle",),
     ("identity",),
     ("api",),
+    ("warmup",),
     ("packs",),
     ("",),  # the package's own front
     ("generation",),

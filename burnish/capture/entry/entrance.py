@@ -6,6 +6,7 @@ object. Its callback (`frame_compiler.py`) does all work that only compiling nee
 
 from __future__ import annotations
 
+import inspect
 import threading
 import time
 import types
@@ -18,7 +19,7 @@ import torch
 
 from burnish.capture.background.frames import DeferredFrames
 from burnish.capture.background.queue import worker_for
-from burnish.capture.dynamo import make_backend
+from burnish.capture.dynamo import Backend, make_backend
 from burnish.capture.entry.bypass import bypass, in_words, kind_of
 from burnish.capture.entry.call_context import EntranceSurroundings
 from burnish.capture.entry.definition import Definition, definition_of
@@ -28,15 +29,17 @@ from burnish.capture.entry.frame_compiler import FrameCompiler
 from burnish.capture.entry.own_frame import own_frame, place_of, runs_outside_its_call
 from burnish.capture.entry.prefetch import wanted_by
 from burnish.capture.entry.seal import Seal
-from burnish.capture.entry.unguarded import DynamoEntry, remember_sources
+from burnish.capture.entry.unguarded import DynamoEntry, is_whole, remember_sources
 from burnish.observe.log import CompileLog
 from burnish.options import Options
 from burnish.runtime.host.extension import host_if_built, prepare_host
 from burnish.stats import GraphBreak
 from burnish.torch_private import dynamo
+from burnish.torch_private.dispatch import len_torch_dispatch_stack
 from burnish.torch_private.dynamo import eval_frame, reset_code
 from burnish.trust.checkpoints import recorded_python, regions_are_recorded
 from burnish.trust.record import WholeCall
+from burnish.trust.saved_tensor_hooks import hooks_are_active
 from burnish.trust.whole_call import WholeCallRace
 
 _CHANGES_AT_ONCE = 3  # changes of the original that are recompiled at once
@@ -46,7 +49,9 @@ _PAYS_AFTER = 20.0  # multiple of the last compile's duration that must pass bef
 class Entrance:
     """One compiled callable. `call` is the function to call; `restart` drops all compiled code.
 
-    `foreign` has arguments for torch.compile, if another compiler does the work."""
+    `foreign` has arguments for torch.compile, if another compiler does the work. `backend` takes the place of ours.
+    Without `raced`, every call goes through Dynamo's guards, even where eager is faster; `recompiles` is then the
+    number of variants that a frame may have."""
 
     def __init__(
         self,
@@ -54,7 +59,14 @@ class Entrance:
         options: Options,
         log: CompileLog,
         foreign: dict[str, Any] | None = None,
+        *,
+        backend: Backend | None = None,
+        raced: bool = True,
+        recompiles: int = 0,
     ) -> None:
+        self._backend = backend
+        self._raced = raced
+        self._recompiles = recompiles
         self.target = target
         self.options = options
         self.log = log
@@ -103,7 +115,7 @@ class Entrance:
     def reconsider(self) -> None:
         """A verdict on a graph or on the whole call has changed: bypass Dynamo if eager serves all."""
         with self._lock:
-            if self._suspended is not None or self._compiled is None or self._is_sealed:
+            if self._suspended is not None or self._compiled is None or self._is_sealed or not self._raced:
                 return
             race = self._race
             outcome = race.outcome() if race is not None else "compiled"
@@ -186,6 +198,69 @@ class Entrance:
             self.call = self._open_call
             self.reconsider()
 
+    # -- for calls whose code is selected outside (burnish/bucketed) --------------------------------------------
+
+    def fitting(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The entry of Dynamo's cache whose guards pass for a call; None if there is none, or if the original has been
+        changed in a way that guards do not notice. Nothing is run or compiled."""
+        compiled = self._compiled
+        if compiled is None or self.is_stale():
+            return None
+        frame, compiler = compiled
+        values = locals_of(frame, args, kwargs)
+        if values is None:
+            return None
+        return next((each for each in compiler.entries(frame.__code__) if each.guard_manager.check(values)), None)
+
+    def function_of(self, entry: Any) -> Callable[..., Any] | None:
+        """The code of an entry as a function of the call's arguments, without its guards; None if it is compiled up to
+        a graph break only, so that its parts would look for other code."""
+        if self._compiled is None or not is_whole(entry.code):
+            return None
+        frame = self._compiled[0]
+        function = types.FunctionType(
+            entry.code, frame.__globals__, frame.__name__, frame.__defaults__, frame.__closure__
+        )
+        function.__kwdefaults__ = frame.__kwdefaults__
+        return function
+
+    def is_stale(self) -> bool:
+        """Whether the original has been changed in a way that guards do not notice."""
+        return self._definition is not None and self._definition.changed()
+
+    def takes_ordinary_calls(self) -> bool:
+        """Whether Dynamo would serve this thread's next call, and nothing else has to see it."""
+        if self._compiled is None or len_torch_dispatch_stack() or hooks_are_active():
+            return False
+        return is_ordinary(self._definition)
+
+    def locals_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
+        """What guards are evaluated on."""
+        return None if self._compiled is None else locals_of(self._compiled[0], args, kwargs)
+
+    def sources(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int | str, str]:
+        """Dynamo's name of each argument, by position or keyword."""
+        if self._compiled is None:
+            return {}
+        parameters = list(inspect.signature(self._compiled[0]).parameters.values())
+        named = {each.name for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)}
+        plain = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+        rest = next((each.name for each in parameters if each.kind == each.VAR_POSITIONAL), "args")
+        others = next((each.name for each in parameters if each.kind == each.VAR_KEYWORD), "kwargs")
+        found: dict[int | str, str] = {}
+        for k in range(len(args)):
+            found[k] = f"L[{plain[k]!r}]" if k < len(plain) else f"L[{rest!r}][{k - len(plain)}]"
+        for name in kwargs:
+            found[name] = f"L[{name!r}]" if name in named else f"L[{others!r}][{name!r}]"
+        return found
+
+    def surroundings(self) -> EntranceSurroundings | None:
+        """For a race of whole calls that is held outside."""
+        if self._compiled is None:
+            return None
+        definition = self._definition
+        return EntranceSurroundings(self._compiled[1], self.log, lambda: is_ordinary(definition))
+
     def _open(self) -> Callable[..., Any]:
         frame = own_frame(self.target)
         definition = self._definition = definition_of(self.target)
@@ -195,13 +270,13 @@ class Entrance:
             return self._through_torch(torch.compile(frame, **self.foreign), definition)
         if self._runs_outside and not self.options.fullgraph:
             return self.target
-        backend = remember_sources(make_backend(self.options, self.log))
+        backend = self._backend or remember_sources(make_backend(self.options, self.log))
         context = dynamo.optimize(backend=backend, nopython=self.options.fullgraph)
         inner = getattr(context, "callback", None)
         if inner is None:  # Dynamo is switched off for this process
             return self.target
         callback = context.callback = FrameCompiler(  # type: ignore
-            inner, self.options, self.log, self.place, ahead=wanted_by(self.target)
+            inner, self.options, self.log, self.place, wanted_by(self.target), self._recompiles
         )
         callback.root = frame.__code__
         self.deferred = callback.deferred
@@ -225,7 +300,7 @@ class Entrance:
         ).call
         if self.deferred is not None and self.options.background:
             call = self._while_pending(call, frame, self.deferred, definition)
-        if self.options.gate:
+        if self.options.gate and self._raced:
             around = EntranceSurroundings(callback, self.log, lambda: is_ordinary(definition))
             self._race = WholeCallRace(
                 call, self._eager(call), kind_of, around, _called_weakly(self.reconsider), self._told, in_words
@@ -287,6 +362,25 @@ class Entrance:
 
 def _entries(frame: types.FunctionType, compiler: FrameCompiler) -> list[DynamoEntry]:
     return [DynamoEntry(entry, frame) for entry in compiler.ready(frame.__code__)]
+
+
+def locals_of(frame: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
+    """The local variables of a frame as it is entered; None if it does not take these arguments."""
+    code = frame.__code__
+    free = zip(code.co_freevars, frame.__closure__ or (), strict=True)
+    if code.co_argcount == 0 and code.co_flags & 0x0C == 0x0C and not code.co_kwonlyargcount:  # (*args, **kwargs)
+        first, second = code.co_varnames[:2]
+        values: dict[str, Any] = {first: args, second: kwargs}
+    else:
+        try:
+            bound = inspect.signature(frame).bind(*args, **kwargs)
+        except TypeError:
+            return None
+        bound.apply_defaults()
+        values = dict(bound.arguments)
+    for name, cell in free:
+        values[name] = cell.cell_contents
+    return values
 
 
 def _called_weakly(method: Callable[[], None]) -> Callable[[], None]:

@@ -95,6 +95,7 @@ class FrameCompiler:
         log: CompileLog,
         place: Place,
         ahead: Ahead,
+        recompiles: int = 0,
     ) -> None:
         self._torchdynamo_orig_backend = inner  # the chain by which Dynamo finds the backend of a cache entry
         self.__name__ = getattr(inner, "__name__", "burnish")
@@ -102,6 +103,7 @@ class FrameCompiler:
         self._backend = innermost_backend(inner)
         self._log = log
         self._place = place
+        self._recompiles = recompiles  # allowed, if more than Dynamo's own limit
         self._fullgraph = options.fullgraph
         self._dynamic = options.dynamic
         self._failures: dict[str, int] = {}
@@ -315,7 +317,8 @@ class FrameCompiler:
         others = len(debug_get_cache_entry_list(code)) - len(self.entries(code))
         others -= len(self.deferred.unused(code)) if self.deferred is not None else 0
         shapes = set_enable_dynamic(self._dynamic) if self._dynamic is not None else contextlib.nullcontext()
-        limit = dynamo_config.patch(recompile_limit=dynamo_config.recompile_limit + others)
+        own = max(dynamo_config.recompile_limit, self._recompiles)
+        limit = dynamo_config.patch(recompile_limit=own + others)
         with shapes, limit, _as_eager_traces(), without_guard_profiling():
             yield
 

@@ -44,6 +44,11 @@ def is_resumed(code: types.CodeType) -> bool:
     return any(name.startswith(_RESUME) for name in code.co_names)
 
 
+def is_whole(code: types.CodeType) -> bool:
+    """Whether a whole frame is compiled, and no part of it looks up other compiled code."""
+    return not is_resumed(code) and not is_broken(code)
+
+
 def remember_sources(backend: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps `backend` so that its compiled graphs record the source of each input in the frame."""
 
@@ -105,8 +110,7 @@ class Unguarded:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the whole frame is compiled, and no part of it looks up other compiled code."""
-        return not is_resumed(self._code) and not is_broken(self._code)
+        return is_whole(self._code)
 
     def _graphs(self) -> dict[str, Any]:
         """The graphs by name, in the form called here: if their assumptions do not hold, the seal must know before

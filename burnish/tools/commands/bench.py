@@ -42,6 +42,7 @@ a target of your own:
 examples:
   burnish bench bert-base
   burnish bench model.py:build --html report.html
+  burnish bench bert-base --shapes lognormal:8-512,batch=1-8
   burnish bench resnet50 --candidates inductor:max-autotune,burnish --seconds 30 --json result.json
 """
 
@@ -77,6 +78,14 @@ def add_bench(commands: Any, target_help: str) -> None:
     parser.add_argument("--threads", type=int, help="torch's threads (default: torch's own choice)")
     parser.add_argument("--device", help="move the model and its inputs there first, e.g. cuda")
     parser.add_argument("--dtype", help="convert the model and its inputs first, e.g. bfloat16")
+    parser.add_argument(
+        "--shapes",
+        metavar="TRAFFIC",
+        help="compare shape strategies on this traffic instead: a trace file (a JSON list of the sizes of each call), "
+        "or a distribution such as lognormal:8-512,batch=1-8",
+    )
+    parser.add_argument("--requests", type=int, default=200, help="with a distribution: how many (default 200)")
+    parser.add_argument("--seed", type=int, default=0, help="with a distribution: another one draws other sizes")
     parser.set_defaults(run=run_bench)
 
 
@@ -87,6 +96,8 @@ def run_bench(arguments: argparse.Namespace) -> int:
     from burnish.tools.bench.table import render
 
     _check(arguments)
+    if arguments.shapes is not None:
+        return _run_shapes(arguments)
     console = Console(highlight=False, markup=False)  # messages may hold [brackets] of their own
     with _progress_bar(console) as show, _termination_as_ctrl_c():
         result = bench(
@@ -111,6 +122,34 @@ def run_bench(arguments: argparse.Namespace) -> int:
     return 130 if result.incomplete else 0
 
 
+def _run_shapes(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from burnish.tools.bench.varying import DEFAULT, bench_shapes
+    from burnish.tools.bench.varying_table import render
+    from burnish.tools.targets import check_target
+
+    check_target(arguments.target)
+    console = Console(highlight=False, markup=False)
+    names = [each.strip() for each in arguments.candidates.split(",")] if arguments.candidates else DEFAULT
+    result = bench_shapes(
+        arguments.target,
+        arguments.shapes,
+        candidates=names,
+        requests=arguments.requests,
+        seed=arguments.seed,
+        threads=arguments.threads,
+        device=arguments.device,
+        dtype=arguments.dtype,
+        on_progress=lambda doing: console.print(f"  {doing} …"),
+    )
+    console.print(render(result), soft_wrap=False)
+    if arguments.json:
+        arguments.json.write_text(result.to_json(), encoding="utf-8")
+        console.print(f"Numbers: {arguments.json}")
+    return 0
+
+
 @contextlib.contextmanager
 def _termination_as_ctrl_c() -> Iterator[None]:
     """`timeout`, a batch system or a cancelled job ends us with SIGTERM: what was measured is kept then, too."""
@@ -130,6 +169,10 @@ def _check(arguments: argparse.Namespace) -> None:
         raise BadOptionValue("--seconds", arguments.seconds, "between 0 and 3600")
     if arguments.threads is not None and arguments.threads < 1:
         raise BadOptionValue("--threads", arguments.threads, "a whole number of at least 1")
+    if arguments.requests < 1:
+        raise BadOptionValue("--requests", arguments.requests, "a whole number of at least 1")
+    if arguments.shapes is not None and arguments.html:
+        raise BadOptionValue("--html", str(arguments.html), "left out with --shapes: --json has every number")
     if arguments.device is not None:
         from burnish.tools.targets import check_device
 

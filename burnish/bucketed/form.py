@@ -1,0 +1,110 @@
+"""The form of a call: all that distinguishes it from other calls but the sizes of its tensors."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from burnish.runtime.host.signature import BY_VALUE, TENSORS
+from burnish.shapes.strategy import Fill
+
+Place = int | str  # of an argument: its position, or its keyword
+Shapes = tuple[torch.Size, ...]
+_grad_mode, _inference_mode = torch.is_grad_enabled, torch.is_inference_mode_enabled
+_VALUES = frozenset((*BY_VALUE, float))
+_TENSORS = frozenset(TENSORS)
+_UNUSUAL: Hashable = "unusual"
+
+
+@dataclass
+class Call:
+    """One call, taken apart. `tensors` are the arguments that are plain tensors, `places` where they are."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    form: Hashable
+    tensors: list[torch.Tensor]
+    places: list[Place]
+    is_usual: bool  # tensors are contiguous and distinct
+    shapes: Shapes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.shapes = tuple([x.shape for x in self.tensors])
+
+    def with_tensors(self, tensors: Sequence[torch.Tensor]) -> Call:
+        args, kwargs = list(self.args), dict(self.kwargs)
+        for place, x in zip(self.places, tensors, strict=True):
+            if isinstance(place, int):
+                args[place] = x
+            else:
+                kwargs[place] = x
+        return Call(tuple(args), kwargs, self.form, list(tensors), self.places, True)
+
+
+@dataclass(frozen=True)
+class Padded:
+    """What is padded in a graph: the input at `position`, in these dimensions, with `fill`."""
+
+    position: int
+    name: str
+    dims: Mapping[int, str]  # dimension -> the axis's name
+    fill: Fill
+
+
+class Reader:
+    """Takes the calls of one target apart."""
+
+    def __init__(self, target: Callable[..., Any]) -> None:
+        self._target = target
+        self._is_module = isinstance(target, torch.nn.Module)
+        self._names = _positional_names(target)
+
+    def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        tensors: list[torch.Tensor] = []
+        places: list[Place] = []
+        parts: list[Hashable] = []
+        usual = True
+        given: list[tuple[Place, Any]] = [*enumerate(args), *kwargs.items()]
+        for place, x in given:
+            kind = type(x)
+            if kind in _TENSORS:
+                tensors.append(x)
+                places.append(place)
+                if x.layout is not torch.strided or not x.is_contiguous():
+                    usual = False
+                    parts.append(_UNUSUAL)
+                else:
+                    parts.append((place, x.dtype, x.device, x.dim(), x.requires_grad))
+            elif kind in _VALUES:
+                parts.append((place, kind, x))
+            else:
+                parts.append((place, kind))
+        if len(tensors) > 1 and len(set(map(id, tensors))) != len(tensors):
+            usual = False
+        training = self._target.training if self._is_module else None  # type: ignore[attr-defined]
+        form = (tuple(parts), _grad_mode(), _inference_mode(), training)
+        return Call(args, kwargs, form, tensors, places, usual)
+
+    def name(self, place: Place) -> str:
+        """The parameter that an argument is for."""
+        if isinstance(place, str):
+            return place
+        return self._names[place] if place < len(self._names) else f"args[{place}]"
+
+    def taken(self, name: str, call: Call) -> bool:
+        """Whether the call has this argument."""
+        return any(self.name(place) == name for place in call.places)
+
+
+def _positional_names(target: Callable[..., Any]) -> tuple[str, ...]:
+    function = target.forward if isinstance(target, torch.nn.Module) else target
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return ()
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return tuple(each.name for each in parameters if each.kind in kinds)

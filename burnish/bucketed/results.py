@@ -1,0 +1,115 @@
+"""The results of a padded call, sliced back to the sizes that the call's own arguments give them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from burnish.torch_private.operators import pytree
+
+Cut = tuple[tuple[int, ...], tuple[int, ...]]  # sizes and strides of one result
+
+
+@dataclass(frozen=True)
+class Results:
+    """How the Python result of a call is made of its graph's results: `outputs[k]` is the graph's result that leaf k
+    is; None for a leaf that is the same in every call (None, a truth value)."""
+
+    spec: Any
+    outputs: tuple[int | None, ...]
+
+
+def results_of(result: Any, produced: Sequence[Any]) -> Results | str:
+    """Where the leaves of `result` come from; or why that cannot be told."""
+    position = {id(x): k for k, x in reversed(list(enumerate(produced))) if isinstance(x, torch.Tensor)}
+    leaves, spec = pytree.tree_flatten(result)
+    found: list[int | None] = []
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor):
+            if id(leaf) not in position:
+                return "a result is an argument, a parameter or a constant"
+            found.append(position[id(leaf)])
+        elif leaf is None or isinstance(leaf, (bool, str)):
+            found.append(None)
+        elif isinstance(leaf, (int, float)):
+            return "a result is a number, which may depend on sizes"
+        else:
+            return f"a result is a {type(leaf).__name__}, which cannot be sliced"
+    tensors = [x for x in produced if isinstance(x, torch.Tensor)]
+    if any(not isinstance(x, torch.Tensor) for x in produced):
+        return "a result is a number, which may depend on sizes"
+    if any(x.requires_grad for x in tensors):
+        return "results require gradients"
+    memory = [x.untyped_storage().data_ptr() for x in tensors if x.numel()]
+    if len(set(memory)) != len(memory):
+        return "results share memory"
+    return Results(spec, tuple(found))
+
+
+class ResultsDiffer(Exception):
+    """A padded call returned another structure than the traced one."""
+
+
+class NotFinite(Exception):
+    """A padded call returned an infinity or a NaN, which may come from its padding."""
+
+
+class Slicing:
+    """Slices the result of a padded call for one set of sizes. `visible`: the call's masks must leave something visible
+    in each row. `finite`: results that are not raise NotFinite."""
+
+    def __init__(self, results: Results, cuts: Sequence[Cut], visible: bool = False, finite: bool = False) -> None:
+        self.visible = visible
+        self._finite = finite
+        self._spec = results.spec
+        self._cuts = tuple(None if k is None else cuts[k] for k in results.outputs)
+
+    def of(self, result: Any) -> Any:
+        leaves, spec = pytree.tree_flatten(result)
+        if len(leaves) != len(self._cuts) or spec != self._spec:
+            raise ResultsDiffer
+        done: dict[int, torch.Tensor] = {}
+        for k, cut in enumerate(self._cuts):
+            if cut is not None:
+                leaf = leaves[k]
+                if not isinstance(leaf, torch.Tensor):
+                    raise ResultsDiffer
+                if id(leaf) not in done:
+                    done[id(leaf)] = sliced(leaf, *cut)
+                    if self._finite and not _is_finite(done[id(leaf)]):
+                        raise NotFinite
+                leaves[k] = done[id(leaf)]
+        return pytree.tree_unflatten(leaves, spec)
+
+
+def _is_finite(x: torch.Tensor) -> bool:
+    """Exact for sums that do not overflow; others are taken for not finite. On a GPU it would wait for the device."""
+    return not x.is_floating_point() or x.is_cuda or bool(x.sum().isfinite())
+
+
+def sliced(x: torch.Tensor, sizes: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
+    """The beginning of each dimension, with eager's strides."""
+    if x.dim() != len(sizes) or any(have < want for have, want in zip(x.shape, sizes, strict=True)):
+        raise ResultsDiffer
+    if tuple(x.shape) == tuple(sizes) and x.stride() == tuple(strides):
+        return x
+    for d, size in enumerate(sizes):
+        if x.shape[d] != size:
+            x = x.narrow(d, 0, size)
+    if x.stride() == tuple(strides):
+        return x
+    out = torch.empty_strided(tuple(sizes), tuple(strides), dtype=x.dtype, device=x.device)
+    return out.copy_(x)
+
+
+def padded(x: torch.Tensor, sizes: Sequence[int], fill: float) -> torch.Tensor:
+    """`x` at the beginning of each dimension of a larger tensor."""
+    if tuple(x.shape) == tuple(sizes):
+        return x
+    pads: list[int] = []
+    for have, want in zip(reversed(x.shape), reversed(sizes), strict=False):
+        pads += (0, want - have)
+    return torch.constant_pad_nd(x.detach(), pads, fill)
