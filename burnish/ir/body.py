@@ -244,7 +244,7 @@ class Loop:
 
     @functools.cached_property
     def value_axes(self) -> tuple[frozenset[str], ...]:
-        """The axes each value depends on, be it through what is looked up."""
+        """The axes that each value depends on, directly or through an index that is loaded."""
         names = {a.name for a in self.axes}
         found: list[frozenset[str]] = []
         for i in self.body:

@@ -62,7 +62,7 @@ def flash_attention(
     b: Builder, q: Node, k: Node, v: Node, dropout: float = 0.0, causal: bool = False,
     *, attn_mask: Node | None = None, scale: float | None = None,
 ) -> list[Node | None]:  # fmt: skip
-    if b.device == "cuda":  # a graph of the CPU's, lowered for a GPU: that is how tests without one look at it
+    if b.device == "cuda":  # captured on a CPU, lowered for a GPU: in tests on machines without one
         return _attend_on_cuda(b, q, k, v, attn_mask, dropout, causal, scale)
     if dropout or q.dtype is not DType.f32 or 0 in q.shape or 0 in k.shape:
         raise NotLowered("attention of this type")
@@ -76,9 +76,9 @@ def flash_attention(
     return [b.pick(node, 0), b.pick(node, 1)]
 
 
-# Beyond this many keys the library's kernels, which overlap softmax and products by hand, are ahead of ours.
+# With more keys the library's kernels are faster: they overlap softmax and products by hand.
 LONGEST_KEYS = 1024
-# With fewer queries the keys are what takes time: they are cut into pieces, and read once for a group of heads.
+# With fewer queries, reading the keys bounds the time: they are cut into pieces, and read once for a group of heads.
 FEWEST_QUERIES = 16
 
 
@@ -109,7 +109,7 @@ def cudnn_attention(
 def _attend_on_cuda(
     b: Builder, q: Node, k: Node, v: Node, bias: Node | None, dropout: float, causal: bool, scale: float | None
 ) -> list[Node | None]:
-    """Ours where nothing but the result is wanted: what the backward pass saves is between the library's kernels."""
+    """Our operation, if only the result has readers: the library's backward needs what its own forward saves."""
     queries, keys, width = q.shape[-2], k.shape[-2], q.shape[-1]
     if dropout or b.wanted - {0}:
         raise NotLowered("attention whose backward pass is the library's")
@@ -130,7 +130,7 @@ def _attend_on_cuda(
 
 
 def once_per_group(b: Builder, k: Node, v: Node) -> tuple[Node, Node]:
-    """Keys and values repeated for groups of queries, without the repeats: the kernel shares heads by itself."""
+    """Keys and values without their repetition for groups of query heads: the kernel shares them itself."""
     heads = k.shape[1]
     for group in range(heads, 1, -1) if isinstance(heads, int) else ():
         if heads % group == 0:

@@ -24,7 +24,7 @@ _MEASURED = (2, 3, 4, 6, 8)
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums of `length` elements, of which `step` are taken at a time, in so many 64 x 64 tiles."""
+    """Sums of `length` elements, in steps of `step` elements, for `tiles` tiles of 64 x 64 results."""
 
     tiles: int
     length: int
@@ -52,7 +52,7 @@ def tiles_of(rows: Dim, columns: Dim, times: Dim = 1) -> int | None:
 
 
 def in_pieces(schedule: Schedule, kernel: Product, pieces: int, part: Callable[[str, Loop], Kernel]) -> list[Kernel]:
-    """`part(acc, loop)` computes the pieces' parts; then the epilogue, which adds them."""
+    """Two kernels: `part(acc, loop)`, which computes the partial sums, and the epilogue, which adds them."""
     parts, loop = parts_of(kernel, pieces)
     schedule.buffers[parts.name] = parts
     epilogue = reading(kernel, lambda body, load: sum_of_parts(body, load, parts))

@@ -33,7 +33,7 @@ def matrix_loads(loop: Loop) -> list[Load]:
 
 
 def is_of_bytes(loop: Loop) -> bool:
-    """Whether all that a vector product multiplies with are weights of a byte or less, none of them looked up."""
+    """Whether all matrices of a vector product have weights of a byte or less, and none is selected by an index."""
     return not choosing_axes(loop) and all(i.dtype.itemsize == 1 for i in matrix_loads(loop))
 
 
@@ -55,7 +55,7 @@ def _is_whole(points: frozenset[str], loop: Loop) -> bool:
 
 
 def _row_loads(loop: Loop) -> list[tuple[Load, frozenset[str]]]:
-    """Loads along the row, each with the axes its place depends on, be it through what is looked up."""
+    """Loads along the row, each with the axes that its offset depends on, directly or through a loaded index."""
     reduced, points = {a.name for a in loop.reduction}, loop.value_axes
     return [
         (i, points[n]) for n, i in enumerate(loop.body) if isinstance(i, Load) and mentions(i.index, reduced)
