@@ -20,6 +20,7 @@ from burnish.torch_private.names import (
     ORDER_OF_SETS,
     SINCE_2_12,
     SINCE_2_13,
+    WORDS_OF_ERRORS,
     PrivateName,
     lookup_in,
 )
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from torch._dynamo.variables.lists import DequeVariable as DequeVariable
     from torch._dynamo.variables.misc import AutogradFunctionContextVariable as AutogradFunctionContextVariable
     from torch._dynamo.variables.misc import AutogradFunctionVariable as AutogradFunctionVariable
+    from torch._dynamo.variables.misc import ExceptionVariable as ExceptionVariable
     from torch._dynamo.variables.misc import PythonModuleVariable as PythonModuleVariable
     from torch._dynamo.variables.misc import RandomVariable as RandomVariable
     from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable as UnspecializedNNModuleVariable
@@ -209,6 +211,12 @@ NAMES = (
         "the `__dict__` of an object: guarded on keys that are not there",
         fallback=ABSENCE_MISSED,
         seen_in=SINCE_2_12,
+        instead=None,
+    ),
+    PrivateName(
+        "torch._dynamo.variables.misc.ExceptionVariable",
+        "an exception that is caught: its text is left to eager where it need not be Python's",
+        fallback=WORDS_OF_ERRORS,
         instead=None,
     ),
     PrivateName(

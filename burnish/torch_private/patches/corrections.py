@@ -12,6 +12,7 @@ from burnish.torch_private.patches.containers import bounding_deques, extending_
 from burnish.torch_private.patches.identity import guarding_identity
 from burnish.torch_private.patches.left_to_eager import (
     leaving_contexts,
+    leaving_exceptions_of_operations,
     leaving_grad_modes,
     leaving_lazy_modules,
     leaving_python_draws,
@@ -33,10 +34,12 @@ _CORRECTIONS = (
     applying_functions,
     recording_results,
     leaving_contexts,
+    leaving_exceptions_of_operations,
     leaving_grad_modes,
     leaving_lazy_modules,
     leaving_python_draws,
     leaving_texts_of_objects,
+    leaving_exceptions_of_operations,
     leaving_unrecorded_checkpoints,
     noticing_order,
     bounding_deques,

@@ -21,6 +21,7 @@ from burnish.torch_private.variables import (
     AutogradFunctionVariable,
     BuiltinVariable,
     CheckpointHigherOrderVariable,
+    ExceptionVariable,
     GradModeVariable,
     RandomVariable,
     TensorVariable,
@@ -304,7 +305,8 @@ _TEXT = "call_str"
 @contextlib.contextmanager
 def leaving_texts_of_objects() -> Iterator[None]:
     """While open, Dynamo breaks the graph at `str` of an object whose class has no `__str__` of its own: a dataclass,
-    a named tuple, a module. It would ask the object itself, as it was before the call, and guard on nothing."""
+    a named tuple, a module. It would ask the object itself, as it was before the call, and guard on nothing. It takes
+    `str` of an exception for that of its arguments: the graph breaks where the exception's class has another."""
     ordinary = getattr(BuiltinVariable, _TEXT, None)
     if ordinary is None:
         yield
@@ -312,9 +314,66 @@ def leaving_texts_of_objects() -> Iterator[None]:
 
     def texted(variable: Any, tx: Any, given: Any, *others: Any) -> Any:
         asked = given.realize()
-        if isinstance(asked, UserDefinedObjectVariable) and type(asked.value).__str__ is object.__str__:
-            raise Unsupported("the text of an object")
+        kind = getattr(asked, "exc_type", None)
+        if kind is None and isinstance(asked, UserDefinedObjectVariable):
+            kind = type(asked.value)
+            if kind.__str__ is object.__str__:
+                raise Unsupported("the text of an object")
+        elif kind is not None and kind.__str__ is not BaseException.__str__:
+            raise Unsupported("the text of an exception that is not its arguments' text")
         return ordinary(variable, tx, given, *others)
 
     with replaced(BuiltinVariable, _TEXT, texted):
+        yield
+
+
+_WHERE_RAISED = "python_stack"  # of an exception's variable: where the program's own `raise` is
+
+
+@contextlib.contextmanager
+def leaving_exceptions_of_operations() -> Iterator[None]:
+    """While open, Dynamo breaks the graph where a function looks at what an operation has raised (`[].remove(1)`),
+    and does not only catch it: the arguments that Dynamo gives such an exception are often not Python's."""
+    variables = ExceptionVariable
+    asks = name_in(variables, "var_getattr", "tp_getattro_impl")  # the second since torch 2.14
+    ask, build = getattr(variables, asks, None), getattr(variables, "reconstruct", None)
+    if ask is None or build is None:
+        yield
+        return
+
+    def refuse(exception: Any) -> None:
+        if getattr(exception, _WHERE_RAISED, True) is None:
+            raise Unsupported("what an exception says that an operation has raised")
+
+    def asked(exception: Any, tx: Any, name: str) -> Any:
+        if name == "args":
+            refuse(exception)
+        return ask(exception, tx, name)
+
+    def built(exception: Any, codegen: Any) -> Any:
+        refuse(exception)
+        return build(exception, codegen)
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(replaced(variables, asks, asked))
+        stack.enter_context(replaced(variables, "reconstruct", built))
+        for name in ("call_str", "call_repr"):
+            stack.enter_context(_refusing(name, refuse))
+        yield
+
+
+@contextlib.contextmanager
+def _refusing(name: str, refuse: Callable[[Any], None]) -> Iterator[None]:
+    """While open, `refuse` is asked of each exception that is an argument of this method of a built-in function."""
+    ordinary = getattr(BuiltinVariable, name, None)
+    if ordinary is None:
+        yield
+        return
+
+    def called(variable: Any, tx: Any, given: Any, *others: Any) -> Any:
+        if getattr(given.realize(), "exc_type", None) is not None:
+            refuse(given.realize())
+        return ordinary(variable, tx, given, *others)
+
+    with replaced(BuiltinVariable, name, called):
         yield
