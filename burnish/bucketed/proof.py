@@ -27,7 +27,7 @@ def prove_padding(graph: fx.GraphModule, examples: Sequence[Any], padded: Sequen
             symbol = symbol_of(found.captured, each.position, dim)
             if symbol is None:
                 raise Unprovable(f"the dimension {name} of {each.name} has a fixed size in the graph")
-            symbols[symbol] = name
+            symbols[symbol.name] = name
     fills = {each.position: each.fill for each in padded}
     facts = dataclasses.replace(
         found.facts, ranges={}, names={**found.facts.names, **{p.position: p.name for p in padded}}
