@@ -23,6 +23,10 @@ class FallbackWarning(UserWarning):
     """Code that could not be compiled runs in eager: right results, no speed-up."""
 
 
+class RecompileWarning(UserWarning):
+    """Something that changes from call to call makes each call compile."""
+
+
 class UnknownTorchWarning(UserWarning):
     """torch is newer than those that this burnish was tested with."""
 

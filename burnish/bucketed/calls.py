@@ -184,6 +184,8 @@ class BucketedCalls:
         if not self.static.takes_ordinary_calls():
             return self._unusual(args, kwargs)
         call = self._reader.read(args, kwargs)
+        if self.strategy.mask is not None:
+            call = self._masked(call, self.strategy.mask)
         if not call.is_usual or not call.tensors:
             return self._dynamically(call)
         form = self._forms.get(call.form) or self._new_form(call)
@@ -195,6 +197,17 @@ class BucketedCalls:
             if result is not _MISSED:
                 return result
         return self._unknown(form, call)
+
+    def _masked(self, call: Call, name: str) -> Call:
+        """The call with a mask that shows everything, if it has none. It is padded with 0, which hides."""
+        if self._reader.has(name, call):
+            return call
+        ids = next((x for x in call.tensors if x.dim() >= 2), None)
+        if ids is None:
+            return call
+        mask = torch.ones(ids.shape[:2], dtype=torch.long, device=ids.device)
+        args, kwargs = self._reader.with_argument(name, mask, call)
+        return self._reader.read(args, kwargs)
 
     def _by(self, route: Route, form: Form, call: Call) -> Any:
         form.planner.add(route.sizes)
@@ -294,6 +307,8 @@ class BucketedCalls:
     def _replanned(self, key: Hashable) -> None:
         form = self._forms.get(key)
         if form is not None:
+            for variant in list(form.variants.values()):
+                variant.is_stale = True
             form.routes.clear()
 
     def _forget_routes(self) -> None:
@@ -433,15 +448,17 @@ class BucketedCalls:
         return None
 
     def _can_compile(self) -> bool:
-        if self._sealed:
+        """Whether there is room for one more variant, if necessary instead of one that an earlier plan has made."""
+        cap = self.strategy.variants
+        if self._sealed or self._compiles >= cap * _COMPILES_PER_VARIANT:
             return False
-        in_use = sum(len(form.variants) for form in self._forms.values())
-        return in_use < self._allowed() and self._compiles < self.strategy.variants * _COMPILES_PER_VARIANT
-
-    def _allowed(self) -> int:
-        """The cap, and those of earlier plans."""
-        plans = max([form.planner.plans for form in self._forms.values()], default=1)
-        return self.strategy.variants * max(1, plans)
+        if len(self._variants()) >= cap:
+            for form in self._forms.values():
+                stale = [(v.calls, shapes) for shapes, v in form.variants.items() if v.is_stale]
+                if stale:
+                    del form.variants[min(stale, key=lambda each: each[0])[1]]
+                    break
+        return len(self._variants()) < cap
 
     def _compiled(self, form: Form, larger: Call) -> tuple[Any, Variant | None]:
         """Make the call, compiling it."""
@@ -543,6 +560,8 @@ class BucketedCalls:
         """Calls like this one, for each bucket; those that are learnt are planned from `requests`. The first calls are
         traced, so later ones depend on what came of that."""
         call = self._reader.read(args, kwargs)
+        if self.strategy.mask is not None:
+            call = self._masked(call, self.strategy.mask)
         form = self._forms.get(call.form) or self._new_form(call)
         if form is None or not form.axes or not call.is_usual:
             yield args, kwargs

@@ -61,7 +61,7 @@ class Reader:
     def __init__(self, target: Callable[..., Any]) -> None:
         self._target = target
         self._is_module = isinstance(target, torch.nn.Module)
-        self._names = _positional_names(target)
+        self._names, self._taken = _parameters(target)
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         tensors: list[torch.Tensor] = []
@@ -95,16 +95,28 @@ class Reader:
             return place
         return self._names[place] if place < len(self._names) else f"args[{place}]"
 
-    def taken(self, name: str, call: Call) -> bool:
-        """Whether the call has this argument."""
-        return any(self.name(place) == name for place in call.places)
+    def has(self, name: str, call: Call) -> bool:
+        """Whether the call gives this argument something other than None, or the target takes no such argument."""
+        if name not in self._taken:
+            return True
+        given = {self.name(k): x for k, x in enumerate(call.args)} | call.kwargs
+        return given.get(name) is not None
+
+    def with_argument(self, name: str, value: Any, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The call's arguments, and this one."""
+        position = self._names.index(name) if name in self._names else len(call.args)
+        if position < len(call.args):
+            return (*call.args[:position], value, *call.args[position + 1 :]), call.kwargs
+        return call.args, {**call.kwargs, name: value}
 
 
-def _positional_names(target: Callable[..., Any]) -> tuple[str, ...]:
+def _parameters(target: Callable[..., Any]) -> tuple[tuple[str, ...], frozenset[str]]:
+    """The names of the positional parameters in order, and of all."""
     function = target.forward if isinstance(target, torch.nn.Module) else target
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
-        return ()
+        return (), frozenset()
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return tuple(each.name for each in parameters if each.kind in kinds)
+    every = frozenset(each.name for each in parameters)
+    return tuple(each.name for each in parameters if each.kind in kinds), every

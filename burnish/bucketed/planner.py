@@ -11,7 +11,7 @@ from burnish.shapes.traffic import SizeHistogram
 
 _LOOKS_EVERY = 256  # calls
 _DRIFTED = 1.25  # the cost of the traffic under the plan, as a multiple of what a new plan costs
-_COMPILE_IN_CALLS = 4.0  # a bucket must save as much as so many calls of mean size cost
+_WORTH = 0.005  # share of the traffic's cost that a bucket must save
 
 
 class Planner:
@@ -68,12 +68,11 @@ class Planner:
             self.plan_now()
 
     def _planned(self, counts: Mapping[Sizes, float]) -> Plan:
-        calls = sum(counts.values())
-        mean = sum(_product(sizes) * count for sizes, count in counts.items()) / max(calls, 1.0)
+        total = sum(_product(sizes) * count for sizes, count in counts.items())
         return plan(
             counts,
             self._strategy.variants,
-            per_bucket=_COMPILE_IN_CALLS * mean,
+            per_bucket=_WORTH * total,
             most=[axis.most for axis in self.axes],
             given={k: axis.sizes for k, axis in enumerate(self.axes) if axis.sizes is not None},
         )

@@ -28,6 +28,7 @@ class Variant:
     served: str = "compiled"
     calls: int = 0
     padded_calls: int = 0
+    is_stale: bool = False  # no call has been routed to it since buckets were planned anew
 
     def holds(self, values: dict[str, Any] | None) -> bool:
         return values is not None and bool(self.entry.guard_manager.check(values))
@@ -42,6 +43,7 @@ class Variant:
     def remember(self, shapes: Shapes, slicing: Slicing | None) -> None:
         if len(self.slicings) >= _MOST_SIZES:
             self.slicings.clear()
+        self.is_stale = False
         self.slicings[shapes] = slicing
 
     def __str__(self) -> str:

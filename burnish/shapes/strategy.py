@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from burnish.errors import BadShapes
@@ -12,7 +12,7 @@ from burnish.errors import BadShapes
 Kind = Literal["static", "dynamic", "buckets", "auto"]
 WORDS = ("static", "dynamic", "pad", "auto")
 DIMENSIONS: Mapping[str, int] = {"batch": 0, "sequence": 1, "height": 2, "width": 3}
-_SETTINGS = ("strategy", "fills", "variants", "after")
+_SETTINGS = ("strategy", "fills", "variants", "after", "mask")
 VARIANTS, AFTER = 8, 64
 Fill = int | float | bool
 
@@ -40,13 +40,15 @@ class Axis:
 
 @dataclass(frozen=True)
 class Strategy:
-    """`variants` is the cap on compiled sizes, `after` the number of calls from which learnt buckets are planned."""
+    """`variants` is the cap on compiled sizes, `after` the number of calls from which learnt buckets are planned.
+    `mask` is the argument that gets a mask of ones if a call has none."""
 
     kind: Kind
     axes: tuple[Axis, ...] = ()
     fills: Mapping[str, Fill] = field(default_factory=dict)  # argument -> the value that padding has
     variants: int = VARIANTS
     after: int = AFTER
+    mask: str | None = None
 
     @property
     def learns(self) -> bool:
@@ -69,12 +71,15 @@ def parse(shapes: object) -> Strategy | None:
     fills = _fills(given.pop("fills", {}))
     variants = _count("variants", given.pop("variants", VARIANTS))
     after = _count("after", given.pop("after", AFTER))
+    mask = given.pop("mask", None)
+    if mask is not None and not isinstance(mask, str):
+        raise BadShapes(mask, "mask is the name of an argument, such as 'attention_mask'")
     word = given.pop("strategy", None)
     axes = tuple(axis for name, value in given.items() for axis in _axes(name, value))
     if not axes:
         if word is None:
             raise BadShapes(shapes, "it names no dimension")
-        return _of_word(word, fills, variants, after)
+        return replace(_of_word(word, fills, variants, after), mask=mask)
     if word not in (None, "pad", "buckets", "auto"):
         raise BadShapes(shapes, f"the strategy {word!r} has no buckets; leave out {', '.join(map(str, given))}")
     fixed = [len(axis.sizes) for axis in axes if axis.sizes is not None]
@@ -85,7 +90,7 @@ def parse(shapes: object) -> Strategy | None:
         if "variants" in shapes:
             raise BadShapes(shapes, f"its buckets make {cells} variants, and variants={variants}")
         variants = cells
-    return Strategy("buckets", axes, fills, variants, after)
+    return Strategy("buckets", axes, fills, variants, after, mask)
 
 
 def axes_named(names: Sequence[str]) -> tuple[Axis, ...]:

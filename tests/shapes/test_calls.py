@@ -121,6 +121,17 @@ def test_a_mask_that_hides_a_whole_row_is_not_padded() -> None:
     assert "a mask hides a whole row" in burnish.stats(compiled).shapes.refusals
 
 
+def test_a_mask_is_made_where_the_user_says_so() -> None:
+    model = Attending().eval()
+    compiled = burnish.compile(model, shapes={"sequence": [8, 16], "mask": "attention_mask"})
+    for length in (3, 5, 7, 12):
+        close(compiled(ids(2, length)), model(ids(2, length)))
+        close(compiled(ids(2, length), None), model(ids(2, length)))
+        close(compiled(ids(2, length), mask(2, length)), model(ids(2, length), mask(2, length)))
+    shapes = burnish.stats(compiled).shapes
+    assert not shapes.refusals and sum(bucket.padded_calls for bucket in shapes.buckets) >= 6
+
+
 def test_only_the_batch_varies() -> None:
     model = Rows().eval()
     compiled = burnish.compile(model, shapes={"batch": [2, 4, 8], "sequence": [64]})
@@ -414,6 +425,8 @@ def test_sixteen_threads() -> None:
 
 
 def test_mistakes_are_raised_at_once() -> None:
+    with pytest.raises(BadShapes, match="mask is the name"):
+        burnish.compile(Tokens(), shapes={"sequence": "auto", "mask": True})
     with pytest.raises(BadShapes, match="static"):
         burnish.compile(Tokens(), shapes="statc")
     for other in ({"dynamic": True}, {"backend": "eager"}, {"background": True}, {"budget": 3.0}):

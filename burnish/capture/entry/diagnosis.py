@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from burnish.capture.entry.failure_cause import Doubt, Doubts, Ending, Line
+from burnish.capture.entry.storms import note_storm
 from burnish.capture.restore.guards import without_marks
 from burnish.errors import CompileError, FallbackWarning, GraphBreakError, warn
 from burnish.observe.log import CompileLog, failure_reason
@@ -109,7 +110,9 @@ class Watch:
             _note_break(GraphBreak(file, line, _short(broken.reason)), code, None, log, place, doubts)
         for metric in self._new_metrics():
             if metric.recompile_reason:
-                log.recompile(_recompile(metric, place))
+                entry = _recompile(metric, place)
+                log.recompile(entry)
+                note_storm(log, entry)
             if metric.fail_type and "Unsupported" in metric.fail_type:
                 _note_break(_skipped_frame(metric, place), code, code, log, place, doubts)
             failed = failed or bool(metric.fail_type)
