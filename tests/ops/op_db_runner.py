@@ -42,10 +42,14 @@ class _Compiler:
         self.log = CompileLog()
         self.failed: BaseException | None = None
         self.graphs = 0
+        self.draws = False  # random numbers
 
     def __call__(self, kind: str) -> Callable[[Any, Any], Any]:
         def compile_one(gm: Any, inputs: Any) -> Any:
             self.graphs += 1
+            self.draws |= any(
+                torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ()) for n in gm.graph.nodes
+            )
             try:
                 with _disable_current_modes():  # a fake mode is active while AOTAutograd calls us
                     run = compile_graph(gm, inputs, kind=kind, options=self.options, log=self.log)  # type: ignore[arg-type]
@@ -79,8 +83,9 @@ def check_op(op: Any, options: Options, *, backward: bool, samples: int = SAMPLE
         return outcome
     want_grad = backward and op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")
     torch.manual_seed(0)
-    for sample in _spread(list(op.sample_inputs("cpu", dtype, requires_grad=want_grad)), samples):
-        _check_sample(op, sample, want_grad, options, outcome)
+    taken = _spread(list(op.sample_inputs("cpu", dtype, requires_grad=want_grad)), samples)
+    if taken:
+        _check_samples(op, taken, want_grad, options, outcome)
     return outcome
 
 
@@ -91,27 +96,48 @@ def _spread(items: Sequence[Any], count: int) -> list[Any]:
     return [items[int(i * step)] for i in range(count)]
 
 
-def _check_sample(op: Any, sample: Any, want_grad: bool, options: Options, outcome: Outcome) -> None:
-    flat, spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
+class _Uncaptured(Exception):
+    """Eager or capture refuses a call: no graph of it reaches us."""
+
+
+def _check_samples(op: Any, samples: Sequence[Any], want_grad: bool, options: Options, outcome: Outcome) -> None:
+    """All samples in one program, because most of a program's cost does not depend on its size. One by one where eager
+    or capture refuses one of them, where they draw random numbers, and to name the sample that is wrong."""
+    together = Outcome()
+    try:
+        _check_program(op, samples, want_grad, options, together)
+    except _Uncaptured as refusal:
+        together.untraceable.append(str(refusal))
+    if together.checked and not together.mismatches and not together.crashes:
+        outcome.checked += len(samples)
+        outcome.externs |= together.externs
+        return
+    outcome.mismatches += together.mismatches
+    outcome.crashes += together.crashes if len(samples) == 1 else []
+    outcome.untraceable += together.untraceable if len(samples) == 1 else []
+    for sample in samples if len(samples) > 1 else ():
+        _check_samples(op, [sample], want_grad, options, outcome)
+
+
+def _check_program(op: Any, samples: Sequence[Any], want_grad: bool, options: Options, outcome: Outcome) -> None:
+    flat, spec = pytree.tree_flatten([(sample.input, sample.args, sample.kwargs) for sample in samples])
     positions = [i for i, x in enumerate(flat) if isinstance(x, torch.Tensor)]
 
     def call(*tensors: torch.Tensor) -> Any:
         items = list(flat)
         for i, t in zip(positions, tensors, strict=True):
             items[i] = t
-        first, args, kwargs = pytree.tree_unflatten(items, spec)
-        return _tensors_only(op(first, *args, **kwargs))
+        calls = pytree.tree_unflatten(items, spec)
+        return [t for first, args, kwargs in calls for t in _tensors_only(op(first, *args, **kwargs))]
 
     tensors = [flat[i] for i in positions]
-    where = (
-        f"{op.name}{'/' + op.variant_test_name if op.variant_test_name else ''} on {[tuple(t.shape) for t in tensors]}"
-    )
+    variant = f"/{op.variant_test_name}" if op.variant_test_name else ""
+    where = f"{op.name}{variant} on {[tuple(t.shape) for t in tensors]}"
     compiler = _Compiler(options)
     try:
         want = _run(call, tensors, torch.float32, want_grad)
     except Exception as error:
-        outcome.untraceable.append(f"{where}: eager raises {type(error).__name__}")
-        return
+        raise _Uncaptured(f"{where}: eager raises {type(error).__name__}") from error
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -119,10 +145,13 @@ def _check_sample(op: Any, sample: Any, want_grad: bool, options: Options, outco
             _run(fast, tensors, torch.float32, want_grad)  # capture may draw random numbers of its own
             got = _run(fast, tensors, torch.float32, want_grad)
     except Exception as error:
-        ours = compiler.failed is not None or compiler.graphs > 0
-        target = outcome.crashes if ours else outcome.untraceable
-        target.append(f"{where}: {type(error).__name__}: {str(error)[:300]}")
+        message = f"{where}: {type(error).__name__}: {str(error)[:300]}"
+        if compiler.failed is None and compiler.graphs == 0:
+            raise _Uncaptured(message) from error
+        outcome.crashes.append(message)
         return
+    if len(samples) > 1 and compiler.draws:
+        raise _Uncaptured(f"{where}: entries of op_db seed each call anew, which capture does not see")
     try:
         referee = _run(call, tensors, torch.float64, want_grad)
     except Exception:
