@@ -27,13 +27,13 @@ from burnish.schedule.evaluate import ScheduleEvaluation
 from burnish.schedule.kernels import ContractGroup, ExternKernel, Kernel, LoopGroup, LoopKernel, Product, Schedule
 from burnish.schedule.lower import lower_graph
 from burnish.schedule.passes import Context, run_schedule_passes
+from tests.codegen.triton.interpreter import Interpreter, Job, _mend_interpreter, _run, job
 from tests.fuzz.case import Case
 from tests.fuzz.check import Report
 from tests.fuzz.execute import Noise
 from tests.fuzz.inputs import built
 from tests.fuzz.oracle import Find, _beyond, _equal
 from tests.programs import Capture, capture, copies, sizes_of
-from tests.triton.interpreter import Interpreter, Job, _mend_interpreter, _run, job
 
 
 class _Here:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import burnish
 from tests.gpu.on_device import DEVICE, compiled
-from tests.ops.test_floats import BINARY, FLOATS, UNARY, differences, edges, pairs
+from tests.lower.test_floats import BINARY, FLOATS, UNARY, differences, edges, pairs
 
 pytestmark = pytest.mark.gpu
 

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 import burnish
+from tests.capture.entry.test_threads import together
 from tests.gpu.on_device import DEVICE, calls_agree, captured, compiled, graphed, notices, randn
-from tests.semantics.test_threads import together
 
 pytestmark = pytest.mark.gpu
 

@@ -10,9 +10,9 @@ import torch
 
 import burnish
 from burnish.runtime.cuda import graph_launch
+from tests.capture.entry.test_threads import together
 from tests.gpu.on_device import DEVICE, calls_agree, captured, compiled, graphed, notices, randn
 from tests.gpu.test_graphs import Small
-from tests.semantics.test_threads import together
 
 pytestmark = pytest.mark.gpu
 

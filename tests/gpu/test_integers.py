@@ -9,7 +9,7 @@ import torch
 
 import burnish
 from tests.gpu.on_device import DEVICE, compiled
-from tests.ops.test_integers import BINARY, FLOATS, INTEGERS, REDUCTIONS, TYPES, UNARY, edges, numbers, pairs
+from tests.lower.test_integers import BINARY, FLOATS, INTEGERS, REDUCTIONS, TYPES, UNARY, edges, numbers, pairs
 
 pytestmark = pytest.mark.gpu
 

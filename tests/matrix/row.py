@@ -22,12 +22,12 @@ TESTS = (
     "tests/api/test_functions.py",
     "tests/api/test_torch_compile_backend.py",
     "tests/api/test_seal.py",
-    "tests/regions/test_replay.py",
-    "tests/cache/test_warm_start.py",
-    "tests/semantics/test_function_modes.py",
-    "tests/semantics/test_identity_of_objects.py",
-    "tests/semantics/test_absent_attributes.py",
-    "tests/semantics/test_sets.py",
+    "tests/capture/regions/test_replay.py",
+    "tests/capture/restore/test_warm_start.py",
+    "tests/capture/entry/test_function_modes.py",
+    "tests/capture/entry/test_identity_of_objects.py",
+    "tests/capture/entry/test_absent_attributes.py",
+    "tests/capture/entry/test_sets.py",
 )
 
 

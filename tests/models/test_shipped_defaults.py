@@ -1,4 +1,4 @@
-"""Models as users compile them: with the gate, warm starts and measured products, which other tests switch off.
+"""Models with the gate as well, and a second object of each, which starts warm.
 
 Which engine serves is up to the race, so these tests ask for results and compile counts only.
 """
@@ -14,13 +14,6 @@ from burnish.tools.targets import Target
 from tests.models.test_architectures import build, judge
 
 CALLS = 3  # the trial, the first call of the race, and another
-
-
-@pytest.fixture(autouse=True)
-def _shipped(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
-    for switch in ("BURNISH_GATE", "BURNISH_WARM_START", "BURNISH_PRODUCTS"):
-        monkeypatch.delenv(switch, raising=False)
-    monkeypatch.setenv("BURNISH_CACHE_DIR", str(tmp_path / "cache"))
 
 
 @pytest.mark.slow

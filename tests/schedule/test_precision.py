@@ -5,7 +5,7 @@ from __future__ import annotations
 from burnish.ir.body import Checked, value_symbol
 from burnish.ir.dtypes import DType
 from burnish.schedule.precision import rounded_values
-from tests.triton.loops import Writer, at, axes
+from tests.codegen.triton.loops import Writer, at, axes
 
 
 def test_only_what_is_rounded_before_it_is_added() -> None:

@@ -13,8 +13,8 @@ from burnish.schedule.gpu.backends import choose_backends
 from burnish.schedule.kernels import ContractKernel, ExternKernel, Schedule
 from burnish.schedule.lower import lower_graph
 from burnish.schedule.passes import finished
-from tests.cuda.on_cpu import assembled
 from tests.programs import capture, copies
+from tests.runtime.cuda.on_cpu import assembled
 
 ROWS, WORDS, WIDTH = 512, 2057, 1040
 

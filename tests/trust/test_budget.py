@@ -20,7 +20,7 @@ from burnish.options import Options
 from burnish.runtime.build.compiler import run
 from burnish.runtime.deadline import UNLIMITED, Cancelled, Deadline, current_deadline
 from tests.against_eager import fallback_warnings
-from tests.semantics.test_threads import together
+from tests.capture.entry.test_threads import together
 from tests.trust.held import LONG, Held, has_ended, in_background, states
 
 

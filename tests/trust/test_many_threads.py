@@ -13,7 +13,7 @@ import burnish
 from burnish.capture.background.snapshot import entered
 from burnish.capture.entry.frame_compiler import LookAgain
 from burnish.trust.faults import Fault
-from tests.semantics.test_threads import together
+from tests.capture.entry.test_threads import together
 
 
 def model() -> nn.Module:

@@ -14,7 +14,7 @@ from burnish.options import Options
 from burnish.schedule.kernels import Buffer, Schedule
 from burnish.tuning.excerpt import Trial
 from burnish.tuning.measure import DeviceMeasure
-from tests.cuda.fake_graphs import FakeCuda, FakeGraph
+from tests.runtime.cuda.fake_graphs import FakeCuda, FakeGraph
 
 
 class FakeDevice(FakeCuda):

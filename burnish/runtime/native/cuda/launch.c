@@ -1,6 +1,6 @@
 /* Launches of Triton kernels, many in one call: what Triton's own launcher does in Python for each.
  *
- * The driver's few types are declared here, so that no CUDA header is needed; tests/triton/test_launcher.py compares
+ * The driver's few types are declared here, so that no CUDA header is needed; tests/runtime/cuda/test_launcher.py compares
  * them with cuda.h. Nothing is linked either: bn_cuda_open looks the functions up in the library it is given. */
 #include <dlfcn.h>
 #include <stdint.h>
