@@ -7,8 +7,8 @@ dimensions of the results to cut, and which facts it relied on; or which operati
 It is one walk over the graph as it was imported, in order. Each node gets a `State` (burnish/shapes/state.py) from the
 transfer function of its operation. What no transfer function knows is refused.
 
-Operations whose results nobody reads are not in an imported graph. Eager runs them: where it serves the padded call, one
-of them may raise (whole numbers divided by the padding's zeros).
+Operations whose results nobody reads are not in an imported graph. Eager runs them: where it serves the padded call,
+one of them may raise (whole numbers divided by the padding's zeros).
 """
 
 from __future__ import annotations
