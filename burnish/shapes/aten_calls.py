@@ -253,6 +253,9 @@ def _convolution(ctx: Analysis, node: Node, given: Arguments) -> tuple[State, ..
             return _refused(ctx, node, f"spreads the padding of {label} over real elements")
         if len(state.axes[d] or ()) > 1:
             return _refused(ctx, node, "convolves a dimension that is padded within")
+        if not state.whole.is_finite:  # kernels transform neighbours together
+            return _refused(ctx, node, f"convolves over {label}, whose padding may hold infinities or NaN")
+        needs |= state.whole.needs
         if given["padding"][(d - 2) % len(given["padding"])] == 0:
             continue
         for region in (r for r in state.contents if (d, 0) in r) if state.axes[d] is not None else [REAL]:

@@ -6,6 +6,9 @@ dimensions of the results to cut, and which facts it relied on; or which operati
 
 It is one walk over the graph as it was imported, in order. Each node gets a `State` (burnish/shapes/state.py) from the
 transfer function of its operation. What no transfer function knows is refused.
+
+Operations whose results nobody reads are not in an imported graph. Eager runs them: where it serves the padded call,
+one of them may raise (whole numbers divided by the padding's zeros).
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from burnish.ir.dtypes import DType
-from burnish.ir.expr import Dim, Div, Expr, Sym, evaluate, mentions
+from burnish.ir.expr import Dim, Div, Expr, Sym, evaluate, mentions, symbols
 from burnish.ir.graph import (
     Attend,
     Concat,
@@ -110,6 +113,7 @@ def prove(
     if refusals:
         return Proof(False, inputs, (), tuple(dict.fromkeys(refusals)))
     fill = [Need("fill", f"{facts.name(p.position)} is padded with {p.fill}") for p in inputs]
+    fill += _least_sizes(ctx, graph) if inputs else []
     return Proof(True, inputs, outputs, (), (*fill, *sorted(needs, key=lambda n: (n.kind, n.text))))
 
 
@@ -122,6 +126,15 @@ def _padded_inputs(ctx: Analysis, graph: Graph) -> list[PaddedInput]:
         if dims:
             found.append(PaddedInput(node.op.position, dims, _fill(ctx, node)))
     return found
+
+
+def _least_sizes(ctx: Analysis, graph: Graph) -> list[Need]:
+    """Tracing may take a size for greater than one, which would broadcast."""
+    shapes = [d for x in graph.inputs if isinstance(x, Node) for d in x.shape]
+    least = {s.name: s.lo for d in shapes for s in symbols(d) if s.name in ctx.padding.names}
+    return [
+        Need("size", f"the dimension {ctx.padding.labels[n]} is at least {max(lo, 1)} long") for n, lo in least.items()
+    ]
 
 
 def _fill(ctx: Analysis, node: Node) -> Number:

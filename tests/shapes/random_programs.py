@@ -150,6 +150,7 @@ def choice(w: Writer) -> str:
     ]
     forms += [f"{{1}}.masked_fill(~{{0}}, {number})", "{1} * {0}", "{1} + torch.where({0}, 0.0, -inf)"]
     mask = w.pick("bool")
+    forms += ["{1} * {0}", "torch.where({0}, {1}, 0.0)", "torch.where({0}, {1}, 0.0)"]
     mask = w.rng.choice([mask, mask, f"{mask}[..., None]", f"{mask}.unsqueeze(1)"])
     return w.rng.choice(forms).format(mask, w.pick("float"), w.pick("float"))
 
@@ -174,7 +175,8 @@ def positions(w: Writer) -> str:
         f"torch.arange({size})[None] <= torch.arange({size})[:, None]",
     ]
     forms += [f"torch.arange({size}).double()", f"torch.ones({size}).double()", f"torch.arange(1, {size} + 1)"]
-    forms += [f"{x} * {size}", f"torch.arange({size} - 1, -1, -1)"]
+    forms += [f"{x} * {size}", f"torch.arange({size} - 1, -1, -1)", f"torch.ones_like({x}).double()"]
+    forms += [f"torch.zeros_like({x}).double()", f"{x}.narrow({d}, 0, 1).expand_as({x})"]
     return w.rng.choice(forms)
 
 

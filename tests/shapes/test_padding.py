@@ -92,7 +92,7 @@ def test_a_product_of_unbounded_numbers_with_a_mask_needs_them_finite() -> None:
 
 def test_where_hides_even_nan() -> None:
     proof = proof_of(lambda x, m: torch.where(m[..., None], x.log(), 0.0).sum(1), X, HIDES)
-    assert proof.safe and {n.kind for n in proof.needs} == {"fill"}
+    assert proof.safe and {n.kind for n in proof.needs} == {"fill", "size"}
 
 
 def test_a_maximum_is_safe_where_padding_is_not_above_it() -> None:
@@ -237,6 +237,24 @@ def test_a_first_convolution_reads_the_zeros_it_would_make_itself() -> None:
     assert proof_of(lambda x: F.conv1d(x.mT + 1, kernel), X).safe  # without padding nothing is read beyond the end
 
 
+def test_a_convolution_beside_what_may_be_infinite_is_refused() -> None:
+    kernel = torch.ones(3, 4, 3)
+    assert "infinities" in reason_of(proof_of(lambda x: F.conv1d(x.mT.log(), kernel), X))
+
+
+def test_a_constant_is_none_beyond_its_end() -> None:
+    assert not proof_of(lambda x: F.pad(x[:, :1].expand_as(x), (0, 0, 0, 2)), X).safe
+
+
+def test_equal_queries_see_different_keys_under_causality() -> None:
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        heads = x[:, None]
+        return F.scaled_dot_product_attention(heads[:, :, :1].expand_as(heads), heads, heads, is_causal=True)
+
+    (cut,) = proof_of(attend, X).outputs
+    assert [dim for dim, _ in cut.dims] == [2]
+
+
 def test_a_later_convolution_is_refused() -> None:
     kernel = torch.ones(3, 4, 3)
     assert "convolves over the end" in reason_of(proof_of(lambda x: F.conv1d(x.mT + 1, kernel, padding=1), X))
@@ -262,6 +280,7 @@ def test_a_loss_of_everything_is_refused() -> None:
 
 def test_the_proof_prints() -> None:
     assert str(proof_of(lambda x: x.relu(), X)).startswith("padding is safe\n  output 0 is cut to")
+    assert "the dimension sequence is at least 2 long" in str(proof_of(lambda x: x.relu(), X))
     assert str(proof_of(lambda x: x.mean(1), X)).startswith("padding is refused\n  aten::mean.dim")
 
 
