@@ -117,6 +117,8 @@ def _check_samples(op: Any, samples: Sequence[Any], want_grad: bool, options: Op
     outcome.untraceable += together.untraceable if len(samples) == 1 else []
     for sample in samples if len(samples) > 1 else ():
         _check_samples(op, [sample], want_grad, options, outcome)
+    if not outcome.crashes:  # no sample crashes alone
+        outcome.crashes += together.crashes
 
 
 def _check_program(op: Any, samples: Sequence[Any], want_grad: bool, options: Options, outcome: Outcome) -> None:
