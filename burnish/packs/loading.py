@@ -13,6 +13,7 @@ import torch
 
 from burnish.api import compile, function_behind
 from burnish.capture.entry.calling_frame import frame_calling, frame_copying
+from burnish.capture.gc_pause import patience
 from burnish.capture.restore import NotWarm
 from burnish.errors import BadOptionValue, FallbackWarning, Mismatch, NotCompilable, PackDamaged, PackDiffers, warn
 from burnish.handle import Handle, Settings
@@ -63,7 +64,8 @@ def load(
     if verify_key is not None:
         require_signature(str(path), content.body, content.signature, verify_key)
     try:
-        return _loaded(_Pack(str(path), content), model, chosen, strict)
+        with patience.asked():
+            return _loaded(_Pack(str(path), content), model, chosen, strict)
     except PackDiffers as difference:
         if missing == "error":
             raise

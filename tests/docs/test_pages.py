@@ -14,7 +14,7 @@ from tests.docs.blocks import DOCS, ROOT, Block, blocks, run_page
 
 PAGES = sorted(DOCS.glob("*.md"))
 RUN = [page for page in PAGES if any(block.reason is None for block in blocks(page.read_text()))]
-GUIDES = ["quickstart", "training", "serving"]
+GUIDES = ["quickstart", "training", "serving", "shipping"]
 
 
 @pytest.mark.parametrize("page", RUN, ids=lambda page: page.stem)
