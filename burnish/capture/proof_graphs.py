@@ -12,16 +12,19 @@ from typing import Any
 import torch
 from torch import fx
 
+from burnish.assumptions import bare_symbol
 from burnish.capture.entry.diagnosis import CONTROL_FLOW
 from burnish.capture.entry.unguarded import input_sources
 from burnish.capture.graphs.decompositions import decomposition_table
 from burnish.errors import CompileError
+from burnish.ir.expr import Dim, Sym, of
 from burnish.ir.graph import Node
 from burnish.lower.captured import Captured
 from burnish.lower.importer import import_graph
 from burnish.shapes.analysis import Facts
 from burnish.shapes.content import Number
 from burnish.shapes.padding import Proof, prove
+from burnish.shapes.same_sizes import unify
 from burnish.torch_private import dynamo
 from burnish.torch_private.aot import aot_module_simplified
 from burnish.torch_private.dispatch import disable_current_modes
@@ -34,13 +37,12 @@ _LINE = re.compile(r'File "([^"]+)", line (\d+)')
 
 @dataclass(frozen=True)
 class ProofGraph:
-    """A captured graph and its facts. `symbols` has the symbols of each dimension that was asked for (several where
-    nothing in the model says that two arguments have the same size), `positions` the graph's input that an argument
-    became. `problem` says why there is no graph, or which size is not a symbol."""
+    """A captured graph and its facts. `symbols` has the symbol of each dimension that was asked for, `positions` the
+    graph's input that an argument became. `problem` says why there is no graph, or which size is not a symbol."""
 
     captured: Captured | None = None
     facts: Facts = field(default_factory=Facts)
-    symbols: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    symbols: Mapping[str, str] = field(default_factory=dict)
     positions: Mapping[Key, int] = field(default_factory=dict)
     problem: str = ""
 
@@ -48,7 +50,7 @@ class ProofGraph:
         """Whether the dimensions of these names (all, if none are given) may be padded. `fills` are by argument."""
         if self.captured is None:
             raise CompileError("capture", self.problem)
-        padded = {s: name for name in (self.symbols if names is None else names) for s in self.symbols[name]}
+        padded = {self.symbols[name]: name for name in (self.symbols if names is None else names)}
         by_position = {self.positions[key]: value for key, value in (fills or {}).items() if key in self.positions}
         return prove(self.captured.graph, padded, by_position, self.facts)
 
@@ -65,8 +67,8 @@ def captured_for_proof(
     dims: Mapping[str, Mapping[Key, int]],
 ) -> ProofGraph:
     """Trace a call once. `dims` names each dimension that varies, with the arguments that have it: {"sequence":
-    {"input_ids": 1, "attention_mask": 1}}. A call that records gradients gives the graph of forward and backward in
-    one: its results are the call's and then the gradients."""
+    {"input_ids": 1, "attention_mask": 1}}; they must have the same size there in each call. A call that records
+    gradients gives the graph of forward and backward in one: its results are the call's and then the gradients."""
     keyed: dict[Key, Any] = dict(enumerate(args))
     keyed.update(kwargs or {})
     marked = {key: _marked(value, [d[key] for d in dims.values() if key in d]) for key, value in keyed.items()}
@@ -164,7 +166,8 @@ def _described(
         for place, example in enumerate(keeper.examples)
         if example is value
     }
-    symbols: dict[str, tuple[str, ...]] = {}
+    symbols: dict[str, Sym] = {}
+    same: dict[str, Dim] = {}
     for name, places in dims.items():
         for key, dim in places.items():
             if (position := positions.get(key)) is None:
@@ -172,18 +175,19 @@ def _described(
             found = symbol_of(captured, position, dim)
             if found is None:
                 return ProofGraph(captured, problem=f"the dimension {name} of argument {key} is no symbol")
-            symbols[name] = tuple(dict.fromkeys((*symbols.get(name, ()), found)))
+            if symbols.setdefault(name, found) != found:
+                same[found.name] = of(symbols[name])
+    if len({s.name for s in symbols.values()} - same.keys()) < len(symbols):
+        return ProofGraph(captured, problem=f"{' and '.join(symbols)} are one size in the model, or in the example")
+    unify(captured.graph, same)
     facts = Facts(_names(keeper), _static(keeper), _ranges(keeper), _lines(captured))
-    return ProofGraph(captured, facts, symbols, positions)
+    return ProofGraph(captured, facts, {name: s.name for name, s in symbols.items()}, positions)
 
 
-def symbol_of(captured: Captured, position: int, dim: int) -> str | None:
+def symbol_of(captured: Captured, position: int, dim: int) -> Sym | None:
     """The symbol that a dimension of an input is; None if it is a number."""
     node = captured.graph.inputs[position]
-    if not isinstance(node, Node):
-        return None
-    size = node.shape[dim]
-    return None if isinstance(size, int) else str(size)
+    return bare_symbol(node.shape[dim]) if isinstance(node, Node) else None
 
 
 def _names(keeper: _Keeper) -> dict[int, str]:

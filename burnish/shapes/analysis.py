@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim
 from burnish.ir.graph import Input, Map, Node, View
 from burnish.shapes.content import Content, Need, Number, anything
-from burnish.shapes.state import Digits, Padding, Refusal, Region, State
+from burnish.shapes.state import REAL, Digits, Padding, Refusal, Region, State
 
 _MOST_REASONS = 6
 
@@ -67,6 +68,11 @@ class Analysis:
         position: Dim | None = None,
     ) -> State:
         """The state of a result whose real elements are the same in both runs."""
+        first = contents.get(REAL)
+        if first is not None and first.bits and first.is_exact and all(c == first for c in contents.values()):
+            axes, contents = (None,) * len(axes), {REAL: first}  # one number everywhere, however it was made
+            if type(first.low) is int and node.types[0].dtype in (DType.i64, DType.i32):
+                position = first.low
         if self.padding.too_many(axes):
             return self.refused(node, "has more padded dimensions than are followed")
         return State(
@@ -83,6 +89,14 @@ class Analysis:
     def axes_as(self, node: Node, position: int = 0) -> tuple[Digits, ...]:
         """One digit for each dimension."""
         return tuple((d,) for d in node.types[position].shape)
+
+    def full_axes(self, node: Node, position: int, axes: Sequence[Digits | None]) -> tuple[Digits, ...]:
+        """The same with digits everywhere: a result is not constant where an operand is."""
+        return tuple((d,) if a is None else a for a, d in zip(axes, node.types[position].shape, strict=True))
+
+    def everywhere(self, node: Node, state: State) -> dict[Region, Content]:
+        """A state's contents, for `full_axes` of a node."""
+        return {r: state.within(r) for r in self.padding.regions(self.full_axes(node, 0, state.axes))}
 
     def input_of(self, node: Node) -> int | None:
         """The input that a node is a view or a copy of, its numbers unchanged."""

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 
 from burnish.ir.expr import Dim, Expr
-from burnish.ir.graph import Extern, Node, Ref
+from burnish.ir.graph import Extern, Node, Ref, View, axes_for, axis_exprs
 from burnish.shapes.analysis import Analysis
-from burnish.shapes.attention import Attention, attention
+from burnish.shapes.attention import Attention, attention, attention_backward
 from burnish.shapes.content import FINITE_NUMBERS, LARGEST, UNKNOWN, Content, Need, anything, join
 from burnish.shapes.reductions import product
 from burnish.shapes.state import REAL, Digits, Region, State
+from burnish.shapes.views import surrounded
 
 Arguments = Mapping[str, Any]
 
@@ -25,6 +26,8 @@ def extern(ctx: Analysis, node: Node) -> tuple[State, ...]:
     given = _arguments(op)
     if name in _ATTENTION and not given.get("dropout_p"):
         return _attention(ctx, node, given)
+    if name in _ATTENTION_BACKWARD and not given.get("dropout_p"):
+        return _attention_backward(ctx, node, given)
     if draws(op) and (ctx.drawn or _is_touched(ctx, node, op)):
         ctx.drawn = True
         return _refused(ctx, node, "draws random numbers, as many as the padded size: others follow in the stream")
@@ -95,6 +98,16 @@ def _broadcast(x: State, shape: Sequence[Dim], out: Sequence[Dim]) -> tuple[Digi
     return (*(None,) * lead, *own)
 
 
+def _slice_backward(ctx: Analysis, node: Node, given: Arguments) -> tuple[State, ...]:
+    """A gradient with zeros around it."""
+    (grad,), dim, start = node.inputs, given["dim"], given["start"]
+    if given["step"] != 1 or not isinstance(dim, int) or not isinstance(start, int) or start < 0:
+        return _refused(ctx, node, "is not known to keep padding apart")
+    axes = axes_for(node.shape)
+    index = tuple(e - start if d == dim % len(axes) else e for d, e in enumerate(axis_exprs(axes)))
+    return (surrounded(ctx, node, View(axes, index, 0.0), grad),)
+
+
 def _range(ctx: Analysis, node: Node, given: Arguments) -> tuple[State, ...]:
     """arange of floats."""
     if _mentions(ctx, [given.get("start"), given.get("step")]):
@@ -145,6 +158,24 @@ def _attention(ctx: Analysis, node: Node, given: Arguments) -> tuple[State, ...]
     return attention(ctx, node, Attention(q, k, v, mask, bool(given.get("is_causal"))))
 
 
+def _attention_backward(ctx: Analysis, node: Node, given: Arguments) -> tuple[State, ...]:
+    grad, q, k, v, out, sums = (
+        _node(node, given.get(name, given.get(f"{name}_")))
+        for name in ("grad_out", "query", "key", "value", "out", "logsumexp")
+    )
+    mask = _node(node, given.get("attn_mask", given.get("attn_bias")))
+    if grad is None or q is None or k is None or v is None or out is None or sums is None:
+        return _refused(ctx, node, "is not known to keep padding apart")
+    call = Attention(q, k, v, mask, bool(given.get("is_causal")))
+    return attention_backward(ctx, node, call, grad, [out, sums])
+
+
+_ATTENTION_BACKWARD = frozenset(
+    """
+    _scaled_dot_product_flash_attention_for_cpu_backward _scaled_dot_product_flash_attention_backward
+    _scaled_dot_product_efficient_attention_backward _scaled_dot_product_cudnn_attention_backward
+    """.split()
+)
 _ATTENTION = frozenset(
     """
     scaled_dot_product_attention _scaled_dot_product_attention_math _scaled_dot_product_flash_attention_for_cpu
@@ -237,6 +268,12 @@ def _convolution(ctx: Analysis, node: Node, given: Arguments) -> tuple[State, ..
     return (ctx.made(node, axes, contents, [state, *others], frozenset(needs)),)
 
 
+def _statistics(ctx: Analysis, node: Node, given: Arguments) -> tuple[State, ...]:
+    """A norm over the batch, in training."""
+    label = ctx.padding.label(node.inputs[0].shape[0] * 1) or "that is padded"
+    return _refused(ctx, node, f"takes the mean and variance over the dimension {label}, padding included")
+
+
 _ROW_WISE = """
     sort argsort topk kthvalue median mode var std var_mean std_mean _softmax _log_softmax logsumexp argmax argmin
     amax amin max min linalg_vector_norm norm prod any all nansum count_nonzero
@@ -260,6 +297,9 @@ _HANDLERS: dict[str, Callable[[Analysis, Node, Arguments], tuple[State, ...]]] =
     "baddbmm": _addmm,
     "convolution": _convolution,
     "arange": _range,
+    "slice_backward": _slice_backward,
+    "_native_batch_norm_legit_functional": _statistics,
+    "native_batch_norm": _statistics,
     **dict.fromkeys(_ROW_WISE, _along),
     **dict.fromkeys(("cummax", "cummin", "logcumsumexp", "cumsum", "cumprod"), _running),
     **{name.format(rank): _images(rank) for name in _WINDOWS for rank in (1, 2, 3)},

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from burnish.ir.expr import is_nonneg
+from burnish.ir.expr import Dim, is_nonneg
 from burnish.ir.graph import Attend, Node
 from burnish.shapes.analysis import Analysis
 from burnish.shapes.content import FINITE_NUMBERS, MASKED, UNKNOWN, UNMASKED, Content, Need, anything, join
@@ -58,12 +58,69 @@ def attention(ctx: Analysis, node: Node, call: Attention) -> tuple[State, ...]:
     for i in range(1, len(node.types)):
         if len(node.types[i].shape) == rank - 1 and tuple(node.types[i].shape) == tuple(call.q.shape[:-1]):
             rows = axes[:-1]
-            states.append(
-                ctx.made(node, rows, dict.fromkeys(ctx.padding.regions(rows), UNKNOWN), operands, frozenset(needs))
-            )
+            sums = {r: _denominators(r, contents[r], mask) for r in ctx.padding.regions(rows)}
+            states.append(ctx.made(node, rows, sums, operands, frozenset(needs)))
         else:
             states.append(_other(ctx, node, i, []))
     return tuple(states)
+
+
+def _denominators(region: Region, values: Content, mask: State | None) -> Content:
+    """The logarithms of the softmax's denominators: infinite where a row sees nothing."""
+    if not values.is_finite:
+        return UNKNOWN
+    if mask is None:
+        return FINITE_NUMBERS.relying(*values.needs)
+    alike = all(mask.axes[axis] is None for axis, _ in region)
+    if alike or mask.within(region).low > -math.inf:
+        return FINITE_NUMBERS.relying(*values.needs, UNMASKED)
+    return UNKNOWN
+
+
+def attention_backward(
+    ctx: Analysis, node: Node, call: Attention, grad: Node, saved: Sequence[Node]
+) -> tuple[State, ...]:
+    """Gradients of queries, keys, values. That of the result must be zero in the padding: so are these, then."""
+    q, k, v, g, *held = map(ctx.state, (call.q, call.k, call.v, grad, *saved))
+    mask = None if call.mask is None else _aligned(ctx.state(call.mask), len(call.q.shape))
+    operands = [q, k, v, g, *held, *([] if mask is None else [mask])]
+    if (spoilt := ctx.spoilt(node, operands)) is not None:
+        return tuple(_other(ctx, node, i, [spoilt]) for i in range(len(node.types)))
+    axes = _attention_axes(ctx, call, q, k, v, mask)
+    refused = "attends between tensors whose padding lies in different places" if axes is None else None
+    needs: set[Need] = set()
+    if axes is not None:
+        refused = _unlearnt(ctx, call, axes, q, k, v, g, held, mask, needs)
+    if refused is not None:
+        return (ctx.refused(node, refused),) * len(node.types)
+    states: list[State] = []
+    for i, state in enumerate((q, k, v)):
+        contents = {
+            r: Content(0.0, 0.0, needs=frozenset(needs)) if r else FINITE_NUMBERS.relying(*needs)
+            for r in ctx.padding.regions(state.axes)
+        }
+        states.append(ctx.made(node, ctx.full_axes(node, i, state.axes), contents, operands, frozenset(needs)))
+    return (*states, *(_other(ctx, node, i, []) for i in range(3, len(node.types))))
+
+
+def _unlearnt(
+    ctx: Analysis, call: Attention, axes: Sequence[Digits | None], q: State, k: State, v: State, g: State,
+    saved: Sequence[State], mask: State | None, needs: set[Need],
+) -> str | None:  # fmt: skip
+    """Why the padding has a part in gradients; None if it has not."""
+    for region in subsets([p for p in ctx.padding.places(axes) if p[0] == len(axes) - 1]):
+        if (why := _unseen(ctx, call, axes, region, q, k, v, mask, needs)) is not None:
+            return f"attends to the padding of the dimension {ctx.padding.label(call.k.shape[-2])}: {why}"
+    for region, content in g.contents.items():
+        if region and not content.holds(0):
+            return f"gets a gradient of the padding, which holds {content}"
+        needs |= content.needs if region else frozenset()
+    for state in (q, k, v, *saved):
+        for content in state.contents.values():
+            if not content.is_finite:
+                return "multiplies zero gradients of the padding with what may be infinite or NaN"
+            needs |= content.needs
+    return None
 
 
 def _aligned(mask: State, rank: int) -> State:
@@ -98,8 +155,16 @@ def _attention_axes(
     last = keys[0]
     if last is None and ctx.padding.is_padded(call.k.shape[-2]):
         last = (call.k.shape[-2],)
-    axes = (*lead, queries[0], last)
+    first = queries[0]
+    if first is None and ctx.padding.is_padded(call.q.shape[-2]):  # equal queries see different keys, if causal
+        first = (call.q.shape[-2],)
+    axes = (*_unpadded(ctx, lead, call.q.shape), first, last)
     return None if ctx.padding.too_many(axes) or any(len(a or ()) > 1 for a in axes[-2:]) else axes
+
+
+def _unpadded(ctx: Analysis, axes: Sequence[Digits | None], shape: Sequence[Dim]) -> tuple[Digits | None, ...]:
+    """Results differ along batch and heads: constant is only what all operands are constant along."""
+    return tuple((d,) if a is None and not ctx.padding.is_padded(d) else a for a, d in zip(axes, shape, strict=False))
 
 
 def _without_groups(

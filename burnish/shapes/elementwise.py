@@ -11,9 +11,10 @@ from burnish.ir.expr import Dim, Expr, is_nonneg
 from burnish.ir.graph import Map, Node, Reduce, View, axis_exprs
 from burnish.shapes.analysis import Analysis
 from burnish.shapes.arithmetic import applied, raises_at_zero
-from burnish.shapes.content import FINITE, UNMASKED, VANISHES, Content, Need, exact
+from burnish.shapes.content import FINITE, LARGEST, MASKED, UNMASKED, VANISHES, Content, Need, exact
 from burnish.shapes.state import REAL, Digits, Region, State, beyond, digit_symbols
 
+_LOWEST = -1e4  # of which every float type can hold the number
 _COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 
 
@@ -219,15 +220,20 @@ def _below_maximum(ctx: Analysis, node: Node, region: Region) -> Content:
     x = scores.within(region)
     row = frozenset(p for p in region if p[0] not in over)
     least = scores.within(row).low  # of the row's real part
-    if any(scores.within(r).nan or scores.within(r).high == math.inf for r in _parts(ctx, scores, row, over)):
+    parts = [scores.within(r) for r in _parts(ctx, scores, row, over)]
+    most = max(p.high for p in parts)
+    if any(p.nan for p in parts) or most == math.inf:
         return Content(-math.inf, math.inf, True)
-    seen = x.relying(UNMASKED)
-    if least == -math.inf and row and not _masked_alike(ctx, source, row):
+    alike = not row or _masked_alike(ctx, source, row)
+    if least == -math.inf and not alike:
         return Content(-math.inf, 0.0, True, needs=x.needs)
-    if x.high <= VANISHES and (not row or _masked_alike(ctx, source, row)):
-        return Content(-math.inf, VANISHES, needs=seen.needs)
-    needs = (seen if least == -math.inf else x).needs | {FINITE}
-    return Content(-math.inf if x.low < VANISHES else 2 * x.low, 0.0, needs=needs)
+    needs = x.needs | ({UNMASKED} if least == -math.inf else frozenset[Need]())
+    if x.high <= MASKED / 2 and alike:
+        return Content(-math.inf, VANISHES, needs=needs | {UNMASKED})
+    if x.low == -math.inf:
+        return Content(-math.inf, 0.0, needs=needs)
+    low = max(float(x.low) - float(most), -LARGEST)
+    return Content(min(low, 0.0), 0.0, needs=needs if low > _LOWEST else needs | {FINITE})
 
 
 def _parts(ctx: Analysis, scores: State, row: Region, over: Sequence[int]) -> list[Region]:

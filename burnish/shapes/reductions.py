@@ -58,9 +58,8 @@ def reduced(ctx: Analysis, node: Node, x: State, kind: str, over: Sequence[int])
     for within in subsets(places):
         content = x.at(within)
         if kind == "max" and not content.nan and content.high <= MASKED and content.high > x.at(REAL).low:
-            needs.add(
-                Need("unmasked", f"every real row has a number above {content.high:.4g}, which hides its padding")
-            )
+            hides = f"{content.high:.4g}, which hides its padding"
+            needs.add(Need("unmasked", f"every real row has a number above {hides}"))
         elif not _changes_nothing(kind, content, x.at(REAL)):
             axis, digit = min(within)
             extent = (x.axes[axis] or ())[digit]
@@ -228,8 +227,12 @@ def product(ctx: Analysis, node: Node, a: State, b: State, a_shape: Sequence[Dim
     for region in ctx.padding.regions(axes[:-1]):
         parts = [multiplied[region]] + ([multiplied[region | w] for w in subsets(inside)] if region else [])
         content = join(parts)
-        whole = content.is_finite and node.types[0].dtype is not None
-        contents[region] = FINITE_NUMBERS.relying(*content.needs) if whole else anything(node.types[0].dtype)
+        if content.holds(0):
+            contents[region] = Content(0.0, 0.0, needs=content.needs)
+        elif content.is_finite and node.types[0].dtype is not None:
+            contents[region] = FINITE_NUMBERS.relying(*content.needs)
+        else:
+            contents[region] = anything(node.types[0].dtype)
     return ctx.made(node, axes[:-1], contents, [a, b], frozenset(needs))
 
 

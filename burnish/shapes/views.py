@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from burnish.ir.expr import Dim, Div, Expr, Mod, Sym, floordiv, is_less, is_nonneg, least, mod, of, substitute, symbols
 from burnish.ir.graph import Concat, Full, Gather, Iota, Node, Scatter, View
@@ -244,15 +244,28 @@ def _reached(index: Dim, extent: Dim, fine: Sequence[Digits | None], region: Reg
 def view(ctx: Analysis, node: Node) -> tuple[State, ...]:
     op, x, source = node.op, ctx.state(node.inputs[0]), node.inputs[0]
     assert isinstance(op, View)
+    if op.fill is not None:
+        return (surrounded(ctx, node, op, source),)
     if (spoilt := ctx.spoilt(node, [x])) is not None:
         return (spoilt,)
     plan = plan_of(ctx, node.shape, op.axes, op.index, x.axes)
     if plan is None:
         return (ctx.refused(node, _why_not(ctx, op.axes, op.index, x.axes)),)
-    if op.fill is not None:
-        return (_filled(ctx, node, op, plan, x, source),)
     contents = {plan.joined[r]: join(x.at(s) for s in found) for r, found in plan.reads.items()}
     return (ctx.made(node, plan.axes, contents, [x], position=_moved(x, plan)),)
+
+
+def surrounded(ctx: Analysis, node: Node, op: View, source: Node) -> State:
+    """A view that has a number where its index is outside of the source."""
+    x = ctx.state(source)
+    if (spoilt := ctx.spoilt(node, [x])) is not None:
+        return spoilt
+    # Constant along a dimension is not constant beyond its end.
+    x = replace(x, axes=ctx.full_axes(source, 0, x.axes), contents=ctx.everywhere(source, x))
+    plan = plan_of(ctx, node.shape, op.axes, op.index, x.axes)
+    if plan is None:
+        return ctx.refused(node, _why_not(ctx, op.axes, op.index, x.axes))
+    return _filled(ctx, node, op, plan, x, source)
 
 
 def _moved(x: State, plan: Plan) -> Dim | None:
