@@ -11,7 +11,9 @@ from torch import fx
 from burnish.bucketed.form import Padded
 from burnish.bucketed.tracer import Proven, Unprovable
 from burnish.capture.proof_graphs import graph_for_proof, symbol_of
+from burnish.ir.expr import Dim, Sym, of
 from burnish.shapes.padding import prove
+from burnish.shapes.same_sizes import unify
 
 _FILL, _FINITE, _UNMASKED = "fill", "finite", "unmasked"  # what a call guarantees, or checks
 
@@ -21,18 +23,24 @@ def prove_padding(graph: fx.GraphModule, examples: Sequence[Any], padded: Sequen
     found = graph_for_proof(graph, examples)
     if found.captured is None:
         raise Unprovable(found.problem)
-    symbols: dict[str, str] = {}
+    symbols: dict[str, Sym] = {}  # of each axis
+    same: dict[str, Dim] = {}  # its dimensions have one size in each call that is padded
     for each in padded:
         for dim, name in each.dims.items():
             symbol = symbol_of(found.captured, each.position, dim)
             if symbol is None:
-                raise Unprovable(f"the dimension {name} of {each.name} has a fixed size in the graph")
-            symbols[symbol.name] = name
+                raise Unprovable(f"the dimension {name} of {each.name} has no size of its own in the graph")
+            if symbols.setdefault(name, symbol) != symbol:
+                same[symbol.name] = of(symbols[name])
+    if len({symbol.name for symbol in symbols.values()} - same.keys()) < len(symbols):
+        raise Unprovable(f"{' and '.join(symbols)} are one size in the model")
+    unify(found.captured.graph, same)
     fills = {each.position: each.fill for each in padded}
     facts = dataclasses.replace(
         found.facts, ranges={}, names={**found.facts.names, **{p.position: p.name for p in padded}}
     )
-    proof = prove(found.captured.graph, symbols, fills, facts)
+    names_of = {symbol.name: name for name, symbol in symbols.items()}
+    proof = prove(found.captured.graph, names_of, fills, facts)
     if not proof.safe:
         first, *rest = proof.refusals
         raise Unprovable(f"{first}{f' (and {len(rest)} more)' if rest else ''}")
