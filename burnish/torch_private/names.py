@@ -32,6 +32,7 @@ FUNCTIONS_INLINED = "a custom autograd function of which nothing is recorded is 
 CHECKPOINTS_ALIKE = "a reentrant checkpoint gives its weights gradients also where eager's gives none"
 BOUNDS_MISSED = "a deque may become longer than its maxlen in a compiled function"
 DRAWS_TRACED = "what Python's generators draw in a compiled function may be drawn again in each call"
+NUMPY_AS_TORCH = "a compiled function takes a NumPy number for an array: types of results may differ"
 WORDS_OF_ERRORS = "the text of an exception that a compiled function catches may not be Python's"
 ENVIRONMENT_MISSED = "an environment variable that is set after compiling may not be noticed"
 AS_TORCH_DOES = "torch does as it always does, which takes longer"

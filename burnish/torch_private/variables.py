@@ -17,6 +17,7 @@ from burnish.torch_private.names import (
     IDENTITY_MISSED,
     LAZY_WEIGHTS,
     NO_REGIONS,
+    NUMPY_AS_TORCH,
     ORDER_OF_SETS,
     SINCE_2_12,
     SINCE_2_13,
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from torch._dynamo.variables.misc import AutogradFunctionContextVariable as AutogradFunctionContextVariable
     from torch._dynamo.variables.misc import AutogradFunctionVariable as AutogradFunctionVariable
     from torch._dynamo.variables.misc import ExceptionVariable as ExceptionVariable
+    from torch._dynamo.variables.misc import NumpyVariable as NumpyVariable
     from torch._dynamo.variables.misc import PythonModuleVariable as PythonModuleVariable
     from torch._dynamo.variables.misc import RandomVariable as RandomVariable
     from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable as UnspecializedNNModuleVariable
@@ -217,6 +219,12 @@ NAMES = (
         "torch._dynamo.variables.misc.ExceptionVariable",
         "an exception that is caught: its text is left to eager where it need not be Python's",
         fallback=WORDS_OF_ERRORS,
+        instead=None,
+    ),
+    PrivateName(
+        "torch._dynamo.variables.misc.NumpyVariable",
+        "what is NumPy's, its numbers included",
+        fallback=NUMPY_AS_TORCH,
         instead=None,
     ),
     PrivateName(

@@ -19,6 +19,7 @@ from burnish.torch_private.patches.left_to_eager import (
     leaving_texts_of_objects,
     leaving_unrecorded_checkpoints,
 )
+from burnish.torch_private.patches.numpy_numbers import keeping_numbers_of_numpy
 from burnish.torch_private.patches.sets import keeping_order_of_sets
 from burnish.torch_private.patches.tensor_facts import guarding_facts_of_tensors
 from burnish.torch_private.patches.writes import (
@@ -41,6 +42,7 @@ _CORRECTIONS = (
     leaving_texts_of_objects,
     leaving_exceptions_of_operations,
     leaving_unrecorded_checkpoints,
+    keeping_numbers_of_numpy,
     noticing_order,
     bounding_deques,
     extending_lists,

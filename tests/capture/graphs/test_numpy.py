@@ -71,3 +71,60 @@ def test_what_is_around_numpy_is_compiled() -> None:
     x = torch.linspace(-1, 1, 16)
     torch.testing.assert_close(compiled(x), function(x))
     assert burnish.stats(compiled).compiles == 2
+
+
+NUMBERS: dict[str, Callable[[torch.Tensor, Any], Any]] = {
+    "times": lambda x, a: (x * a, a * x, x / a, x**a),
+    "by name": lambda x, a: (torch.add(x, x, alpha=int(a)), x.clamp(max=a), torch.where(x > 1, x, a)),
+    "computed": lambda x, a: (x + 1, -a, a + 1, a / 3),
+    "computed first": lambda x, a: x * (a * 2),
+    "compared": lambda x, a: x + 1 if a > 2 else x - 1,
+    "as a condition": lambda x, a: x + 1 if a else x - 1,
+    "its class": lambda x, a: (x + 1, isinstance(a, float), isinstance(a, np.floating), type(a).__name__),
+    "filled": lambda x, a: (x + 1, torch.full((2,), a)),
+    "made a tensor": lambda x, a: torch.tensor(a) + x,
+    "returned": lambda x, a: (x + 1, a),
+    "a range": lambda x, a: [x * n for n in range(int(a))],
+    "its item": lambda x, a: x * a.item(),
+}
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.float32, np.int64, np.int32, np.bool_])
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_of_numpy_are_no_arrays(name: str, kind: Any) -> None:
+    compiled = burnish.compile(NUMBERS[name], options={"gate": False, "verify": "off"})
+    for x in (torch.arange(1, 4), torch.arange(1.0, 4.0)):
+        for value in (3, 1, 0):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                got, want = _attempt(compiled, x, kind(value)), _attempt(NUMBERS[name], x, kind(value))
+            assert repr(got) == repr(want)
+
+
+def _attempt(function: Callable[..., Any], *args: Any) -> Any:
+    try:
+        result = function(*args)
+    except (RuntimeError, TypeError) as error:
+        return type(error)
+    parts = result if isinstance(result, (tuple, list)) else [result]
+    return [(type(part), getattr(part, "dtype", None), part) for part in parts]
+
+
+class Attention(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = np.sqrt(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x @ x.transpose(-1, -2) / self.scale).softmax(-1) @ x
+
+
+def test_a_modules_numpy_number_is_a_constant() -> None:
+    model = Attention()
+    compiled = burnish.compile(model, options={"gate": False})
+    x = torch.randn(2, 4, 8)
+    torch.testing.assert_close(compiled(x), model.forward(x))
+    model.scale = np.sqrt(2)
+    torch.testing.assert_close(compiled(x), Attention.forward(model, x))
+    stats = burnish.stats(compiled)
+    assert stats.compiles == 2 and not stats.graph_breaks and not stats.fallbacks
