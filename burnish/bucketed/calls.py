@@ -210,7 +210,8 @@ class BucketedCalls:
         return self._reader.read(args, kwargs)
 
     def _by(self, route: Route, form: Form, call: Call) -> Any:
-        form.planner.add(route.sizes)
+        if route.sizes:
+            form.planner.add(route.sizes)
         if route.variant is not None:
             return self._by_variant(route.variant, form, call)
         route.calls += 1
@@ -331,7 +332,7 @@ class BucketedCalls:
                     self._put(form, call, Route("dynamic", why=traced.refusal))
                 if not traced.refusal:
                     sizes = self._sizes(form, traced, call)
-                    if not isinstance(sizes, str):
+                    if not isinstance(sizes, str) and sizes[0]:
                         form.planner.add(sizes[0])
                 self._eager_calls += 1
                 return result
@@ -341,7 +342,8 @@ class BucketedCalls:
     def _after(self, route: Any, form: Form, call: Call) -> Any:
         if isinstance(route, _Served):
             return route.result
-        return self._by(route, form, call)
+        result = self._by(route, form, call)
+        return self._dynamically(call) if result is _MISSED else result  # another thread has changed the module
 
     def _note(self, traced: Traced) -> None:
         if traced.refusal:
@@ -492,6 +494,8 @@ class BucketedCalls:
     def _refused(self, form: Form, why: str, call: Call) -> Route | _Served:
         """Sizes that are frequent, or that the user has listed, may still have a variant of their own."""
         self._refusals[why] += 1
+        if len(form.repeated) >= _MOST_ROUTES:
+            form.repeated.clear()
         form.repeated[call.shapes] += 1
         hot = self.strategy.kind == "auto" and form.repeated[call.shapes] >= _HOT
         if self._sealed or hot or self._is_listed(form, call):

@@ -439,3 +439,19 @@ def test_without_shapes_nothing_is_different() -> None:
     assert type(compiled.burnish.entrance).__name__ == "Entrance"
     compiled(torch.randn(2, 3))
     assert burnish.stats(compiled).shapes is None
+
+
+def test_a_form_that_is_refused_in_one_state_is_planned_in_another() -> None:
+    model = Normed().train()
+    compiled = burnish.compile(model, shapes={"batch": "auto", "after": 6})
+    for training in (True, False, True, False):
+        model.train(training)
+        for k in range(12):
+            x = torch.randn(2 + k % 5, 8, generator=torch.Generator().manual_seed(k))
+            before = [buffer.clone() for buffer in model.buffers()]
+            ours = compiled(x)
+            for buffer, old in zip(model.buffers(), before, strict=True):
+                buffer.copy_(old)
+            close(ours, model(x))
+    shapes = burnish.stats(compiled).shapes
+    assert shapes.refusals and shapes.plans
