@@ -207,6 +207,8 @@ def _absolute(x: Content) -> tuple[Number, Number]:
 
 def _float(fn: str, args: Sequence[Content], out: DType) -> Content:
     x = args[0]
+    if fn in _HOLDS_AFTER_NAN and any(a.nan for a in args):
+        return UNKNOWN
     if any(a.low > a.high for a in args):  # nothing but NaN
         return Content(math.inf, -math.inf, True)
     if fn in _BINARY:
@@ -360,6 +362,8 @@ _BINARY: dict[str, Callable[[Content, Content, DType], Content]] = {
     "copysign": _signed,
     "nextafter": _no_bounds,
 }
+# Of NaN these may be a number: the sign of NaN is 0, and 1 to any power is 1.
+_HOLDS_AFTER_NAN = frozenset({"sign", "copysign", "pow", "hypot"})
 _BETWEEN = {"sin": (-1, 1), "cos": (-1, 1)}
 
 

@@ -95,6 +95,11 @@ def test_where_hides_even_nan() -> None:
     assert proof.safe and {n.kind for n in proof.needs} == {"fill", "size"}
 
 
+def test_padding_with_nan_has_a_sign() -> None:
+    assert not proof_of(lambda x: x.sign().sum(1), X, fills={0: math.nan}).safe
+    assert not proof_of(lambda x: torch.copysign(x * 0, x).sum(1), X, fills={0: math.nan}).safe
+
+
 def test_a_maximum_is_safe_where_padding_is_not_above_it() -> None:
     assert proof_of(lambda x: x.relu().amax(1), X).safe
     assert proof_of(lambda x, m: x.masked_fill(~m[..., None], -math.inf).amax(1), X, HIDES).safe
