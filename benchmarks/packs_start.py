@@ -37,7 +37,7 @@ def started(job: dict[str, Any], model: Any) -> Any:
 
     if job["start"] == "pack":
         return burnish.load(job["pack"], model, missing="error")
-    compiled = burnish.compile(model, gate=False)
+    compiled = burnish.compile(model)
     if job["start"] == "write":
         _, inputs = built(job["row"], job["size"])
         for _ in range(3):

@@ -72,17 +72,16 @@ class PackedCode:
     def model_mismatches(self) -> Iterator[Mismatch]:
         """The differences of the model: of everything that does not hang on a call's arguments or the state of the
         process."""
-        scope = self._cells()
-        held = [value for value in scope.values() if isinstance(value, torch.nn.Module)]
-        if any(Hooks(module).any() for module in held):
-            yield Mismatch("hooks", "none", "registered")
         yield from self._code_mismatches()
         arguments = frozenset(parameters_of(self._frame.__code__))
-        yield from self._variant.guards.looked_at(scope, self._named, arguments).mismatches(
-            code_identity.Fingerprints()
-        )
+        look = self._variant.guards.looked_at(self._cells(), self._named, arguments)
+        yield from look.mismatches(code_identity.Fingerprints())
 
     def _code_mismatches(self) -> Iterator[Mismatch]:
+        """Of all that a trace follows without a guard of Dynamo's."""
+        held = [value for value in self._cells().values() if isinstance(value, torch.nn.Module)]
+        if any(Hooks(module).any() for module in held):
+            yield Mismatch("hooks", "none", "registered")
         identity = self._variant.identity
         if (mark := code_identity.code_mark(self._frame.__code__)) != identity.frame:
             yield Mismatch(f"code of {self._frame.__name__}", identity.frame, mark)

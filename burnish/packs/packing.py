@@ -7,7 +7,7 @@ import types
 import warnings
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from burnish.packs.bytecode import CannotKeep, globals_read, is_of_dynamo, kept_
 from burnish.packs.data import CodeIdentity, PackedVariant, Results, codec
 from burnish.packs.guard_texts import CannotRead, guards_of
 from burnish.packs.loaded_code import PackedCode
-from burnish.packs.places import NotAPlace, PlaceTable
+from burnish.packs.places import GLOBAL, ROOT, NotAPlace, PlaceTable
 from burnish.packs.signing import KeyFile, signature_of
 from burnish.runtime.build.shared_library import COMPILERS, CSource, native_bytes, shared_bytes
 from burnish.runtime.cache import stored_program
@@ -158,6 +158,7 @@ class _Packing:
         read = tuple(sorted(globals_read(code)))
         places = PlaceTable()
         inputs = tuple(map(places.index, stored.graph.sources or ()))
+        self._require_reachable(places, modules.keys() | dict(stored.used).keys())
         program, library, kernels, members = self._program(stored)
         variant = PackedVariant(
             CodeIdentity(stored.root, self._calls_target(), self._methods(), stored.traced),
@@ -206,6 +207,12 @@ class _Packing:
             raise _LeftOut(f"it is for {graph.device}: packs are for CPUs")
         if graph.sources is None:
             raise _LeftOut("where its graph's inputs come from is not known")
+
+    def _require_reachable(self, places: PlaceTable, added: Set[str]) -> None:
+        """A call loads its inputs from the frame, without what Dynamo adds to the frame's globals."""
+        found = [name for before, kind, name in places.nodes if before == ROOT and kind == GLOBAL and name in added]
+        if found:
+            raise _LeftOut(f"its graph has a tensor of another module's as an input ({found[0]})")
 
     def _live(self, code: types.CodeType) -> Variant:
         names = [name for name in code.co_names if name.startswith("__compiled_fn_")]

@@ -460,7 +460,7 @@ class Variant:
             self._engines.settle_again()
             if self._classes is not None and self._classes.engines():
                 self._classes.serve_by(self._engines.behind_assumptions)
-            else:
+            elif self._serving != self._first_of_judged:  # an object from a pack is sealed before its first call
                 self._serve_with(self._engines.alone(self.engine))
 
     def run_in_checkpoint(self, checkpoint: Checkpoint, boxed: list[Any], serve: Boxed) -> Any:

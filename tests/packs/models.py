@@ -63,10 +63,18 @@ class Broken(torch.nn.Module):
 
 
 SCALE = 3.0
+TABLE = torch.arange(8.0)
 
 
 def scaled(x: torch.Tensor, by: float = 2.0) -> torch.Tensor:
     return torch.sin(x) * by * SCALE
+
+
+class Elsewhere(torch.nn.Module):
+    """Reads a tensor of its module's."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * TABLE
 
 
 def tiny(seed: int = 0, **settings: Any) -> Tiny:

@@ -23,12 +23,14 @@ ROOT = Path(__file__).parents[2]
 
 _PROCESS = """
 import json, sys, torch, burnish
+from burnish.trust.sampling import comparer
 from tests.packs.models import an_input, tiny
 torch.set_num_threads(1)
 with torch.no_grad():
     model = tiny()
     loaded = burnish.load(sys.argv[1], model, missing="error")
     results = [loaded(an_input()) for _ in range(3)]
+comparer.settle()  # with eager, in its thread
 stats = burnish.stats(loaded)
 print(json.dumps({
     "dynamo": "torch._dynamo" in sys.modules,
@@ -39,6 +41,7 @@ print(json.dumps({
     "misses": stats.cache_misses,
     "notices": sorted(stats.notices),
     "engines": [each.engine for each in stats.variants],
+    "compared": [each.samples for each in stats.variants],
     "fallbacks": [str(each) for each in stats.fallbacks],
 }))
 """
@@ -65,6 +68,7 @@ def test_a_process_without_compiler_cache_or_dynamo(of_tiny: Path, tmp_path: Pat
         "misses": 0,
         "notices": notices,
         "engines": ["burnish"],
+        "compared": [1],
         "fallbacks": [],
     }
     assert not (tmp_path / "cache" / "library").exists()
@@ -204,6 +208,11 @@ def test_a_variant_that_cannot_be_packed_is_left_out(tmp_path: Path) -> None:
     with pytest.warns(FallbackWarning, match="a variant of Tiny is not packed: .*a training step"):
         packed = burnish.pack(compiled, tmp_path / "a.burnish")
     assert len(packed.variants) == 1 and len(packed.left_out) == 1
+
+
+def test_tensors_of_a_module_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CannotPack, match="a tensor of another module's"):
+        packed_as(tmp_path / "a.burnish", models.Elsewhere(), (an_input(),))
 
 
 def test_without_a_cache(tmp_path: Path) -> None:

@@ -181,6 +181,16 @@ def test_a_changed_model_runs_in_eager(loaded: Any, model: Tiny, change: Callabl
             torch.testing.assert_close(found, model(an_input()))
 
 
+def test_hooks_before_a_restart(loaded: Any, model: Tiny) -> None:
+    """A new seal begins with the hooks that are there."""
+    model.a.register_forward_hook(lambda module, args, result: result * 2)
+    loaded.burnish.seal(strict=False)
+    loaded.burnish.close()
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(an_input()), model(an_input()))
+    assert eager_calls(loaded) == 1
+
+
 def test_replaced_methods_are_noticed(loaded: Any, model: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.nn.Linear, "forward", lambda self, x: x[:, : self.out_features] * 7)
     with torch.no_grad():
