@@ -9,16 +9,11 @@ from collections.abc import Iterator, Mapping
 from burnish.capture.entry.graph_inputs import parameters_of
 from burnish.capture.entry.unguarded import GRAPH, is_resumed, stores_globals, with_loader
 from burnish.packs.stand_ins import STAND_INS
-
-_DYNAMO = "torch._dynamo"
+from burnish.torch_private.without_dynamo import is_of_dynamo
 
 
 class CannotKeep(Exception):
     """Why the code cannot be called elsewhere."""
-
-
-def is_of_dynamo(module: str) -> bool:
-    return module == _DYNAMO or module.startswith(f"{_DYNAMO}.")
 
 
 def kept_code(code: types.CodeType, frame: types.CodeType, modules: Mapping[str, str]) -> types.CodeType:

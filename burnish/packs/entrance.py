@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,21 +10,8 @@ from burnish.capture.entry.seal import Seal
 from burnish.observe.log import CompileLog
 from burnish.options import Options
 from burnish.packs.loaded_code import PackedCode
+from burnish.torch_private.without_dynamo import Stance
 from burnish.trust.record import WholeCall
-
-
-class Stance:
-    """Dynamo's stance (`torch.compiler.set_stance`), which exists only where somebody has loaded Dynamo."""
-
-    _MODULE = "torch._dynamo.eval_frame"
-
-    @property
-    def is_ordinary(self) -> bool:
-        module = sys.modules.get(self._MODULE)
-        stance = getattr(module, "_stance", None)
-        return stance is None or (
-            getattr(stance, "stance", None) == "default" and getattr(stance, "backend", None) is None
-        )
 
 
 class PackEntrance:

@@ -25,7 +25,7 @@ from burnish.codegen.c.split_unit import in_parts
 from burnish.errors import CannotPack, FallbackWarning, warn
 from burnish.handle import Handle
 from burnish.packs import container, factors
-from burnish.packs.bytecode import CannotKeep, globals_read, is_of_dynamo, kept_code
+from burnish.packs.bytecode import CannotKeep, globals_read, kept_code
 from burnish.packs.data import CodeIdentity, PackedVariant, Results, codec
 from burnish.packs.guard_texts import CannotRead, guards_of
 from burnish.packs.loaded_code import PackedCode
@@ -37,6 +37,7 @@ from burnish.runtime.cache.data import NotData
 from burnish.runtime.cache.deferred_writes import later
 from burnish.runtime.cache.store import Cache, open_cache
 from burnish.runtime.host.extension import host_bytes, host_library
+from burnish.torch_private.without_dynamo import is_of_dynamo
 from burnish.trust.variant import Variant
 
 _NOT_STORED = "frame not stored: "

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from burnish.runtime.host.extension import host_if_built
+from burnish.torch_private.without_dynamo import UTILS
 
 
 def _set_in_dict(obj: Any, name: str, value: Any) -> None:
@@ -18,7 +19,7 @@ def _set_in_dict(obj: Any, name: str, value: Any) -> None:
 
 # By Dynamo's modules and their names.
 STAND_INS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
-    "torch._dynamo.utils": {"object_setattr_ignore_descriptor": _set_in_dict},
+    UTILS: {"object_setattr_ignore_descriptor": _set_in_dict},
 }
 
 
