@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from burnish.ir.expr import evaluate
-from burnish.ir.graph import Graph, Node
+from burnish.ir.graph import Graph, Map, Node
 from burnish.ir.reference import evaluate_node
 from burnish.shapes import padding
 from burnish.shapes.analysis import Analysis, Facts
@@ -53,12 +53,29 @@ def unsound(
         if all(not s.mixed for states in ctx.states.values() for s in states):
             return f"the padded run raises {type(error).__name__}: {error}"
         return None
+    finite = finite and not _overflows(graph, small) and not _overflows(graph, large)
     for node in graph.nodes:
         for k, state in enumerate(ctx.states[node.id]):
             why = _differs(ctx, node, k, state, small[node.id][k], large[node.id][k], real, longer, finite)
             if why is not None:
                 return f"%{node.id} ({node.op}, {node.origin}): {why}"
     return None
+
+
+def _overflows(graph: Graph, values: Values) -> bool:
+    """Whether finite numbers have become an infinite one: no claim that needs finite numbers holds then."""
+    for node in graph.nodes:
+        made = values[node.id][0] if values[node.id] else torch.zeros(())
+        operands = [values[x.id][0] for x in node.inputs]
+        if isinstance(node.op, Map) and node.op.fn in _INFINITE_AT_POLES:
+            continue
+        is_infinite = bool(operands) and made.is_floating_point() and bool(made.isinf().any())
+        if is_infinite and all(bool(x.double().isfinite().all()) for x in operands):
+            return True
+    return False
+
+
+_INFINITE_AT_POLES = frozenset({"div", "reciprocal", "rsqrt", "log", "log2", "log10", "log1p", "lgamma"})
 
 
 def _differs(
