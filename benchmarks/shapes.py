@@ -30,22 +30,20 @@ def sealed(target: str, traffic: str, requests: int, calls: int) -> dict[str, fl
     sizes = drawn(traffic, requests)
     args, kwargs = split_inputs(loaded.inputs)
     axes = axes_named(list(sizes[0]))
-    times: dict[tuple[int, ...], list[float]] = {}
+    times: dict[str, list[float]] = {}
     with torch.no_grad():
         names = {axis.name: "auto" for axis in axes}
         compiled = burnish.compile(loaded.model, shapes=names)
         burnish.warmup(compiled, sizes, example=loaded.inputs)
         burnish.seal(compiled)
-        plan = next(form.planner.plan for form in compiled.burnish.entrance._forms.values())
-        order = [axis.name for axis in next(iter(compiled.burnish.entrance._forms.values())).axes]
         compiles = burnish.stats(compiled).compiles
         for k in range(calls):
             request = sizes[k % len(sizes)]
             given = resized(args, kwargs, axes, request)
             begin = time.perf_counter()
             compiled(*given[0], **given[1])
-            bucket = plan.bucket(tuple(request[name] for name in order))
-            times.setdefault(bucket, []).append(time.perf_counter() - begin)
+            spent = time.perf_counter() - begin
+            times.setdefault(compiled.burnish.entrance.variant_of(*given[0], **given[1]), []).append(spent)
     tails = []
     for each in times.values():
         each.sort()

@@ -34,7 +34,7 @@ from burnish.bucketed.planner import Planner
 from burnish.bucketed.proof import prove_padding
 from burnish.bucketed.results import NotFinite, ResultsDiffer, Slicing, padded
 from burnish.bucketed.tracer import Prover, Traced, Tracer
-from burnish.bucketed.variant import Variant
+from burnish.bucketed.variant import Contest, Variant
 from burnish.capture.entry.entrance import Entrance
 from burnish.errors import SealedError
 from burnish.observe.log import CompileLog
@@ -130,14 +130,13 @@ class BucketedCalls:
 
     @property
     def is_racing(self) -> bool:
-        racing = any(variant.served == "racing" for variant in self._variants())
+        racing = any(contest.served == "racing" for v in self._variants() for contest in list(v.contests.values()))
         return racing or self.dynamic.is_racing
 
     def whole_calls(self) -> tuple[WholeCall, ...]:
-        raced = [
-            verdict for variant in self._variants() if variant.race is not None for verdict in variant.race.stats()
-        ]
-        return (*raced, *self.dynamic.whole_calls())
+        contests = [contest for variant in self._variants() for contest in list(variant.contests.values())]
+        races = [contest.race for contest in contests if contest.race is not None]
+        return (*(verdict for race in races for verdict in race.stats()), *self.dynamic.whole_calls())
 
     def restart(self) -> None:
         with self._lock:
@@ -229,12 +228,29 @@ class BucketedCalls:
     def _by_variant(self, variant: Variant, form: Form, call: Call) -> Any:
         if call.shapes not in variant.slicings:
             return _MISSED
-        if variant.served == "eager":
+        share = variant.share(call.shapes)
+        contest = variant.contests.get(share) or self._contest(variant, form, share)
+        if contest.served == "eager":
             variant.calls += 1
             return self.target(*call.args, **call.kwargs)
-        if variant.served == "racing" and variant.race is not None:
-            return variant.race.call(*call.args, **call.kwargs)
+        if contest.served == "racing" and contest.race is not None:
+            return contest.race.call(*call.args, **call.kwargs)
         return self._run(variant, form, call)
+
+    def _contest(self, variant: Variant, form: Form, share: int) -> Contest:
+        """A padded call does more work than the original, so the race is about calls as padded as this one."""
+        contest, around = Contest(), self.static.surroundings()
+        if self._options.gate and around is not None:
+            kind = f"calls of {variant}" + ("" if share == 5 else f", at most {share * 25} % of it not padding")
+            contest.served = "racing"
+            contest.race = WholeCallRace(
+                partial(self._raced, variant, form),
+                self.target,
+                lambda args, kwargs: kind,
+                around,
+                told=partial(self._told, contest),
+            )
+        return variant.contests.setdefault(share, contest)
 
     def _run(self, variant: Variant, form: Form, call: Call) -> Any:
         slicing = variant.slicings.get(call.shapes)
@@ -471,23 +487,12 @@ class BucketedCalls:
         if run is None:
             return result, None
         variant = Variant(larger.shapes, entry, run)
-        around = self.static.surroundings()
-        if self._options.gate and around is not None:
-            variant.served = "racing"
-            variant.race = WholeCallRace(
-                partial(self._raced, variant, form),
-                self.target,
-                lambda args, kwargs: variant,
-                around,
-                told=partial(self._told, variant),
-                words=lambda kind: str(kind),
-            )
         form.variants[larger.shapes] = variant
         return result, variant
 
-    def _told(self, variant: Variant, verdict: WholeCall) -> None:
-        variant.served = verdict.served
-        self.log.emit("gate", reason=f"calls of {variant}: {verdict}", engine=verdict.served)
+    def _told(self, contest: Contest, verdict: WholeCall) -> None:
+        contest.served = verdict.served
+        self.log.emit("gate", reason=f"{verdict}", engine=verdict.served)
 
     # -- calls that are not padded ------------------------------------------------------------------------------
 
@@ -602,6 +607,13 @@ class BucketedCalls:
                     tensors[t] = tensors[t].index_select(d, index)
         larger = call.with_tensors(tensors)
         return larger.args, larger.kwargs
+
+    def variant_of(self, *args: Any, **kwargs: Any) -> str:
+        """The sizes of the variant that serves calls like this one; empty if none does, or if none was made yet."""
+        call = self._reader.read(args, kwargs)
+        form = self._forms.get(call.form)
+        route = form.routes.get(call.shapes) if form is not None else None
+        return str(route.variant) if route is not None and route.variant is not None else ""
 
     # -- what the user reads ------------------------------------------------------------------------------------
 

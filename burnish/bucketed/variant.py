@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,14 @@ _MOST_SIZES = 4096  # remembered
 
 
 @dataclass(eq=False)
+class Contest:
+    """The race of calls of which equal shares are padding: the more padding, the sooner eager is faster."""
+
+    race: WholeCallRace | None = None
+    served: str = "compiled"
+
+
+@dataclass(eq=False)
 class Variant:
     """`entry` is in Dynamo's cache. It was compiled while the guards of the traced graph held for padded arguments and
     for the call's own, so as long as its own guards pass, the module's state is what it was then. What the traced
@@ -24,8 +33,7 @@ class Variant:
     entry: Any
     run: Callable[..., Any]
     slicings: dict[Shapes, Slicing | None] = field(default_factory=dict)  # None: the sizes are the variant's own
-    race: WholeCallRace | None = None
-    served: str = "compiled"
+    contests: dict[int, Contest] = field(default_factory=dict)  # by how much of a call is not padding, in quarters
     calls: int = 0
     padded_calls: int = 0
     is_stale: bool = False  # no call has been routed to it since buckets were planned anew
@@ -39,6 +47,18 @@ class Variant:
             return self.run(*call.args, **call.kwargs)
         finally:
             set_eval_frame(prior)
+
+    @property
+    def served(self) -> str:
+        found = {contest.served for contest in self.contests.values()}
+        return "compiled" if not found else found.pop() if len(found) == 1 else " and ".join(sorted(found))
+
+    def share(self, shapes: Shapes) -> int:
+        """How much of a call of these sizes is not padding, in quarters; 5 if all of it is."""
+        if shapes == self.shapes:
+            return 5
+        useful = sum(shape.numel() for shape in shapes)
+        return math.ceil(4 * useful / max(sum(shape.numel() for shape in self.shapes), 1))
 
     def remember(self, shapes: Shapes, slicing: Slicing | None) -> None:
         if len(self.slicings) >= _MOST_SIZES:

@@ -455,3 +455,16 @@ def test_a_form_that_is_refused_in_one_state_is_planned_in_another() -> None:
             close(ours, model(x))
     shapes = burnish.stats(compiled).shapes
     assert shapes.refusals and shapes.plans
+
+
+@pytest.mark.timeout(300)
+def test_padded_calls_are_raced_apart_from_calls_of_the_buckets_own_size() -> None:
+    model = Tokens().eval()
+    compiled = burnish.compile(model, shapes={"batch": [4], "sequence": [32]}, gate=True)
+    for k in range(40):
+        for batch, length in [(4, 32), (2, 3), (4, 30)]:
+            close(compiled(ids(batch, length, k)), model(ids(batch, length, k)))
+    raced = burnish.stats(compiled).whole_call
+    kinds = {each.inputs for each in raced}
+    assert any("at most 25 %" in kind for kind in kinds) and any("not padding" not in kind for kind in kinds)
+    assert burnish.stats(compiled).compiles == 1
