@@ -25,7 +25,7 @@ from burnish.lower.builder import Builder, NotLowered
 from burnish.lower.captured import Captured, Window
 from burnish.lower.symbols import Symbols
 from burnish.torch_private.aot import with_effects
-from burnish.torch_private.operators import OpOverload
+from burnish.torch_private.operators import CPU_ATTENTION, OpOverload
 
 _TOKENS = frozenset(
     getattr(torch.ops.prims, name).default for name in ("_make_token", "_sink_tokens") if hasattr(torch.ops.prims, name)
@@ -526,9 +526,6 @@ def _same_kind(val: torch.Tensor, base: torch.Tensor) -> bool:
     return bool(val.dtype == base.dtype and same_values)
 
 
-_CPU_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-
-
 def require_true_rank(fx_node: FxNode, target: OpOverload, val: Any) -> None:
     """Raise where the traced rank is wrong: torch 2.11 keeps the dimensions of some reductions of one element each,
     which eager drops."""
@@ -555,5 +552,5 @@ def _nodes_in(value: Any) -> list[Node]:
 def require_true_types(target: OpOverload, vals: Sequence[Any]) -> None:
     """Raise where a traced type is wrong: before 2.13, torch traces attention's logsumexp as float32 on a CPU, although
     it is float64 for float64 operands."""
-    if target is _CPU_ATTENTION and vals[0].dtype is torch.float64 and vals[1].dtype is not torch.float64:
+    if target is CPU_ATTENTION and vals[0].dtype is torch.float64 and vals[1].dtype is not torch.float64:
         raise CompileError("capture", f"torch traces another type of {target} than it returns")

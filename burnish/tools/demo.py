@@ -11,8 +11,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 from rich.text import Text
 
+import burnish.tools.bench.cells as cells
 from burnish.errors import MissingExtra
-from burnish.tools.bench import cells
 from burnish.tools.bench.measured import CandidateResult
 from burnish.tools.bench.progress import Progress as Doing
 from burnish.tools.bench.result import BenchResult

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -40,3 +40,13 @@ NAMES = (
 )
 
 __getattr__ = lookup_in(globals(), NAMES)
+
+
+def _of_aten(name: str) -> Any:
+    """An operator that graphs contain and no function of torch is called after; None if this torch has none."""
+    return getattr(getattr(torch.ops.aten, name, None), "default", None)
+
+
+TO_COPY = _of_aten("_to_copy")
+UNSAFE_VIEW = _of_aten("_unsafe_view")
+CPU_ATTENTION = _of_aten("_scaled_dot_product_flash_attention_for_cpu")

@@ -17,7 +17,7 @@ from burnish.capture.autograd.own_memory import give_own_memory
 from burnish.lower.aten_calls import memory_of_node, mutates
 from burnish.torch_private.aot import config as functorch_config
 from burnish.torch_private.aot import min_cut_rematerialization_partition
-from burnish.torch_private.operators import OpOverload
+from burnish.torch_private.operators import TO_COPY, OpOverload
 
 _PADDED_ON = ("cuda",)
 _LONG_ROW = 1024  # shorter ones are not worth a padded copy of the operand
@@ -187,7 +187,7 @@ def _with_more_rows(make: _Maker, weight: Any, more: int) -> fx.Node:
     """A weight with this many rows of zeros appended. If the weight is cast, all readers of the cast use the padded
     one: it is made once, and saved for the backward."""
     aten = torch.ops.aten
-    if weight.target is not aten._to_copy.default or set(weight.kwargs) != {"dtype"}:
+    if weight.target is not TO_COPY or set(weight.kwargs) != {"dtype"}:
         return make(aten.constant_pad_nd.default, weight, [0, 0, 0, more])
     padded = make.cast(make(aten.constant_pad_nd.default, weight.args[0], [0, 0, 0, more]), weight.kwargs["dtype"])
     part = make(aten.slice.Tensor, padded, 0, 0, weight.meta["val"].shape[0])
@@ -211,7 +211,7 @@ class _Maker:
 
     def cast(self, node: fx.Node, dtype: torch.dtype) -> fx.Node:
         same = node.meta["val"].dtype is dtype
-        return node if same else self(torch.ops.aten._to_copy.default, node, dtype=dtype)
+        return node if same else self(TO_COPY, node, dtype=dtype)
 
     def __call__(self, op: OpOverload, *args: Any, **kwargs: Any) -> fx.Node:
         node = self.graph.call_function(op, args, kwargs)

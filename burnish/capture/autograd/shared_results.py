@@ -19,7 +19,7 @@ from torch import fx
 
 from burnish.capture.autograd.saved_values import State
 from burnish.lower.aten_calls import memory_of_node
-from burnish.torch_private.operators import OpOverload
+from burnish.torch_private.operators import UNSAFE_VIEW, OpOverload
 
 # A result, and the indices of the saved tensors that may share its memory.
 Shared = tuple[tuple[int, tuple[int, ...]], ...]
@@ -57,7 +57,7 @@ def _is_window(node: fx.Node) -> bool:
     if not isinstance(target, OpOverload) or not node.all_input_nodes:
         return False
     arguments = target._schema.arguments
-    return target is torch.ops.aten._unsafe_view.default or any(argument.alias_info for argument in arguments)
+    return target is UNSAFE_VIEW or any(argument.alias_info for argument in arguments)
 
 
 def in_one_memory(shared: Shared, results: Sequence[Any], saved: Sequence[torch.Tensor]) -> Iterator[tuple[int, int]]:

@@ -11,7 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from burnish.tools.bench import cells
+import burnish.tools.bench.cells as cells
 from burnish.tools.bench.measured import CandidateResult, Measured
 from burnish.tools.measure import duration
 

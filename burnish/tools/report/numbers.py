@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from burnish.tools.bench import cells
+import burnish.tools.bench.cells as cells
 from burnish.tools.bench.measured import CandidateResult, Measured
 from burnish.tools.measure import duration
 from burnish.tools.report.markup import Markup, join, tag

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from burnish.tools.bench import cells
+import burnish.tools.bench.cells as cells
 from burnish.tools.bench.candidates import EAGER
 from burnish.tools.bench.measured import CandidateResult, Measured
 from burnish.tools.measure import duration

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from burnish.tools.bench import cells
+import burnish.tools.bench.cells as cells
 from burnish.tools.bench.measured import CandidateResult, Measured
 from burnish.tools.bench.verdict import is_wrong, most_error
 from burnish.tools.bench.words import percent
