@@ -257,7 +257,8 @@ class Handle:
         removed or replaced. If a program still fits, it serves the call; otherwise eager does.
 
         Not checked, and assumed constant: the module's plain attributes, `training` of its submodules, non-tensor
-        content of objects among the arguments, and globals.
+        content of objects among the arguments, and globals. Of a function, the hooks of the modules that its code names
+        are checked, and not those of modules that it finds in other objects.
 
         The first call with a signature evaluates Dynamo's guards once to find the program that fits. Calls without a
         fitting program run in eager, and are counted in `stats().notices`; with `strict=True` they raise

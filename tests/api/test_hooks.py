@@ -95,3 +95,53 @@ def test_hooks_under_fullgraph(x):
     plain = compiled(x)
     compiled.register_forward_hook(doubling)
     torch.testing.assert_close(compiled(x), plain * 2)
+
+
+# -- hooks of modules that a compiled function calls -------------------------------------------------------------------
+
+
+class _Holder:
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+
+def _named(model):
+    return lambda x: model(x) + 1
+
+
+def _in_an_object(model):
+    holder = _Holder(model)
+    return lambda x: holder.model(x) + 1
+
+
+def _bound(model):
+    return model.forward
+
+
+@pytest.mark.parametrize("function_of", [_named, _in_an_object, _bound])
+def test_hooks_of_modules_that_a_function_calls(function_of, x):
+    model = make()
+    compiled, function = burnish.compile(function_of(model)), function_of(model)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), function(x))
+    hook = model[1][1].register_forward_hook(doubling)
+    torch.testing.assert_close(compiled(x), function(x))
+    hook.remove()
+    torch.testing.assert_close(compiled(x), function(x))
+    assert burnish.stats(compiled).compiles == 2
+
+
+@pytest.mark.parametrize("function_of", [_named, _bound])
+def test_hooks_of_modules_that_a_sealed_function_names(function_of, x):
+    model = make()
+    compiled, function = burnish.compile(function_of(model)), function_of(model)
+    with torch.no_grad():
+        compiled(x)
+        burnish.seal(compiled)
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x), function(x))
+        hook = model[1][1].register_forward_hook(doubling)
+        torch.testing.assert_close(compiled(x), function(x))
+        hook.remove()
+        torch.testing.assert_close(compiled(x), function(x))
+    assert burnish.stats(compiled).compiles == 1

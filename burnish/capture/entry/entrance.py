@@ -276,7 +276,13 @@ class Entrance:
         if inner is None:  # Dynamo is switched off for this process
             return self.target
         callback = context.callback = FrameCompiler(  # type: ignore
-            inner, self.options, self.log, self.place, wanted_by(self.target), self._recompiles
+            inner,
+            self.options,
+            self.log,
+            self.place,
+            wanted_by(self.target),
+            self._recompiles,
+            guards_hooks=not isinstance(self.target, torch.nn.Module),  # whose definition looks at its hooks
         )
         callback.root = frame.__code__
         self.deferred = callback.deferred

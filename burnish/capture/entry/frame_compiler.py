@@ -96,7 +96,9 @@ class FrameCompiler:
         place: Place,
         ahead: Ahead,
         recompiles: int = 0,
+        guards_hooks: bool = False,
     ) -> None:
+        """`guards_hooks`: Dynamo guards the hooks of modules, because nothing else asks for them."""
         self._torchdynamo_orig_backend = inner  # the chain by which Dynamo finds the backend of a cache entry
         self.__name__ = getattr(inner, "__name__", "burnish")
         self._inner = inner
@@ -104,6 +106,7 @@ class FrameCompiler:
         self._log = log
         self._place = place
         self._recompiles = recompiles  # allowed, if more than Dynamo's own limit
+        self._guards_hooks = guards_hooks
         self._fullgraph = options.fullgraph
         self._dynamic = options.dynamic
         self._failures: dict[str, int] = {}
@@ -319,7 +322,7 @@ class FrameCompiler:
         shapes = set_enable_dynamic(self._dynamic) if self._dynamic is not None else contextlib.nullcontext()
         own = max(dynamo_config.recompile_limit, self._recompiles)
         limit = dynamo_config.patch(recompile_limit=own + others)
-        with shapes, limit, _as_eager_traces(), without_guard_profiling():
+        with shapes, limit, _as_eager_traces(self._guards_hooks), without_guard_profiling():
             yield
 
     def _give_up(self, error: Exception, frame: Any) -> ConvertFrameReturn:
@@ -382,7 +385,7 @@ def _copying_blocks(frame: Any, regions: Regions, log: CompileLog) -> contextlib
     return copying_blocks(frame, regions, log)
 
 
-def _as_eager_traces() -> contextlib.AbstractContextManager[None]:
+def _as_eager_traces(guards_hooks: bool) -> contextlib.AbstractContextManager[None]:
     """Settings so that tracing follows eager. An assertion on values stays Python code with Python's exception, and is
     not traced as an operation. NumPy code also stays in Python: torch's translation of NumPy gives other types, shapes
     and values.
@@ -391,6 +394,8 @@ def _as_eager_traces() -> contextlib.AbstractContextManager[None]:
     parameters while the dict that holds them is unchanged, so a change of `requires_grad` would not be noticed, and the
     parameter would get no gradient."""
     changes = {"rewrite_assert_with_torch_assert": False, "trace_numpy": False}
+    if guards_hooks:
+        changes["skip_nnmodule_hook_guards"] = False
     if not is_at_least(2, 13) and torch.is_grad_enabled():
         changes["skip_tensor_guards_with_matching_dict_tags"] = False
     if hasattr(dynamo_config, _LETS_GO):  # weak references to traced parameters, so that torch can swap them

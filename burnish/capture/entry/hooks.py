@@ -7,7 +7,8 @@ a hook exists that could be removed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import types
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -64,3 +65,21 @@ class Hooks:
         for module in self._module.modules():
             for name in _OF_MODULE:
                 yield getattr(module, name)
+
+
+def without_new_hooks(held: Callable[[], bool] | None, frame: types.FunctionType) -> Callable[[], bool] | None:
+    """`held`, and that the modules which a function's code names have the hooks that they have now."""
+    cells = [cell_content(cell) for cell in frame.__closure__ or ()]
+    named = (frame.__globals__.get(name) for name in frame.__code__.co_names)
+    holders = (each.__self__ if isinstance(each, types.MethodType) else each for each in (*cells, *named))
+    found = [Hooks(each) for each in holders if isinstance(each, torch.nn.Module)]
+    if not found:
+        return held
+    return lambda: (held is None or held()) and not any(hooks.changed() for hooks in found)
+
+
+def cell_content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # empty
+        return None

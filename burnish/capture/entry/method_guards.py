@@ -21,6 +21,7 @@ from weakref import ref
 
 import torch
 
+from burnish.capture.entry.hooks import cell_content
 from burnish.runtime.host.extension import host_if_built, host_was_sought
 
 Unchanged = Callable[..., bool]
@@ -108,7 +109,7 @@ def all_as_found(
 def _all_unchanged(
     question: _Question, frame: types.FunctionType, held: Callable[[], bool] | None
 ) -> Callable[[], bool]:
-    scope = [_content(cell) for cell in frame.__closure__ or ()]
+    scope = [cell_content(cell) for cell in frame.__closure__ or ()]
     modules = dict.fromkeys(_modules(scope, frame.__code__, frame.__globals__))
     own = tuple((vars(module), ((_OWN, vars(module).get(_OWN)),)) for module in modules)
     submodules = tuple((m._modules, tuple(m._modules.items()), True) for m in modules if m._modules)
@@ -269,14 +270,9 @@ def _stays(method: Method) -> bool:
     found: Any = sys.modules.get(method.owner.__module__)
     for name in method.owner.__qualname__.split("."):
         found = getattr(found, name, None)
-    return found is method.owner and all(isinstance(_content(cell), type) for cell in method.function.__closure__ or ())
-
-
-def _content(cell: types.CellType) -> object:
-    try:
-        return cell.cell_contents
-    except ValueError:  # it is empty
-        return None
+    return found is method.owner and all(
+        isinstance(cell_content(cell), type) for cell in method.function.__closure__ or ()
+    )
 
 
 # -- another process ----------------------------------------------------------------------------------------------
@@ -291,6 +287,6 @@ def methods_mark(frame: Any) -> str:
 
 
 def _described(function: types.FunctionType) -> str:
-    cells = [_content(cell) for cell in function.__closure__ or ()]
+    cells = [cell_content(cell) for cell in function.__closure__ or ()]
     held = [repr(x) if type(x) in _PLAIN else getattr(x, "__qualname__", type(x).__qualname__) for x in cells]
     return f"{function.__module__}.{function.__qualname__} {held}"

@@ -15,10 +15,12 @@ import types
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Protocol
 
+import torch
 from torch.autograd import forward_ad
 
 from burnish.assumptions import AssumptionUnmet
 from burnish.capture.entry.definition import Attribute, Definition, definition_of
+from burnish.capture.entry.hooks import without_new_hooks
 from burnish.capture.entry.known_calls import KnownCalls
 from burnish.errors import SealedError
 from burnish.observe.log import CompileLog
@@ -176,7 +178,10 @@ class Seal:
             self._remember(key, self._guarded)
             return self._guarded(*args, **kwargs)
         result = code.first(args, kwargs)
-        self._remember(key, code.call, entry.as_compiled(code.held))
+        held = code.held
+        if not isinstance(self._target, torch.nn.Module):  # whose definition looks at its hooks
+            held = without_new_hooks(held, self._frame)
+        self._remember(key, code.call, entry.as_compiled(held))
         return result
 
     def _unguarded(self, entry: Guarded) -> Unguarded:

@@ -52,6 +52,7 @@ _OBJECT = re.compile(r"(___check_obj_id\([^\n]*?), \d+\)[^\n]*")  # what it is, 
 # Marks the comment that Dynamo appends to a guard's text (spaces and the guard's origin). It is never displayed.
 _COMMENT = "\u2063"
 _COMMENTS = re.compile(f"#{_COMMENT}[^{_COMMENT}]*{_COMMENT}")
+_HOOK = "_hooks["  # in the name of a module's hook
 _DEPTH = re.compile(r"((?:\| )*)\+- ")  # of a line in a manager's text
 _ANY_ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}")
 _BY_IDENTITY = {"ID_MATCH", "CLOSURE_MATCH", "FUNCTION_MATCH", "CLASS_MATCH", "MODULE_MATCH", "BUILTIN_MATCH"}
@@ -99,6 +100,8 @@ def written(graph: Any) -> GuardList:
     # comparing them one by one would compute each key many times
     for guard in sorted(graph.guards, key=Guard.sort_key):
         spec = _spec(guard)
+        if _HOOK in _name(spec.source):  # it may be another one in the next process, or none
+            raise NotWarm("it has hooks")
         specs.setdefault(f"{_name(spec.source)} {spec.kind} {spec.arguments} {spec.keywords}", spec)
     shapes = [guard.code_list or [] for guard in graph.guards if guard.create_fn_name() == "SHAPE_ENV"]
     sizes = graph.input_source_to_sizes_strides.items()

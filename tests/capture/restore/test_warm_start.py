@@ -260,6 +260,16 @@ def test_hooks_are_not_stored(tmp_path: Path, options: dict[str, object]) -> Non
     assert not is_restored(stats) and any("it has hooks" in reason for reason in stats.cache_reasons)
 
 
+def test_hooks_of_modules_that_a_function_calls(tmp_path: Path, options: dict[str, object]) -> None:
+    module = imported(model_file(tmp_path))
+    called(block(module).forward, options, X)
+    assert is_restored(called(block(module).forward, options, X))
+    hooked = block(module)
+    hooked.get_submodule("first").register_forward_hook(lambda module, args, result: result + 1)
+    stats = called(hooked.forward, options, X)
+    assert not is_restored(stats) and any("it has hooks" in notice for notice in stats.notices)
+
+
 CONFIGURED = """
 from torch import nn
 
