@@ -12,6 +12,7 @@ import torch
 import burnish
 from burnish.errors import FallbackWarning, PackDiffers, SealedError
 from tests.packs import models
+from tests.packs.conftest import packed_as
 from tests.packs.models import Tiny, an_input, tiny
 
 JUDGED = "warm start: judged where it was packed: neither compared nor raced before use"
@@ -83,6 +84,16 @@ def test_hooks_are_named(of_tiny: Path) -> None:
     model = tiny()
     model.a.register_forward_hook(lambda module, args, result: result * 2)
     assert factors(refused(of_tiny, model))["hooks"] == ("none", "registered")
+
+
+def test_hooks_of_a_methods_module_are_named(tmp_path: Path) -> None:
+    path = packed_as(tmp_path / "method.burnish", tiny().forward, (an_input(),))
+    fitting = burnish.load(path, tiny().forward, missing="error")
+    with torch.no_grad():
+        torch.testing.assert_close(fitting(an_input()), tiny().forward(an_input()))
+    model = tiny()
+    model.a.register_forward_hook(lambda module, args, result: result * 2)
+    assert any("hooks" in name for name in factors(refused(path, model.forward)))
 
 
 def test_what_does_not_fit_is_compiled_with_a_warning(of_tiny: Path) -> None:

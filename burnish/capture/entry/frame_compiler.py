@@ -229,6 +229,8 @@ class FrameCompiler:
             return None
 
     def _note_stored(self, code: types.CodeType, key: CacheKey) -> None:
+        # a key has no guards in it: what was stored before under the same one has been overwritten
+        self._stored = {n: each for n, each in self._stored.items() if each[1].key != key}
         self._stored[id(code)] = weakref.ref(code), StoredUnder(key, torch.is_inference_mode_enabled())
 
     def stored_under(self, code: types.CodeType) -> StoredUnder | None:

@@ -43,8 +43,16 @@ def host_library(options: Options, log: CompileLog) -> Host | None:
 
 
 def host_from(data: Callable[[], bytes], log: CompileLog) -> Host | None:
-    """The extension, from a library that was built before, unless this process has one."""
-    return _sought(lambda: _started(load_library(data(), "host", exported=False)), log)
+    """The extension, from a library that was built before, unless this process has one. If that library does not work
+    here, it may still be built."""
+    with _guard:
+        if not _found:
+            host, reason = _opened(lambda: _started(load_library(data(), "host", exported=False)))
+            if host is None:
+                log.noticed(f"host path in Python: {reason}")
+                return None
+            _found.append((host, reason))
+    return _known(log)
 
 
 def host_bytes(options: Options) -> bytes | None:
@@ -56,6 +64,10 @@ def _sought(make: Callable[[], Host], log: CompileLog) -> Host | None:
     with _guard:
         if not _found:
             _found.append(_opened(make))
+    return _known(log)
+
+
+def _known(log: CompileLog) -> Host | None:
     host, reason = _found[0]
     if host is None:
         log.noticed(f"host path in Python: {reason}")
