@@ -55,7 +55,6 @@ _HOT = 8  # calls of one size that may not be padded, before it gets a variant
 _MOST_CHANGES = 8  # of the original's hooks or code, after which calls are no longer padded
 _COMPILES_PER_VARIANT = 4  # of all plans and states together
 _MISSED: Any = object()
-_INVISIBLE = "a mask hides a whole row"
 _STRUCTURE = "a padded call returned another structure"
 _NOT_FINITE = "a padded call returned an infinity or a NaN"
 Serving = Literal["variant", "dynamic", "observed", "sealed"]
@@ -82,13 +81,8 @@ class Form:
     planner: Planner
     routes: dict[Shapes, Route] = field(default_factory=dict)
     variants: dict[Shapes, Variant] = field(default_factory=dict)
-    masks: tuple[int, ...] = ()  # tensors that may hide elements of others
     without_bucket: int = 0
     repeated: Counter[Shapes] = field(default_factory=Counter)
-
-    def sees_something(self, call: Call) -> bool:
-        """Whether no mask hides a whole row."""
-        return all(bool(call.tensors[k].any(-1).all()) for k in self.masks)
 
 
 class BucketedCalls:
@@ -261,8 +255,6 @@ class BucketedCalls:
         if slicing is None:
             variant.calls += 1
             return variant.call(larger)
-        if slicing.visible and not form.sees_something(call):
-            return self._not_padded(_INVISIBLE, call)
         variant.calls += 1
         variant.padded_calls += 1
         try:
@@ -316,7 +308,6 @@ class BucketedCalls:
                 tuple(dims for _, dims in found),
                 tuple(float(self.strategy.fills.get(name, 0)) for name in names),
                 Planner(self.strategy, axes, lambda: self._replanned(call.form)),
-                masks=tuple(k for k, x in enumerate(call.tensors) if _may_hide(names[k], x)),
             )
             self._forms[call.form] = form
             return form
@@ -400,9 +391,6 @@ class BucketedCalls:
         if self.tracer.fitting(larger) is not traced:
             return self._refused(form, "the traced graph is not that of the padded sizes", call)
         slicing = _slicing(traced, call)
-        if slicing.visible and not form.sees_something(call):
-            self._refusals[_INVISIBLE] += 1
-            return Route("dynamic", sizes)
         variant = self._held(form, shapes, larger)
         if variant is None:
             if not self._can_compile():
@@ -647,14 +635,7 @@ class _Served:
 
 def _slicing(traced: Traced, call: Call) -> Slicing:
     assert traced.results is not None and traced.proven is not None
-    return Slicing(traced.results, traced.cuts(traced.symbols(call)), traced.proven.visible, traced.proven.finite)
-
-
-def _may_hide(name: str, x: torch.Tensor) -> bool:
-    """Whether a tensor may be a mask: by its name, or of whole numbers that are not said to be ids."""
-    if x.dim() == 0:
-        return False
-    return "mask" in name or (not x.is_floating_point() and not name.endswith("ids"))
+    return Slicing(traced.results, traced.cuts(traced.symbols(call)), traced.proven.finite)
 
 
 def _dims_of(axis: Axis, names: Sequence[str], call: Call) -> tuple[tuple[int, int], ...]:

@@ -15,7 +15,9 @@ from burnish.ir.expr import Dim, Sym, of
 from burnish.shapes.padding import prove
 from burnish.shapes.same_sizes import unify
 
-_FILL, _FINITE, _UNMASKED = "fill", "finite", "unmasked"  # what a call guarantees, or checks
+_FILL, _FINITE = "fill", "finite"  # what a call guarantees, or checks
+# What nobody can check: which numbers of a mask hide depends on the model.
+_UNCHECKED = {"unmasked": "a finite mask may hide a whole row", "bounded": "lengths may be beyond the size"}
 
 
 def prove_padding(graph: fx.GraphModule, examples: Sequence[Any], padded: Sequence[Padded]) -> Proven:
@@ -49,4 +51,7 @@ def prove_padding(graph: fx.GraphModule, examples: Sequence[Any], padded: Sequen
     }:
         raise Unprovable("an input that is not padded has a padded size")
     kinds = {need.kind for need in proof.needs}
-    return Proven(tuple(str(need) for need in proof.needs if need.kind != _FILL), _UNMASKED in kinds, _FINITE in kinds)
+    for kind, reason in _UNCHECKED.items():
+        if kind in kinds:
+            raise Unprovable(reason)
+    return Proven(tuple(str(need) for need in proof.needs if need.kind != _FILL), _FINITE in kinds)

@@ -41,6 +41,8 @@ def results_of(result: Any, produced: Sequence[Any]) -> Results | str:
     tensors = [x for x in produced if isinstance(x, torch.Tensor)]
     if any(not isinstance(x, torch.Tensor) for x in produced):
         return "a result is a number, which may depend on sizes"
+    if len(set(found) - {None}) != len(tensors):
+        return "it stores tensors in an object: they would stay padded"
     if any(x.requires_grad for x in tensors):
         return "results require gradients"
     memory = [x.untyped_storage().data_ptr() for x in tensors if x.numel()]
@@ -58,11 +60,9 @@ class NotFinite(Exception):
 
 
 class Slicing:
-    """Slices the result of a padded call for one set of sizes. `visible`: the call's masks must leave something visible
-    in each row. `finite`: results that are not raise NotFinite."""
+    """Slices the result of a padded call for one set of sizes. `finite`: results that are not raise NotFinite."""
 
-    def __init__(self, results: Results, cuts: Sequence[Cut], visible: bool = False, finite: bool = False) -> None:
-        self.visible = visible
+    def __init__(self, results: Results, cuts: Sequence[Cut], finite: bool = False) -> None:
         self._finite = finite
         self._spec = results.spec
         self._cuts = tuple(None if k is None else cuts[k] for k in results.outputs)

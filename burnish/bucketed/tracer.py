@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import fx
 
+from burnish.bucketed.escapes import escape
 from burnish.bucketed.form import Call, Padded, Reader
 from burnish.bucketed.results import Cut, Results, results_of
 from burnish.bucketed.validation import padding_error
@@ -41,11 +42,9 @@ class Unprovable(Exception):
 
 @dataclass(frozen=True)
 class Proven:
-    """A padding that changes no result but by adding to it. `needs` are the facts that the proof relies on, two of
-    which are checked in each call."""
+    """A padding that changes no result but by adding to it. `needs` are the facts that the proof relies on."""
 
     needs: tuple[str, ...] = ()
-    visible: bool = False  # masks must leave something visible in each row
     finite: bool = False  # results must be finite: an infinity of the padding, times zero, would be a NaN in them
 
 
@@ -157,6 +156,8 @@ class Tracer:
             traced, inputs, outputs = ran[0]
             if traced.results is None and not traced.refusal:
                 found = results_of(result, outputs)
+                if not isinstance(found, str):
+                    found = escape(entry.code) or found
                 if isinstance(found, str):
                     traced.refusal = found
                 else:
