@@ -10,7 +10,7 @@ import torch
 
 import burnish
 from burnish.bucketed.escapes import escape
-from tests.shapes.models import Tokens, ids
+from tests.shapes.models import Attending, Tokens, ids, mask
 
 STORES = "it stores tensors in an object: they would stay padded"
 
@@ -136,3 +136,51 @@ def test_lengths_beyond_the_size_are_not_padded() -> None:
         x, lengths = torch.randn(2, length, 4), torch.tensor([length, 20])
         torch.testing.assert_close(compiled(x, lengths), total(x, lengths))
     assert "lengths may be beyond the size" in burnish.stats(compiled).shapes.refusals
+
+
+def test_testing_a_proof_writes_no_buffer() -> None:
+    class Model(Tokens):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            self.calls.add_(1)
+            return super().forward(ids)
+
+    model = Model().eval()
+    compiled = burnish.compile(model, shapes={"sequence": [8]})
+    for count, length in enumerate((3, 5, 6), 1):
+        compiled(ids(2, length))
+        assert model.calls == count
+    assert any("writes" in why for why in burnish.stats(compiled).shapes.refusals)
+
+
+def test_testing_a_proof_draws_no_random_number() -> None:
+    class Model(Tokens):
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return super().forward(ids) + torch.rand(1)
+
+    model = Model().eval()
+    compiled = burnish.compile(model, shapes={"sequence": [8]})
+    torch.manual_seed(0)
+    ours = [compiled(ids(2, length)) for length in (3, 5, 6)]
+    torch.manual_seed(0)
+    for mine, length in zip(ours, (3, 5, 6), strict=True):
+        torch.testing.assert_close(mine, model(ids(2, length)))
+    assert any("random" in why for why in burnish.stats(compiled).shapes.refusals)
+
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.bool])
+def test_a_nan_that_could_not_be_seen(kind: torch.dtype) -> None:
+    class Model(Attending):
+        def forward(self, ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> Any:
+            return super().forward(ids, attention_mask)["states"].mul(4).to(kind)
+
+    model = Model().eval()
+    compiled = burnish.compile(model, shapes={"sequence": [8]})
+    for length in (3, 5, 6):
+        x, m = ids(2, length), mask(2, length)
+        assert torch.equal(compiled(x, m), model(x, m))
+    why = f"a NaN from the padding could not be seen in a result of type {str(kind)[6:]}"
+    assert why in burnish.stats(compiled).shapes.refusals and not is_padded(compiled)
