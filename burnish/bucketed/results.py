@@ -45,10 +45,22 @@ def results_of(result: Any, produced: Sequence[Any]) -> Results | str:
         return "it stores tensors in an object: they would stay padded"
     if any(x.requires_grad for x in tensors):
         return "results require gradients"
+    if any(map(_overlaps, tensors)):
+        return "a result overlaps itself in memory"
     memory = [x.untyped_storage().data_ptr() for x in tensors if x.numel()]
     if len(set(memory)) != len(memory):
         return "results share memory"
     return Results(spec, tuple(found))
+
+
+def _overlaps(x: torch.Tensor) -> bool:
+    """Whether elements may share memory, as those of `expand` do. Then there is nothing to copy a slice into."""
+    reach = 0
+    for stride, size in sorted((stride, size) for stride, size in zip(x.stride(), x.shape, strict=True) if size > 1):
+        if stride <= reach:
+            return True
+        reach += stride * (size - 1)
+    return False
 
 
 class ResultsDiffer(Exception):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -21,6 +22,7 @@ from burnish.bucketed.escapes import escape
 from burnish.bucketed.form import Call, Padded, Reader
 from burnish.bucketed.results import Cut, Results, results_of
 from burnish.bucketed.validation import padding_error
+from burnish.capture.dynamo import Backend
 from burnish.capture.entry.entrance import Entrance
 from burnish.capture.entry.unguarded import is_broken
 from burnish.capture.graphs.eager_forms import eager_graph
@@ -122,7 +124,7 @@ class Tracer:
         self._known: dict[int, tuple[Any, Traced]] = {}  # by the id of the compiled code, which is kept
         self.log = CompileLog(name=f"{name} (traced for a proof)")
         self.entrance = Entrance(
-            target, settings, self.log, backend=self._backend, raced=False, recompiles=_MOST_TRACES
+            target, settings, self.log, backend=_weak_backend(self), raced=False, recompiles=_MOST_TRACES
         )
         self.traces = 0
 
@@ -199,7 +201,7 @@ class Tracer:
         drop_idle_dropouts(graph)
         call_powers_of_negatives(graph)
         run = eager_graph(graph)
-        traced = self._graph(graph, run)
+        traced, now = self._graph(graph, run), self._now
         if not traced.refusal:
             traced.padded = tuple(self._padded(traced))
         if traced.padded:
@@ -210,7 +212,7 @@ class Tracer:
 
         def call(*args: Any) -> Any:
             outputs = run(*args)
-            ran = getattr(self._now, "ran", None)
+            ran = getattr(now, "ran", None)
             if ran is not None:
                 ran.append((traced, args, outputs))
             return outputs
@@ -253,6 +255,18 @@ class Tracer:
             if position is not None and dims:
                 found.append(Padded(position, name, dims, self._fills.get(name, 0)))
         return found
+
+
+def _weak_backend(tracer: Tracer) -> Backend:
+    """Dynamo keeps every backend, which must not keep the model alive."""
+    reference = weakref.ref(tracer)
+
+    def backend(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        alive = reference()
+        assert alive is not None  # it makes the call
+        return alive._backend(graph, example_inputs)
+
+    return backend
 
 
 def _apart() -> contextlib.AbstractContextManager[object]:

@@ -184,3 +184,16 @@ def test_a_nan_that_could_not_be_seen(kind: torch.dtype) -> None:
         assert torch.equal(compiled(x, m), model(x, m))
     why = f"a NaN from the padding could not be seen in a result of type {str(kind)[6:]}"
     assert why in burnish.stats(compiled).shapes.refusals and not is_padded(compiled)
+
+
+@pytest.mark.parametrize("overlapping", [lambda x: x[:, :, :1].expand(-1, -1, 4), lambda x: x.unfold(1, 2, 1)])
+def test_results_that_overlap_themselves_are_not_padded(overlapping: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    class Model(Tokens):
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return overlapping(super().forward(ids))
+
+    model = Model().eval()
+    compiled = burnish.compile(model, shapes={"batch": [4], "sequence": [8]})
+    for length in (3, 5, 6):
+        torch.testing.assert_close(compiled(ids(2, length)), model(ids(2, length)))
+    assert not is_padded(compiled)
