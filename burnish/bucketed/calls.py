@@ -55,7 +55,7 @@ _HOT = 8  # calls of one size that may not be padded, before it gets a variant
 _MOST_CHANGES = 8  # of the original's hooks or code, after which calls are no longer padded
 _COMPILES_PER_VARIANT = 4  # of all plans and states together
 _MISSED: Any = object()
-_INVISIBLE = "a mask hides a whole row"
+_NOT_BUCKETED = "the call has no bucket, and there is no program with symbolic sizes"
 _STRUCTURE = "a padded call returned another structure"
 _NOT_FINITE = "a padded call returned an infinity or a NaN"
 Serving = Literal["variant", "dynamic", "observed", "sealed"]
@@ -82,13 +82,8 @@ class Form:
     planner: Planner
     routes: dict[Shapes, Route] = field(default_factory=dict)
     variants: dict[Shapes, Variant] = field(default_factory=dict)
-    masks: tuple[int, ...] = ()  # tensors that may hide elements of others
     without_bucket: int = 0
     repeated: Counter[Shapes] = field(default_factory=Counter)
-
-    def sees_something(self, call: Call) -> bool:
-        """Whether no mask hides a whole row."""
-        return all(bool(call.tensors[k].any(-1).all()) for k in self.masks)
 
 
 class BucketedCalls:
@@ -218,7 +213,7 @@ class BucketedCalls:
             self._eager_calls += 1
             return self.target(*call.args, **call.kwargs)
         if route.by == "sealed":
-            return self._without_program(call, route.why)
+            return self._without_program(call.args, call.kwargs, route.why)
         if route.why:
             self._refusals[route.why] += 1
         if route.calls % _LOOKS_EVERY == 0:
@@ -255,14 +250,12 @@ class BucketedCalls:
     def _run(self, variant: Variant, form: Form, call: Call) -> Any:
         slicing = variant.slicings.get(call.shapes)
         larger = call if slicing is None else _enlarged(call, variant.shapes, form.fills)
-        if not variant.holds(self.static.locals_of(larger.args, larger.kwargs)):
+        if not variant.holds(self.static, larger.args, larger.kwargs):
             form.routes.pop(call.shapes, None)
             return _MISSED
         if slicing is None:
             variant.calls += 1
             return variant.call(larger)
-        if slicing.visible and not form.sees_something(call):
-            return self._not_padded(_INVISIBLE, call)
         variant.calls += 1
         variant.padded_calls += 1
         try:
@@ -277,6 +270,8 @@ class BucketedCalls:
         return self._unknown(form, call) if result is _MISSED else result
 
     def _dynamically(self, call: Call) -> Any:
+        if self._has_no_program:
+            return self._without_program(call.args, call.kwargs, _NOT_BUCKETED)
         self._dynamic_calls += 1
         return self.dynamic.call(*call.args, **call.kwargs)
 
@@ -290,15 +285,22 @@ class BucketedCalls:
                     self.tracer.restart()
                     self._forms.clear()
                     return self._call(*args, **kwargs)
+        if self._has_no_program:
+            return self._without_program(args, kwargs, _NOT_BUCKETED)
         self._dynamic_calls += 1
         return self.dynamic.call(*args, **kwargs)
 
-    def _without_program(self, call: Call, why: str) -> Any:
+    @property
+    def _has_no_program(self) -> bool:
+        """Whether calls without a bucket are left to eager."""
+        return bool(self._sealed) and self.dynamic.call is self.target
+
+    def _without_program(self, args: tuple[Any, ...], kwargs: dict[str, Any], why: str) -> Any:
         self._eager_calls += 1
         self.log.noticed(f"sealed call in eager: {why}")
         if self._sealed == "strict":
             raise SealedError(self.log.name, why)
-        return self.target(*call.args, **call.kwargs)
+        return self.target(*args, **kwargs)
 
     # -- the first call with these sizes ------------------------------------------------------------------------
 
@@ -315,8 +317,7 @@ class BucketedCalls:
                 axes,
                 tuple(dims for _, dims in found),
                 tuple(float(self.strategy.fills.get(name, 0)) for name in names),
-                Planner(self.strategy, axes, lambda: self._replanned(call.form)),
-                masks=tuple(k for k, x in enumerate(call.tensors) if _may_hide(names[k], x)),
+                Planner(self.strategy, axes, partial(self._replanned, call.form)),
             )
             self._forms[call.form] = form
             return form
@@ -400,9 +401,6 @@ class BucketedCalls:
         if self.tracer.fitting(larger) is not traced:
             return self._refused(form, "the traced graph is not that of the padded sizes", call)
         slicing = _slicing(traced, call)
-        if slicing.visible and not form.sees_something(call):
-            self._refusals[_INVISIBLE] += 1
-            return Route("dynamic", sizes)
         variant = self._held(form, shapes, larger)
         if variant is None:
             if not self._can_compile():
@@ -461,7 +459,7 @@ class BucketedCalls:
 
     def _held(self, form: Form, shapes: Shapes, larger: Call) -> Variant | None:
         variant = form.variants.get(shapes)
-        if variant is not None and variant.holds(self.static.locals_of(larger.args, larger.kwargs)):
+        if variant is not None and variant.holds(self.static, larger.args, larger.kwargs):
             return variant
         return None
 
@@ -471,12 +469,21 @@ class BucketedCalls:
         if self._sealed or self._compiles >= cap * _COMPILES_PER_VARIANT:
             return False
         if len(self._variants()) >= cap:
+            self._drop_the_dead()
+        if len(self._variants()) >= cap:
             for form in self._forms.values():
                 stale = [(v.calls, shapes) for shapes, v in form.variants.items() if v.is_stale]
                 if stale:
                     del form.variants[min(stale, key=lambda each: each[0])[1]]
                     break
         return len(self._variants()) < cap
+
+    def _drop_the_dead(self) -> None:
+        """Variants whose code Dynamo has dropped."""
+        for form in self._forms.values():
+            for shapes, variant in list(form.variants.items()):
+                if self.static.entry_of(variant.code) is None:
+                    del form.variants[shapes]
 
     def _compiled(self, form: Form, larger: Call) -> tuple[Any, Variant | None]:
         """Make the call, compiling it."""
@@ -486,7 +493,7 @@ class BucketedCalls:
         run = self.static.function_of(entry) if entry is not None else None
         if run is None:
             return result, None
-        variant = Variant(larger.shapes, entry, run)
+        variant = Variant(larger.shapes, entry.code, run)
         form.variants[larger.shapes] = variant
         return result, variant
 
@@ -533,13 +540,13 @@ class BucketedCalls:
         fitting = [v for v in form.variants.values() if _can_hold(form, traced, call, v.shapes)]
         for variant in sorted(fitting, key=lambda v: sum(shape.numel() for shape in v.shapes)):
             larger = _enlarged(call, variant.shapes, form.fills)
-            if not variant.holds(self.static.locals_of(larger.args, larger.kwargs)):
+            if not variant.holds(self.static, larger.args, larger.kwargs):
                 continue
             if self.tracer.fitting(larger) is not traced:
                 continue
             variant.remember(call.shapes, _slicing(traced, call))
             return self._put(form, call, Route("variant", sizes, variant))
-        if self._sealed and self.dynamic.call is self.target:
+        if self._has_no_program:
             return self._put(form, call, Route("sealed", sizes, why="no compiled variant is large enough"))
         return self._put(form, call, Route("dynamic", sizes, why="" if self._sealed else "enough variants"))
 
@@ -647,14 +654,7 @@ class _Served:
 
 def _slicing(traced: Traced, call: Call) -> Slicing:
     assert traced.results is not None and traced.proven is not None
-    return Slicing(traced.results, traced.cuts(traced.symbols(call)), traced.proven.visible, traced.proven.finite)
-
-
-def _may_hide(name: str, x: torch.Tensor) -> bool:
-    """Whether a tensor may be a mask: by its name, or of whole numbers that are not said to be ids."""
-    if x.dim() == 0:
-        return False
-    return "mask" in name or (not x.is_floating_point() and not name.endswith("ids"))
+    return Slicing(traced.results, traced.cuts(traced.symbols(call)), traced.proven.finite)
 
 
 def _dims_of(axis: Axis, names: Sequence[str], call: Call) -> tuple[tuple[int, int], ...]:

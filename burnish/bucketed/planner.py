@@ -82,7 +82,10 @@ class Planner:
             if self._planning:
                 return
             self._planning = True
-        threading.Thread(target=self._look, name="burnish-plan", daemon=True).start()
+        try:
+            threading.Thread(target=self._look, name="burnish-plan", daemon=True).start()
+        except RuntimeError:  # no more threads, or the process ends: another call tries again
+            self._planning = False
 
     def _look(self) -> None:
         try:

@@ -12,10 +12,14 @@ from burnish.bucketed.form import Padded
 from burnish.bucketed.tracer import Proven, Unprovable
 from burnish.capture.proof_graphs import graph_for_proof, symbol_of
 from burnish.ir.expr import Dim, Sym, of
+from burnish.ir.graph import Extern, Graph
+from burnish.shapes.aten_calls import draws
 from burnish.shapes.padding import prove
 from burnish.shapes.same_sizes import unify
 
-_FILL, _FINITE, _UNMASKED = "fill", "finite", "unmasked"  # what a call guarantees, or checks
+_FILL, _FINITE = "fill", "finite"  # what a call guarantees, or checks
+# What nobody can check: which numbers of a mask hide depends on the model.
+_UNCHECKED = {"unmasked": "a finite mask may hide a whole row", "bounded": "lengths may be beyond the size"}
 
 
 def prove_padding(graph: fx.GraphModule, examples: Sequence[Any], padded: Sequence[Padded]) -> Proven:
@@ -23,6 +27,7 @@ def prove_padding(graph: fx.GraphModule, examples: Sequence[Any], padded: Sequen
     found = graph_for_proof(graph, examples)
     if found.captured is None:
         raise Unprovable(found.problem)
+    _refuse_effects(found.captured.graph)
     symbols: dict[str, Sym] = {}  # of each axis
     same: dict[str, Dim] = {}  # its dimensions have one size in each call that is padded
     for each in padded:
@@ -49,4 +54,15 @@ def prove_padding(graph: fx.GraphModule, examples: Sequence[Any], padded: Sequen
     }:
         raise Unprovable("an input that is not padded has a padded size")
     kinds = {need.kind for need in proof.needs}
-    return Proven(tuple(str(need) for need in proof.needs if need.kind != _FILL), _UNMASKED in kinds, _FINITE in kinds)
+    for kind, reason in _UNCHECKED.items():
+        if kind in kinds:
+            raise Unprovable(reason)
+    return Proven(tuple(str(need) for need in proof.needs if need.kind != _FILL), _FINITE in kinds)
+
+
+def _refuse_effects(graph: Graph) -> None:
+    """A proof is tested by running the graph again (`validation.py`), which must not change the caller's state."""
+    if graph.mutations:
+        raise Unprovable("it writes an argument or a buffer, and testing the proof would write it again")
+    if any(isinstance(node.op, Extern) and draws(node.op) for node in graph.nodes):
+        raise Unprovable("it draws random numbers, and testing the proof would draw more")

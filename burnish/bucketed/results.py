@@ -41,12 +41,26 @@ def results_of(result: Any, produced: Sequence[Any]) -> Results | str:
     tensors = [x for x in produced if isinstance(x, torch.Tensor)]
     if any(not isinstance(x, torch.Tensor) for x in produced):
         return "a result is a number, which may depend on sizes"
+    if len(set(found) - {None}) != len(tensors):
+        return "it stores tensors in an object: they would stay padded"
     if any(x.requires_grad for x in tensors):
         return "results require gradients"
+    if any(map(_overlaps, tensors)):
+        return "a result overlaps itself in memory"
     memory = [x.untyped_storage().data_ptr() for x in tensors if x.numel()]
     if len(set(memory)) != len(memory):
         return "results share memory"
     return Results(spec, tuple(found))
+
+
+def _overlaps(x: torch.Tensor) -> bool:
+    """Whether elements may share memory, as those of `expand` do. Then there is nothing to copy a slice into."""
+    reach = 0
+    for stride, size in sorted((stride, size) for stride, size in zip(x.stride(), x.shape, strict=True) if size > 1):
+        if stride <= reach:
+            return True
+        reach += stride * (size - 1)
+    return False
 
 
 class ResultsDiffer(Exception):
@@ -58,11 +72,9 @@ class NotFinite(Exception):
 
 
 class Slicing:
-    """Slices the result of a padded call for one set of sizes. `visible`: the call's masks must leave something visible
-    in each row. `finite`: results that are not raise NotFinite."""
+    """Slices the result of a padded call for one set of sizes. `finite`: results that are not raise NotFinite."""
 
-    def __init__(self, results: Results, cuts: Sequence[Cut], visible: bool = False, finite: bool = False) -> None:
-        self.visible = visible
+    def __init__(self, results: Results, cuts: Sequence[Cut], finite: bool = False) -> None:
         self._finite = finite
         self._spec = results.spec
         self._cuts = tuple(None if k is None else cuts[k] for k in results.outputs)
@@ -86,8 +98,8 @@ class Slicing:
 
 
 def _is_finite(x: torch.Tensor) -> bool:
-    """Exact for sums that do not overflow; others are taken for not finite. On a GPU it would wait for the device."""
-    return not x.is_floating_point() or x.is_cuda or bool(x.sum().isfinite())
+    """Exact for sums that do not overflow; others are taken for not finite."""
+    return bool(x.sum().isfinite())
 
 
 def sliced(x: torch.Tensor, sizes: Sequence[int], strides: Sequence[int]) -> torch.Tensor:

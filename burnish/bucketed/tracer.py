@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,9 +18,11 @@ from typing import Any, Protocol
 import torch
 from torch import fx
 
+from burnish.bucketed.escapes import escape
 from burnish.bucketed.form import Call, Padded, Reader
 from burnish.bucketed.results import Cut, Results, results_of
 from burnish.bucketed.validation import padding_error
+from burnish.capture.dynamo import Backend
 from burnish.capture.entry.entrance import Entrance
 from burnish.capture.entry.unguarded import is_broken
 from burnish.capture.graphs.eager_forms import eager_graph
@@ -41,11 +44,9 @@ class Unprovable(Exception):
 
 @dataclass(frozen=True)
 class Proven:
-    """A padding that changes no result but by adding to it. `needs` are the facts that the proof relies on, two of
-    which are checked in each call."""
+    """A padding that changes no result but by adding to it. `needs` are the facts that the proof relies on."""
 
     needs: tuple[str, ...] = ()
-    visible: bool = False  # masks must leave something visible in each row
     finite: bool = False  # results must be finite: an infinity of the padding, times zero, would be a NaN in them
 
 
@@ -123,7 +124,7 @@ class Tracer:
         self._known: dict[int, tuple[Any, Traced]] = {}  # by the id of the compiled code, which is kept
         self.log = CompileLog(name=f"{name} (traced for a proof)")
         self.entrance = Entrance(
-            target, settings, self.log, backend=self._backend, raced=False, recompiles=_MOST_TRACES
+            target, settings, self.log, backend=_weak_backend(self), raced=False, recompiles=_MOST_TRACES
         )
         self.traces = 0
 
@@ -157,6 +158,8 @@ class Tracer:
             traced, inputs, outputs = ran[0]
             if traced.results is None and not traced.refusal:
                 found = results_of(result, outputs)
+                if not isinstance(found, str):
+                    found = escape(entry.code) or found
                 if isinstance(found, str):
                     traced.refusal = found
                 else:
@@ -168,6 +171,12 @@ class Tracer:
 
     def _checked(self, traced: Traced, call: Call, inputs: Sequence[Any], outputs: Sequence[Any]) -> str:
         """Why the results of this call are not what the trace says."""
+        if traced.proven is not None and traced.proven.finite:
+            for x in outputs:
+                if x.device.type != "cpu":
+                    return "results on a GPU are not checked for a NaN from the padding"
+                if not x.is_floating_point():
+                    return f"a NaN from the padding could not be seen in a result of type {str(x.dtype)[6:]}"
         for position, x in zip(traced.inputs, call.tensors, strict=True):
             if position is not None and inputs[position] is not x:
                 return "an argument is not an input of the graph"
@@ -192,7 +201,7 @@ class Tracer:
         drop_idle_dropouts(graph)
         call_powers_of_negatives(graph)
         run = eager_graph(graph)
-        traced = self._graph(graph, run)
+        traced, now = self._graph(graph, run), self._now
         if not traced.refusal:
             traced.padded = tuple(self._padded(traced))
         if traced.padded:
@@ -203,7 +212,7 @@ class Tracer:
 
         def call(*args: Any) -> Any:
             outputs = run(*args)
-            ran = getattr(self._now, "ran", None)
+            ran = getattr(now, "ran", None)
             if ran is not None:
                 ran.append((traced, args, outputs))
             return outputs
@@ -246,6 +255,18 @@ class Tracer:
             if position is not None and dims:
                 found.append(Padded(position, name, dims, self._fills.get(name, 0)))
         return found
+
+
+def _weak_backend(tracer: Tracer) -> Backend:
+    """Dynamo keeps every backend, which must not keep the model alive."""
+    reference = weakref.ref(tracer)
+
+    def backend(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        alive = reference()
+        assert alive is not None  # it makes the call
+        return alive._backend(graph, example_inputs)
+
+    return backend
 
 
 def _apart() -> contextlib.AbstractContextManager[object]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from burnish.bucketed.form import Call, Shapes
 from burnish.bucketed.results import Slicing
+from burnish.capture.entry.entrance import Entrance
 from burnish.torch_private.dynamo import set_eval_frame
 from burnish.trust.whole_call import WholeCallRace
 
@@ -25,12 +27,13 @@ class Contest:
 
 @dataclass(eq=False)
 class Variant:
-    """`entry` is in Dynamo's cache. It was compiled while the guards of the traced graph held for padded arguments and
-    for the call's own, so as long as its own guards pass, the module's state is what it was then. What the traced
-    graph's guards say of sizes is checked once for each set of sizes, which `slicings` remembers."""
+    """`code` is of an entry in Dynamo's cache, which may be emptied at any time. It was compiled while the guards of
+    the traced graph held for padded arguments and for the call's own, so as long as its own guards pass, the module's
+    state is what it was then. What the traced graph's guards say of sizes is checked once for each set of sizes, which
+    `slicings` remembers."""
 
     shapes: Shapes
-    entry: Any
+    code: types.CodeType
     run: Callable[..., Any]
     slicings: dict[Shapes, Slicing | None] = field(default_factory=dict)  # None: the sizes are the variant's own
     contests: dict[int, Contest] = field(default_factory=dict)  # by how much of a call is not padding, in quarters
@@ -38,8 +41,10 @@ class Variant:
     padded_calls: int = 0
     is_stale: bool = False  # no call has been routed to it since buckets were planned anew
 
-    def holds(self, values: dict[str, Any] | None) -> bool:
-        return values is not None and bool(self.entry.guard_manager.check(values))
+    def holds(self, entrance: Entrance, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether its guards pass for a call, padded as it asks."""
+        entry, values = entrance.entry_of(self.code), entrance.locals_of(args, kwargs)
+        return entry is not None and values is not None and bool(entry.guard_manager.check(values))
 
     def call(self, call: Call) -> Any:
         prior = set_eval_frame(None)  # an outer compiler must not trace this code

@@ -30,10 +30,10 @@ class Attending(nn.Module):
 
     def forward(self, ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
         x = self.embed(ids)
-        scores = self.q(x) @ self.k(x).transpose(1, 2) * self.scale
-        if attention_mask is not None:
-            scores = scores.masked_fill(attention_mask[:, None, :] == 0, torch.finfo(scores.dtype).min)
-        states = self.norm(x + scores.softmax(-1) @ self.v(x))
+        shown = None if attention_mask is None else (attention_mask != 0)[:, None, None, :]
+        q, k, v = (linear(x)[:, None] for linear in (self.q, self.k, self.v))
+        attended = nn.functional.scaled_dot_product_attention(q, k, v, shown, scale=self.scale)
+        states = self.norm(x + attended[:, 0])
         return {"states": states, "first": states[:, 0].tanh()}
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+
+import pytest
+
 from burnish.bucketed.planner import Planner
 from burnish.shapes.strategy import Axis, parse
 
@@ -65,3 +69,17 @@ def test_a_limit_of_one_dimension() -> None:
     made = Planner(strategy, (Axis("batch", 0, most=1), Axis("sequence", 1, most=1)), lambda: None)
     made.learn({(3, 5): 1.0, (2, 90): 1.0})
     assert made.plan is not None and made.plan.boundaries == ((3,), (90,))
+
+
+def test_a_thread_that_cannot_start_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries: list[int] = []
+
+    def start(thread: threading.Thread) -> None:
+        tries.append(1)
+        raise RuntimeError("can't start new thread")
+
+    made, _ = planner({"sequence": "auto", "after": 4})
+    monkeypatch.setattr(threading.Thread, "start", start)
+    for k in range(600):
+        made.add((5 + k % 7,))
+    assert len(tries) == 2

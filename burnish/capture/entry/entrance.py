@@ -212,6 +212,14 @@ class Entrance:
             return None
         return next((each for each in compiler.entries(frame.__code__) if each.guard_manager.check(values)), None)
 
+    def entry_of(self, code: types.CodeType) -> Any:
+        """The entry of Dynamo's cache with this code; None if it has been dropped (`torch._dynamo.reset()`). Entries
+        are not to be kept: Dynamo frees them."""
+        if self._compiled is None:
+            return None
+        frame, compiler = self._compiled
+        return next((each for each in compiler.entries(frame.__code__) if each.code is code), None)
+
     def function_of(self, entry: Any) -> Callable[..., Any] | None:
         """The code of an entry as a function of the call's arguments, without its guards; None if it is compiled up to
         a graph break only, so that its parts would look for other code."""
