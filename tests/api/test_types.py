@@ -18,7 +18,9 @@ SETTINGS = """\
 [mypy-torch.*]
 follow_imports = skip
 follow_imports_for_stubs = true
-[mypy-burnish.capture.*,burnish.handle,burnish.identity,burnish.observe.*,burnish.stats,burnish.tools.*]
+[mypy-burnish.bucketed.*,burnish.capture.*,burnish.handle,burnish.identity,burnish.observe.*,burnish.packs.*,burnish.stats]
+follow_imports = skip
+[mypy-burnish.tools.*,burnish.warmup]
 follow_imports = skip
 """
 
