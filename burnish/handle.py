@@ -346,7 +346,10 @@ def _why_eager() -> Lack | None:
 
 def close_all(handles: Sequence[Handle]) -> None:
     """`Handle.close` for several objects, with one shared garbage collection."""
+    from burnish.trust.sampling import comparer
+
     for handle in handles:
+        comparer.forget(handle.log.variants())
         handle._restart()
         handle.log.release()
     for _ in range(2):  # caches and code refer to each other, and objects freed by the first pass to programs

@@ -1,8 +1,8 @@
 """The gate in a background compile: the compiling thread tries each graph on copies before a call is served by it.
 
 Only tensors that a call could change are copied: its arguments, and tensors that the graph writes. Parameters are
-shared; if one was changed during the trial (by an optimiser's step), the trial does not count, and the first call is
-the trial, as without background compiling. The first call is also the trial for graphs that draw random numbers,
+shared; if one was changed during the trial (by an optimiser's step), or a setting of the process (the default dtype),
+the trial does not count, and the first call is the trial, as without background compiling. The first call is also the trial for graphs that draw random numbers,
 because only calls may advance the generators.
 """
 
@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from burnish.runtime.graph_capture import wait_for_device
+from burnish.runtime.host.thread_state import ProcessSettings
 from burnish.trust.gate import GraphFacts
 from burnish.trust.inputs import SideInputs
 
@@ -61,12 +62,12 @@ def try_in_background(variant: OnTrial, inputs: Sequence[Any]) -> None:
     with contextlib.suppress(Exception):  # the trial of a call will meet the same error, and can report it
         if any(isinstance(x, torch.Tensor) and x.is_cuda for x in inputs):
             wait_for_device()  # the copies may still be pending on the calling thread's stream
-        versions = _versions(inputs, shared)
+        versions, settings = _versions(inputs, shared), ProcessSettings.now()
         side = SideInputs(inputs, [i for i in range(len(inputs)) if i not in shared])
         variant.call(*side.take())
         if variant.is_provisional:
             variant.call(*side.take())
-        if _versions(inputs, shared) != versions:
+        if (_versions(inputs, shared), ProcessSettings.now()) != (versions, settings):
             variant.retry()
 
 

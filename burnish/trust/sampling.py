@@ -16,14 +16,14 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
-from burnish.runtime.host.thread_state import CannotSnapshot, ThreadState
+from burnish.runtime.host.thread_state import CannotSnapshot, ProcessSettings, ThreadState
 from burnish.runtime.process import at_exit, give_way, has_started
 from burnish.trust.gate import Call, Failure, GraphFacts
 from burnish.trust.inputs import CannotCopy, RandomState, SideInputs, devices_of
@@ -113,7 +113,7 @@ class Sample:
         facts = variant.facts
         if facts.unjudgeable:
             raise CannotCopy(facts.unjudgeable)
-        self._state = ThreadState.here()
+        self._state, self._settings = ThreadState.here(), ProcessSettings.now()
         self._shared = sorted(facts.static - facts.changed)  # parameters: too many to copy, and rarely changed
         copied = [i for i in range(len(args)) if i not in facts.static or i in facts.changed]
         self._inputs = SideInputs(args, copied)
@@ -198,10 +198,11 @@ class Sample:
         return judge(ours, again(), exact=exact, eager_again=again, coarsest=facts.coarsest, exactness=facts.exactness)
 
     def _is_confirmed(self) -> bool:
-        """Parameters are shared, and may have changed since the call. Then the comparison does not count, and both
-        engines run again."""
+        """Parameters and the process's settings are shared, and may have changed since the call. Then the comparison
+        does not count, and both engines run again. Settings may also have changed while eager ran, and be what they
+        were again: hence eager runs twice before a graph is rolled back."""
         if not self._weights_changed():
-            return True
+            return self._settings_hold() and not self._opinion(self._ours).is_right and self._settings_hold()
         call = self.variant.compiled()
         if call is None or self._are_others():
             return False  # rolled back already, or made for other weights: no guard protects the program here
@@ -210,7 +211,7 @@ class Sample:
             wrong = not self._opinion(self._run(call)).is_right
         except Exception:
             return True
-        return wrong and not self._weights_changed()
+        return wrong and not self._weights_changed() and self._settings_hold()
 
     def _are_others(self) -> bool:
         """Whether the layout of the weights has changed since the call; the compiled code depends on it."""
@@ -218,6 +219,9 @@ class Sample:
 
     def _weights_changed(self) -> bool:
         return not all(map(torch.equal, self._weights, _fingerprints(self._fixed)))
+
+    def _settings_hold(self) -> bool:
+        return self._settings == ProcessSettings.now()
 
     def _run(self, call: Call, wide: InFloat64 | None = None) -> Results:
         args = self._inputs.take()
@@ -294,6 +298,12 @@ class Comparer:
                 with self._changed:
                     self._busy = False
                     self._changed.notify_all()
+
+    def forget(self, variants: Collection[Watched]) -> None:
+        """Drop the samples of these that wait: each keeps its variant's program and copies of a call's tensors."""
+        with self._changed:
+            self._waiting = deque(each for each in self._waiting if each.variant not in variants)
+            self._changed.notify_all()
 
     def settle(self, timeout: float | None = None) -> bool:
         """Wait until every sample taken so far is compared."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -201,6 +202,72 @@ def test_random_numbers_stay_the_callers():
     torch.manual_seed(5)
     torch.testing.assert_close(ours, [eager(X) for _ in range(4)])
     assert settled(compiled).samples == 3 and settled(compiled).state == "compiled"
+
+
+@pytest.fixture
+def default_dtype() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    yield
+    torch.set_default_dtype(before)
+
+
+def of_whole_numbers(x: torch.Tensor) -> torch.Tensor:
+    """Of the default dtype, and so is its quotient."""
+    return x.round().to(torch.int64) / 3
+
+
+def test_the_default_dtype_set_after_a_call_is_no_alarm(default_dtype, monkeypatch):
+    compiled = compiled_with(None, target=of_whole_numbers)
+    called(compiled, X)
+    compare, late = Sample.compare, threading.Event()
+
+    def after_the_change(self: Sample) -> bool:
+        assert late.wait(60)
+        return compare(self)
+
+    monkeypatch.setattr(Sample, "compare", after_the_change)
+    compiled(X)
+    torch.set_default_dtype(torch.float64)
+    late.set()
+    variant = settled(compiled)
+    assert variant.state == "compiled" and variant.samples == 1
+
+
+def test_the_default_dtype_set_while_eager_runs_is_no_alarm(default_dtype, monkeypatch):
+    """It is what it was when the run has ended."""
+    compiled = compiled_with(None, target=of_whole_numbers)
+    called(compiled, X)
+    run, runs = Sample._run, 0
+
+    def meeting_another(self: Sample, *args: Any) -> Any:
+        nonlocal runs
+        runs += 1
+        torch.set_default_dtype(torch.float64 if runs == 1 else torch.float32)
+        try:
+            return run(self, *args)
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+    monkeypatch.setattr(Sample, "_run", meeting_another)
+    called(compiled, X)
+    assert settled(compiled).state == "compiled" and runs == 2
+
+
+def test_closing_drops_the_samples_that_wait(monkeypatch):
+    compare, late = Sample.compare, threading.Event()
+
+    def held(self: Sample) -> bool:
+        assert late.wait(60)
+        return compare(self)
+
+    monkeypatch.setattr(Sample, "compare", held)
+    compiled = compiled_with(None)
+    for _ in range(4):  # the trial, the sample under way, and two that wait
+        compiled(X)
+    compiled.burnish.close()
+    waiting = len(comparer._waiting)
+    late.set()
+    assert comparer.settle(60) and waiting == 0
 
 
 def test_inputs_and_results_overwritten_at_once():

@@ -1,4 +1,5 @@
-"""The calling thread's state on which Dynamo's capture depends: grad mode, autocast, modes, device."""
+"""The calling thread's state on which Dynamo's capture depends (grad mode, autocast, modes, device), and the settings
+of the process that another thread may meet changed."""
 
 from __future__ import annotations
 
@@ -68,6 +69,23 @@ class ThreadState(NamedTuple):
                 push_mode(mode)
                 stack.callback(pop_mode)
             yield
+
+
+class ProcessSettings(NamedTuple):
+    """The settings that all threads share and that results of torch's operators depend on. No thread can hold them still
+    for a run of its own: it can only notice that they are not what they were."""
+
+    default_dtype: torch.dtype
+    deterministic: bool
+    matmul_precision: str
+
+    @classmethod
+    def now(cls) -> ProcessSettings:
+        return cls(
+            torch.get_default_dtype(),
+            torch.are_deterministic_algorithms_enabled(),
+            torch.get_float32_matmul_precision(),
+        )
 
 
 def autocast_state() -> Callable[[], contextlib.AbstractContextManager[Any]]:
