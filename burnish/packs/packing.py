@@ -247,7 +247,7 @@ class _Packing:
         members = {program: stored_program.without_text(found)}
         if unit.segments:
             library = f"libraries/{self._number}.so"
-            source, parts = CSource(unit.text, ""), in_parts(unit.text, COMPILERS)
+            source, parts = CSource(unit.text, "packed"), in_parts(unit.text, COMPILERS)
             members[library] = self._library(
                 lambda: shared_bytes(source, options=options, cache=self._cache, parts=parts)
             )
@@ -260,7 +260,7 @@ class _Packing:
     def _library(self, read: Callable[[], bytes | None]) -> bytes:
         data = read()
         if data is None:
-            raise _LeftOut("its machine code is not in the cache any more: call it in a new process")
+            raise _LeftOut("its machine code is not in the cache any more, and could not be built again")
         return data
 
     # -- the proof -------------------------------------------------------------------------------------------------

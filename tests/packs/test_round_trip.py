@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -146,6 +147,21 @@ def test_several_variants(tmp_path: Path) -> None:
     with torch.no_grad():
         for rows in (3, 5, 3):
             torch.testing.assert_close(loaded(an_input(rows)), model(an_input(rows)))
+
+
+def test_libraries_that_the_cache_lacks_are_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process has them in memory from another cache."""
+    packed_as(tmp_path / "a.burnish", models.scaled, (an_input(),))
+    monkeypatch.setenv("BURNISH_CACHE_DIR", str(tmp_path / "another"))
+    torch.compiler.reset()
+    compiled = burnish.compile(models.scaled, options=OPTIONS)
+    with torch.no_grad():
+        compiled(an_input())
+    shutil.rmtree(tmp_path / "another" / "library", ignore_errors=True)
+    path = burnish.pack(compiled, tmp_path / "b.burnish").path
+    loaded = burnish.load(path, models.scaled, missing="error")
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(an_input()), models.scaled(an_input()))
 
 
 def test_symbolic_sizes(tmp_path: Path) -> None:

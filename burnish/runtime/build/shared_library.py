@@ -101,6 +101,8 @@ class _Job:
         )
 
 
+_Built = tuple[bytes, ctypes.CDLL]  # a library's file, and the library
+
 _libraries: dict[str, ctypes.CDLL] = {}  # digest -> what this process has loaded
 _building: dict[str, threading.Lock] = {}  # digest -> held while it is looked for or built
 _openmp_plan: dict[Compiler, int] = {}  # the variant in _build_in that last worked with this compiler
@@ -126,8 +128,9 @@ def build_shared(
 def shared_bytes(
     source: CSource, *, options: Options, cache: Cache, include: Sequence[Path] = (), parts: Sequence[str] = ()
 ) -> bytes | None:
-    """The library that `build_shared` has made of this, as a file's content; None if the cache does not have it."""
-    return _stored_bytes(_shared_job(source, include, (), parts), options, cache)
+    """The library that `build_shared` makes of this, as a file's content; None if it is not stored and cannot be
+    built."""
+    return _content(_shared_job(source, include, (), parts), options, cache)
 
 
 def _shared_job(source: CSource, include: Sequence[Path], needs: Sequence[Path], parts: Sequence[str]) -> _Job:
@@ -162,7 +165,7 @@ def load_native(double: bool, options: Options, cache: Cache, log: CompileLog) -
 
 def native_bytes(double: bool, options: Options, cache: Cache) -> bytes | None:
     """The C runtime, or its double-precision part, as `shared_bytes`."""
-    return _stored_bytes(_native_job("native f64" if double else "native", double), options, cache)
+    return _content(_native_job("native f64" if double else "native", double), options, cache)
 
 
 def _native_part(name: str, *, double: bool, options: Options, cache: Cache, log: CompileLog) -> ctypes.CDLL:
@@ -230,7 +233,7 @@ def _obtain(job: _Job, options: Options, cache: Cache, log: CompileLog) -> ctype
             if library is None:
                 _require(job, maker)
                 with log.stage("cc"):
-                    library = _build(job, maker.compiler, key, cache, options.compiler_seconds)
+                    _, library = _build(job, maker.compiler, key, cache, options.compiler_seconds)
             _libraries[key.digest] = library
             return library
     except CommandFailed as failure:
@@ -241,12 +244,14 @@ def _obtain(job: _Job, options: Options, cache: Cache, log: CompileLog) -> ctype
         raise LibraryUnloadable(job.name, str(failure)) from None
 
 
-def _stored_bytes(job: _Job, options: Options, cache: Cache) -> bytes | None:
+def _content(job: _Job, options: Options, cache: Cache) -> bytes | None:
+    """It is not stored if this process loaded it from another cache, or if the cache was emptied."""
     try:
-        maker = find_maker(options.cc, cache, options.compiler_seconds)
-    except (CommandFailed, CompilerMissing):
+        compiler = find_maker(options.cc, cache, options.compiler_seconds).compiler
+        key = job.key(compiler)
+        return cache.get(_KIND, key) or _build(job, compiler, key, cache, options.compiler_seconds)[0]
+    except (CommandFailed, CompileError, CannotLoad):
         return None
-    return cache.get(_KIND, job.key(maker.compiler))
 
 
 def _require(job: _Job, maker: Maker) -> None:
@@ -269,16 +274,16 @@ def _load_stored(job: _Job, key: CacheKey, cache: Cache) -> ctypes.CDLL | None:
         return None
 
 
-def _build(job: _Job, compiler: Compiler, key: CacheKey, cache: Cache, seconds: float) -> ctypes.CDLL:
+def _build(job: _Job, compiler: Compiler, key: CacheKey, cache: Cache, seconds: float) -> _Built:
     """Build on the cache's filesystem or, where there is no room or no permission, in the temporary directory."""
     problems: list[str] = []
     places: tuple[Callable[[], AbstractContextManager[Path]], ...] = (cache.workspace, _own_workspace)
     for place in places:
         try:
             with place() as directory:
-                data, library = _build_in(directory, job, compiler, seconds)
-                cache.put(_KIND, key, data)
-                return library
+                built = _build_in(directory, job, compiler, seconds)
+                cache.put(_KIND, key, built[0])
+                return built
         except OSError as error:
             problems.append(str(error))
         except CommandFailed as failure:
@@ -288,7 +293,7 @@ def _build(job: _Job, compiler: Compiler, key: CacheKey, cache: Cache, seconds: 
     raise NoRoomToBuild(problems)
 
 
-def _build_in(directory: Path, job: _Job, compiler: Compiler, seconds: float) -> tuple[bytes, ctypes.CDLL]:
+def _build_in(directory: Path, job: _Job, compiler: Compiler, seconds: float) -> _Built:
     """Torch has an OpenMP runtime loaded, and linking none lets kernels share its threads. If that runtime does not
     work with this compiler, link the compiler's own; if there is none, build without OpenMP."""
     serial = tuple(flag for flag in job.flags if flag != "-fopenmp")
