@@ -26,6 +26,7 @@ class CodeIdentity:
     calls_target: bool  # whether the frame is burnish's, which calls the target, or a copy of the target
     methods: str  # of the classes of its modules
     traced: tuple[Traced, ...]
+    names: tuple[str, ...]  # that the traced code mentions
 
 
 @dataclass(frozen=True)

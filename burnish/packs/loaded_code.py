@@ -75,7 +75,7 @@ class PackedCode:
         yield from self._code_mismatches()
         arguments = frozenset(parameters_of(self._frame.__code__))
         look = self._variant.guards.looked_at(self._cells(), self._named, arguments)
-        yield from look.mismatches(code_identity.Fingerprints())
+        yield from look.mismatches(code_identity.Fingerprints(self._variant.identity.names))
 
     def _code_mismatches(self) -> Iterator[Mismatch]:
         """Of all that a trace follows without a guard of Dynamo's."""
@@ -103,7 +103,7 @@ class PackedCode:
         if next(variant.guards.state.mismatches(), None) or next(self._code_mismatches(), None):
             return False
         look = variant.guards.looked_at(values, self._named)
-        if next(look.mismatches(code_identity.Fingerprints()), None):
+        if next(look.mismatches(code_identity.Fingerprints(self._variant.identity.names)), None):
             return False
         self._classes |= look.classes()
         return True

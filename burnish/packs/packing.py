@@ -162,7 +162,7 @@ class _Packing:
         self._require_reachable(places, modules.keys() | dict(stored.used).keys())
         program, library, kernels, members = self._program(stored)
         variant = PackedVariant(
-            CodeIdentity(stored.root, self._calls_target(), self._methods(), stored.traced),
+            CodeIdentity(stored.root, self._calls_target(), self._methods(), stored.traced, stored.names),
             Results(code, tuple(modules.items()), stored.used, read),
             guards_of(text, stored.marks, left_out, inference),
             stored.graph.eager,

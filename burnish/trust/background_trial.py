@@ -2,8 +2,8 @@
 
 Only tensors that a call could change are copied: its arguments, and tensors that the graph writes. Parameters are
 shared; if one was changed during the trial (by an optimiser's step), or a setting of the process (the default dtype),
-the trial does not count, and the first call is the trial, as without background compiling. The first call is also the trial for graphs that draw random numbers,
-because only calls may advance the generators.
+the trial does not count, and the first call is the trial, as without background compiling. The first call is also the
+trial for graphs that draw random numbers, because only calls may advance the generators.
 """
 
 from __future__ import annotations

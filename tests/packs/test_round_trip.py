@@ -140,6 +140,14 @@ def test_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         burnish.load(path, models.scaled, missing="error")
 
 
+def test_a_library_that_adds_a_method_to_all_modules(of_tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As transformers does. The method comes from another package than torch."""
+    monkeypatch.setattr(torch.nn.Module, "applied", models.scaled, raising=False)
+    loaded = burnish.load(of_tiny, tiny(), missing="error", strict=True)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(an_input()), tiny()(an_input()))
+
+
 def test_several_variants(tmp_path: Path) -> None:
     model = tiny()
     path = packed_as(tmp_path / "a.burnish", model, (an_input(3),), (an_input(5),), dynamic=False)

@@ -1,7 +1,8 @@
 """Whether a class, a function or a code object is the same as in another process, judged by its content.
 
 Line numbers and comments do not count. A code object is identified by its instructions, names and constants, a function
-by its code, a class by the functions of all its bases, and an object of a Python class that holds only plain data (a
+by its code, a class by the functions of all its bases (what another library added to a class, only if the traced code
+can reach it), and an object of a Python class that holds only plain data (a
 configuration) by that data, as is a container of such data. Other objects have no such identity, except singletons.
 """
 
@@ -13,7 +14,7 @@ import hashlib
 import importlib
 import sys
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -64,9 +65,16 @@ def _constant(value: object) -> str:
 
 
 class Fingerprints:
-    """Marks at one point in time: classes may change later, so a `Fingerprints` is made, used once and dropped."""
+    """Marks at one point in time: classes may change later, so a `Fingerprints` is made, used once and dropped.
 
-    def __init__(self) -> None:
+    `names` are all names that the traced code mentions. Libraries add methods of their own to the classes of others, at
+    some point of a program's run (transformers adds one to `torch.nn.Module` with the first model that it initialises):
+    an addition that no name leads to is no part of a mark. Without `names` every method is. A name that the code puts
+    together at run time is found by the code that it led to, if that is given (`traced`)."""
+
+    def __init__(self, names: Collection[str] | None = None, traced: Iterable[types.CodeType] = ()) -> None:
+        self.names = None if names is None else set(names)
+        self._traced = {code_mark(code) for code in traced}
         self._classes: dict[type, str] = {}
         self._bases: dict[type, bytes] = {}
         self.vouched: set[str] = set()  # marks of all code in the classes seen so far
@@ -124,11 +132,55 @@ class Fingerprints:
                 if base is torch.nn.Module and name in _OF_DYNAMO:
                     continue
                 marks = [code_mark(code) for code in codes_in(value)]
+                if not self._is_reached(name, value, base, marks):
+                    continue
                 self.vouched.update(marks)
                 if marks:
                     lines.append(f"{name} {' '.join(sorted(marks))}\n")
             self._bases[base] = "".join(lines).encode()
         return self._bases[base]
+
+    def _is_reached(self, name: str, value: object, base: type, marks: Iterable[str]) -> bool:
+        if self.names is None or name in self.names or (name.startswith("__") and name.endswith("__")):
+            return True
+        if not self._traced.isdisjoint(marks):
+            self.names.add(name)
+            return True
+        return not _is_added(value, base) or name in _mentioned_in(base)
+
+
+def _is_added(value: object, cls: type) -> bool:
+    """Whether a function was not defined in the class's own body, nor in its package."""
+    while (inner := next(_wrapped_in(value), None)) is not None:
+        value = inner
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(name, str):
+        return False
+    return module.partition(".")[0] != cls.__module__.partition(".")[0] and name.rpartition(".")[0] != cls.__qualname__
+
+
+def _mentioned_in(cls: type) -> frozenset[str]:
+    """The names in the functions that are the class's own."""
+    own = [value for value in vars(cls).values() if not _is_added(value, cls)]
+    return frozenset(names_in(code for value in own for code in codes_in(value)))
+
+
+def names_in(codes: Iterable[types.CodeType]) -> tuple[str, ...]:
+    """All names that the code mentions, and all texts, because a text may be the name of an attribute."""
+    found: set[str] = set()
+    for each in dict.fromkeys(inner for code in codes for inner in codes_in(code)):
+        found.update(each.co_names)
+        for constant in each.co_consts:
+            found.update(text for text in _flat(constant) if isinstance(text, str) and text.isidentifier())
+    return tuple(sorted(found))
+
+
+def _flat(constant: object) -> Iterator[object]:
+    if isinstance(constant, tuple | frozenset):
+        for each in constant:
+            yield from _flat(each)
+    else:
+        yield constant
 
 
 def _known_by_identity(value: object) -> NotWarm:
@@ -162,16 +214,21 @@ def codes_in(value: object, depth: int = 6) -> Iterator[types.CodeType]:
         yield from codes_in(value.__code__, depth)
         inner = [held for cell in value.__closure__ or () if (held := _content(cell)) is not value]
         inner = [held for held in inner if isinstance(held, types.FunctionType | types.MethodType)]
-    elif isinstance(value, types.MethodType | staticmethod | classmethod):
-        inner = [value.__func__]
-    elif isinstance(value, property):
-        inner = [value.fget, value.fset]
-    elif isinstance(value, functools.partial | functools.cached_property):
-        inner = [value.func]
+    else:
+        inner = list(_wrapped_in(value))
     wrapped = getattr(value, "__wrapped__", None) if not isinstance(value, type | torch.nn.Module) else None
     for held in (*inner, wrapped):
         if held is not None and held is not value:
             yield from codes_in(held, depth - 1)
+
+
+def _wrapped_in(value: object) -> Iterator[object]:
+    if isinstance(value, types.MethodType | staticmethod | classmethod):
+        yield value.__func__
+    elif isinstance(value, property):
+        yield from (each for each in (value.fget, value.fset) if each is not None)
+    elif isinstance(value, functools.partial | functools.cached_property):
+        yield value.func
 
 
 def _content(cell: types.CellType) -> object:

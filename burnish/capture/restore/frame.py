@@ -91,6 +91,7 @@ class StoredFrame:
     guard_text: bytes
     marks: tuple[tuple[str, str], ...]
     traced: tuple[code_identity.Traced, ...]
+    names: tuple[str, ...]  # that the traced code mentions
     graph: StoredGraph
     breaks: bool = False  # calls at its end to functions that are not stored with it
 
@@ -296,7 +297,7 @@ class WarmFrames:
             raise NotWarm(why)
         names = _with_globals(frame.f_globals, stored.guards, stored.used)
         manager, made = guards.made(stored.guards, frame.f_code, frame.f_locals, names)
-        prints, ordered = code_identity.Fingerprints(), stored.guards.key_order
+        prints, ordered = code_identity.Fingerprints(stored.names), stored.guards.key_order
         live = guards.fingerprints(manager, made, frame.f_locals, names, prints, ordered)
         expected = guards.GuardTexts(zlib.decompress(stored.guard_text).decode(), stored.marks)
         if why := guards.difference(expected, live):
@@ -347,11 +348,12 @@ class WarmFrames:
         known = {graph, output.builtins, *dict(output.guards.imports)}
         others = {name: value for name, value in output.installed.items() if name not in known}
         used = tuple((name, code_identity.place_of(value)) for name, value in sorted(others.items()))
-        marks = code_identity.Fingerprints()
+        codes = (frame.f_code, *output.traced)
+        marks = code_identity.Fingerprints(code_identity.names_in(codes), codes)
         listed, builtins = output.guards, output.builtins
         live = _fingerprints(output, listed, frame, used, marks)
-        codes = [each for each in output.traced if each is not frame.f_code]
-        traced = code_identity.traced(codes, marks)
+        traced = code_identity.traced((each for each in output.traced if each is not frame.f_code), marks)
+        names = tuple(sorted(marks.names or ()))
         root, own_code = _root_mark(frame.f_code), code.replace(co_filename="", co_name="")
         breaks = is_broken(code)
         parts, options, refuse = compiling.graphs[0], self._options, self._not_stored
@@ -368,7 +370,7 @@ class WarmFrames:
         def write(built: StoredGraph) -> None:
             try:
                 text = zlib.compress(live.text.encode(), 1)
-                whole = StoredFrame(own_code, root, graph, listed, used, text, live.marks, traced, built, breaks)
+                whole = StoredFrame(own_code, root, graph, listed, used, text, live.marks, traced, names, built, breaks)
                 open_cache(options).put(KIND, key, _renamed(_codec().dumps(whole), builtins, guards.BUILTINS))
             except Exception as why:
                 refuse(why)

@@ -72,8 +72,8 @@ class ThreadState(NamedTuple):
 
 
 class ProcessSettings(NamedTuple):
-    """The settings that all threads share and that results of torch's operators depend on. No thread can hold them still
-    for a run of its own: it can only notice that they are not what they were."""
+    """The settings that all threads share and that results of torch's operators depend on. No thread can keep them as
+    they are for a run of its own: it can only notice that they have changed."""
 
     default_dtype: torch.dtype
     deterministic: bool

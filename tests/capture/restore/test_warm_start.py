@@ -115,6 +115,60 @@ def test_a_second_process_does_not_trace(tmp_path: Path, options: dict[str, obje
     assert again.kernels == first.kernels and again.graphs == first.graphs
 
 
+LIBRARY = """
+def applied(module, x):
+    return x * 2
+
+def applied_otherwise(module, x):
+    return x * 3
+"""
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Whose functions others find by their names."""
+    (tmp_path / "another_library.py").write_text(LIBRARY)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "another_library", raising=False)
+    return importlib.import_module("another_library")
+
+
+def test_a_method_that_a_library_adds_to_all_modules_changes_nothing(
+    tmp_path: Path, options: dict[str, object], library: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers does, with the first model that it initialises."""
+    path = model_file(tmp_path)
+    called(block(imported(path)), options, X)
+    monkeypatch.setattr(nn.Module, "applied", library.applied, raising=False)
+    assert is_restored(called(block(imported(path)), options, X))
+
+
+@pytest.mark.parametrize(
+    "call", ["self.applied(x)", "getattr(self, 'applied')(x)", "getattr(self, f'app{activation.__name__[:0]}lied')(x)"]
+)
+def test_a_method_that_a_library_adds_and_the_model_calls_is_traced_again(
+    tmp_path: Path, options: dict[str, object], library: Any, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    path = model_file(tmp_path, MODEL.replace("self.first(x)", f"self.first({call})"))
+    monkeypatch.setattr(nn.Module, "applied", library.applied, raising=False)
+    called(block(imported(path)), options, X)
+    assert is_restored(called(block(imported(path)), options, X))
+    monkeypatch.setattr(nn.Module, "applied", library.applied_otherwise)
+    assert not is_restored(called(block(imported(path)), options, X))
+
+
+def test_a_method_that_a_library_replaces_is_traced_again(
+    tmp_path: Path, options: dict[str, object], library: Any
+) -> None:
+    text = MODEL.replace("activation(self.first(x))", "self.applied(self.first(x))")
+    path = model_file(tmp_path, text + "\n    def applied(self, x):\n        return x + 1\n")
+    called(block(imported(path)), options, X)
+    for replaced in (library.applied, library.applied_otherwise):
+        module = imported(path)
+        module.Block.applied = replaced
+        assert not is_restored(called(block(module), options, X))
+
+
 @pytest.mark.parametrize(
     ("before", "after", "reason"),
     [
