@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from burnish.errors import CacheUrl
+from burnish.runtime.cache.deferred_writes import later
 from burnish.runtime.cache.entry import CacheKey, Damaged, Entry, printable
 from burnish.runtime.cache.parcel import HEAD_BYTES, data_in, description_in, parcel_of
 from burnish.runtime.process import at_exit, has_started
@@ -64,6 +65,8 @@ class SharedStore:
         self._thread: threading.Thread | None = None
         self.begin()
         _stores.add(self)
+        if signer is not None:
+            at_exit(self._end)
 
     # -- reading ------------------------------------------------------------------------------------------------
 
@@ -118,10 +121,11 @@ class SharedStore:
         if self._signer is None or kind in LOCAL_KINDS:
             return
         with self._lock:
-            if len(self._waiting) >= _MOST_WAITING or not self._has_thread():
-                self._count("not sent")
+            if len(self._waiting) >= _MOST_WAITING:
+                self._counts["not sent"] += 1
                 return
             self._waiting.append((kind, key, data))
+            self._start_thread()
             self._lock.notify_all()
 
     def send(self, kind: str, key: CacheKey, data: bytes) -> None:
@@ -147,29 +151,34 @@ class SharedStore:
             with contextlib.suppress(OSError):
                 os.unlink(part)
 
-    def _has_thread(self) -> bool:
+    def _start_thread(self) -> None:
+        """Where none can start, as at the end of a process, what waits is sent then."""
         if self._thread is None:
-            thread = threading.Thread(target=self._send_all, name="burnish-shared-cache", daemon=True)
+            thread = threading.Thread(target=self._send_always, name="burnish-shared-cache", daemon=True)
             if has_started(thread):
                 self._thread = thread
-                at_exit(self._end)
-        return self._thread is not None
 
-    def _send_all(self) -> None:
+    def _send_always(self) -> None:
         while True:
             with self._lock:
                 self._lock.wait_for(lambda: self._waiting)
-                kind, key, data = self._waiting.popleft()
-                self._is_sending = True
-            try:
-                self.send(kind, key, data)
-            except Exception as error:
-                self._complain(f"cannot be written: {_described(error)}")
-                self._count("not sent")
-            finally:
-                with self._lock:
-                    self._is_sending = False
-                    self._lock.notify_all()
+            self._send_next()
+
+    def _send_next(self) -> None:
+        with self._lock:
+            if not self._waiting:
+                return
+            kind, key, data = self._waiting.popleft()
+            self._is_sending = True
+        try:
+            self.send(kind, key, data)
+        except Exception as error:
+            self._complain(f"cannot be written: {_described(error)}")
+            self._count("not sent")
+        finally:
+            with self._lock:
+                self._is_sending = False
+                self._lock.notify_all()
 
     def settle(self, timeout: float | None = None) -> bool:
         """Wait until everything is sent."""
@@ -177,7 +186,12 @@ class SharedStore:
             return self._lock.wait_for(lambda: not self._waiting and not self._is_sending, timeout)
 
     def _end(self) -> None:
-        self.settle(EXIT_SECONDS)
+        """Some entries are written only now."""
+        end = time.monotonic() + EXIT_SECONDS
+        later.finish(EXIT_SECONDS)
+        while self._thread is None and self._waiting and time.monotonic() < end:
+            self._send_next()
+        self.settle(max(end - time.monotonic(), 0.0))
 
     def begin(self) -> None:
         """Also in a forked child, whose parent sends what waits."""

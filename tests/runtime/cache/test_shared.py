@@ -25,6 +25,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 import burnish
 from burnish.errors import BadKey, CacheUrl, MissingExtra
 from burnish.runtime.cache import shared
+from burnish.runtime.cache.deferred_writes import later
 from burnish.runtime.cache.shared import SharedPlace, SharedStore, open_shared
 from burnish.runtime.cache.store import Cache, CacheKey
 from burnish.runtime.signatures import Signer
@@ -222,6 +223,24 @@ def test_a_compile_with_a_store_that_raises_is_as_without(
     x = torch.ones(2, 4)
     torch.testing.assert_close(compiled(x), compiled.eager(x))
     assert burnish.stats(compiled).compiles == 1 and burnish.stats(compiled).fallbacks == ()
+
+
+def test_entries_that_are_written_when_the_process_ends_are_sent(url: str, keys: Keys) -> None:
+    store = writer(url, keys)
+    later.do(lambda: store.put("library", KEY, b"code"))
+    store._end()
+    assert reader(url, keys).get("library", KEY) == b"code"
+
+
+def test_without_another_thread_entries_are_sent_in_the_end(
+    url: str, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared, "has_started", lambda thread: False)
+    store = writer(url, keys)
+    store.put("library", KEY, b"code")
+    assert files_of(url) == []
+    store._end()
+    assert len(files_of(url)) == 1
 
 
 def test_a_forked_child_sends_its_own(url: str, keys: Keys) -> None:
