@@ -32,6 +32,7 @@ _TOKENS = frozenset(
 )
 
 _COUNTING_FROM_STORAGE = frozenset(("aten::as_strided.default", "aten::as_strided_copy.default"))
+_SCATTERING_INTO_STORAGE = "aten::as_strided_scatter.default"
 
 
 def import_graph(gm: GraphModule, kind: str | None = None, returned: int | None = None) -> Captured:
@@ -210,10 +211,13 @@ class _Importer:
         self.builder.results, self.builder.wanted = len(vals), _read_results(fx_node, len(vals))
         self.builder.origin = name
         ours = args
+        lower, reason = LOWERINGS.get(name), "no lowering"
         if name in _COUNTING_FROM_STORAGE:
             ours, args = self._counting_from_tensor(fx_node, args)
-        lower = LOWERINGS.get(name)
-        reason = "no lowering"
+            if not ours:
+                lower, reason = None, "as_strided of a tensor that is not contiguous"
+        elif name == _SCATTERING_INTO_STORAGE:
+            args = self._scattering_into_tensor(fx_node, args)
         if lower is not None:
             try:
                 return self._lowered(lower, ours, kwargs, val)
@@ -222,24 +226,25 @@ class _Importer:
             except (TypeError, ValueError, AssertionError, IndexError, KeyError, AttributeError) as why:
                 reason = f"{type(why).__name__}: {why}"
         self.captured.externs.append((name, reason))
-        args = [self._as_eager_shows(shown, a) for shown, a in zip(fx_node.args, args, strict=True)]
+        in_order = torch.Tag.nondeterministic_seeded in target.tags  # random numbers are drawn in the order of memory
+        args = [self._as_eager_shows(shown, a, in_order) for shown, a in zip(fx_node.args, args, strict=True)]
         return self._extern(target, args, kwargs, val, name)
 
-    def _as_eager_shows(self, fx: Any, value: Any) -> Any:
+    def _as_eager_shows(self, fx: Any, value: Any, in_order: bool) -> Any:
         """An operand of an ATen call. If eager copied it because its elements shared memory (`contiguous` of an
         expanded tensor), it is copied here, too: not every ATen kernel reads an expanded tensor correctly
-        (`median`)."""
+        (`median`). `in_order`: the call depends on the order of its elements in memory."""
         if isinstance(fx, list | tuple):
-            return type(value)(map(self._as_eager_shows, fx, value))
+            return type(value)(
+                self._as_eager_shows(shown, each, in_order) for shown, each in zip(fx, value, strict=True)
+            )
         if not isinstance(fx, FxNode) or not isinstance(value, Node) or value.type.dtype is None:
             return value
         strides = self._strides(fx.meta["val"])
         overlaps = _meets_itself(value.shape, strides)
-        if _is_made(value) and not overlaps and strides != contiguous_strides(value.shape):
-            # Random numbers are drawn in the order of memory.
-            made = self.builder.copied(value)
-            made.layout = strides
-            return made
+        odd = _is_made(value) and strides != contiguous_strides(value.shape)
+        if not overlaps and (odd or (in_order and not _same_places(value.shape, _known_steps(value), strides))):
+            return self._copied_in_order(value, strides)  # a result is as dense as this copy, gaps or not
         shares = _meets_itself(value.shape, _steps(value))
         return self.builder.copied(value) if shares and not overlaps else value
 
@@ -249,24 +254,51 @@ class _Importer:
         Its offset counts from the start of the storage. Where an input begins in its storage is known of the captured
         call only; `capture/graphs/assume.py:counts_from_storage` makes it an assumption about later calls. A lowering
         reads the argument's own elements, so its offset counts from the first of them; so does that of the ATen call if
-        the argument is a view."""
+        the argument is a view. There is a lowering only where the elements lie one after the other in eager; else the
+        first list is empty."""
         source, size, stride = fx_node.args[0], args[1], args[2]
         assert isinstance(source, FxNode)
         base, origin = source.meta["val"], _origin(source)
         offset = args[3] if len(args) > 3 else None
         start = 0 if offset is None else offset - self.captured.symbols.dim(base.storage_offset())
         if _lies_within(start, size, stride, base):
-            ours = [args[0], size, stride, start]
-            return ours, args if origin is source else ours
+            placed = [self._laid_out_as_in_eager(source), size, stride]
+            return [args[0], size, stride, start], [*placed, offset if origin is source else start]
         whole = origin.meta["val"]
         first = (base.storage_offset() if offset is None else offset) - whole.storage_offset()
         if origin is not source and _lies_within(first, size, stride, whole):  # beyond the view, but within its base
-            ours = [self._value(origin), size, stride, first]
-            return ours, ours
+            return [self._value(origin), size, stride, first], [self._laid_out_as_in_eager(origin), size, stride, first]
         if origin is not source or (origin.op == "placeholder" and self.captured.target != "cpu"):
             # Our kernels do not have the storage of the view's base.
             raise CompileError("capture", "as_strided reaches beyond the elements of a view")
-        return args, args
+        return [], [self._laid_out_as_in_eager(source), *args[1:]]
+
+    def _scattering_into_tensor(self, fx_node: FxNode, args: list[Any]) -> list[Any]:
+        """The arguments of the ATen call: into a copy of the first one's memory, from the start of its storage."""
+        source = fx_node.args[0]
+        assert isinstance(source, FxNode)
+        if _origin(source) is not source and source.meta["val"].storage_offset() != 0:
+            raise CompileError("capture", "as_strided_scatter into a view that does not begin where its storage does")
+        return [self._laid_out_as_in_eager(source), *args[1:]]
+
+    def _laid_out_as_in_eager(self, source: FxNode) -> Node:
+        """A tensor for an ATen call that reads memory: a copy, unless its elements are where eager has them. (`clone`,
+        `contiguous` and the like are no operations here, and a computed value may be laid out in any way.)"""
+        value = self._value(source)
+        assert isinstance(value, Node)
+        strides = self._strides(source.meta["val"])
+        if source.op == "placeholder" or _same_places(value.shape, _steps(value), strides):
+            return value
+        if not _is_dense(value.shape, strides):
+            raise CompileError("capture", "the memory of a tensor with gaps between its elements is read")
+        return self._copied_in_order(value, strides)
+
+    def _copied_in_order(self, value: Node, strides: Sequence[Dim]) -> Node:
+        """A dense copy, with the dimensions in memory in the order of these strides; sizes may vary."""
+        order = _order(value.shape, strides)
+        shape = [value.shape[d] for d in order]
+        permuted = self.builder.view(value, shape, lambda *at: [at[order.index(d)] for d in range(len(order))])
+        return self.builder.view(self.builder.copied(permuted), value.shape, lambda *at: [at[d] for d in order])
 
     def _ordered_effect(self, fx_node: FxNode, val: Any) -> Any:
         """An op that must run for its effect (a check that raises); its place in the list keeps the order."""
@@ -460,6 +492,49 @@ def _steps(value: Node) -> tuple[Dim, ...]:
             offset = dot(index, source.strides)
             return tuple(step if (step := coefficient(offset, a.name)) is not None else 1 for a in axes)
     return ()
+
+
+def _known_steps(value: Node) -> tuple[Dim, ...]:
+    """The strides that a value will have in memory; nothing if that is not known, or it is in none."""
+    match value.op:
+        case Input(_, strides):
+            return strides
+        case Full() | Iota():
+            return ()
+        case View(axes, index, None) if source := _known_steps(value.inputs[0]):
+            steps = [coefficient(dot(index, source), a.name) for a in axes]
+            return () if None in steps else tuple(steps)  # type: ignore[arg-type]
+        case View():
+            return ()
+    contiguous = contiguous_strides(value.shape)
+    if value.layout is None or value.layout == contiguous:
+        return contiguous
+    return value.layout if all(isinstance(s, int) for s in value.layout) else ()  # the others are not followed
+
+
+def _same_places(shape: Sequence[Dim], steps: Sequence[Dim], strides: Sequence[Dim]) -> bool:
+    """Whether two strides of a tensor lead to the same elements."""
+    return len(steps) == len(strides) and all(a == b for d, a, b in zip(shape, steps, strides, strict=True) if d != 1)
+
+
+def _order(shape: Sequence[Dim], strides: Sequence[Dim]) -> list[int]:
+    """The dimensions, the outermost in memory first."""
+
+    def inwards(d: int) -> tuple[bool, tuple[int, int]]:
+        return shape[d] != 1, _factors_of_stride((strides[d], shape[d]))
+
+    return sorted(range(len(shape)), key=inwards)[::-1]
+
+
+def _is_dense(shape: Sequence[Dim], strides: Sequence[Dim]) -> bool:
+    """Whether the elements lie one after the other."""
+    width: Dim = 1
+    for d in reversed(_order(shape, strides)):
+        if shape[d] != 1:
+            if strides[d] != width:
+                return False
+            width = width * shape[d]
+    return True
 
 
 def _meets_itself(shape: Sequence[Dim], strides: Sequence[Dim]) -> bool:
