@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -58,11 +59,10 @@ def load(
         raise BadOptionValue("missing", missing, "'compile' or 'error'")
     if isinstance(model, (torch.jit.ScriptModule, type)) or not callable(model):
         raise NotCompilable(model)
-    chosen = Settings(**settings)
-    chosen.resolved()
-    content = container.read(Path(path))
-    if verify_key is not None:
-        require_signature(str(path), content.body, content.signature, verify_key)
+    chosen = _chosen(settings, missing)
+    if chosen.disable:
+        return compile(model, **settings)
+    content = container.read(Path(path), partial(require_signature, str(path), verify_key) if verify_key else None)
     try:
         with patience.asked():
             return _loaded(_Pack(str(path), content), model, chosen, strict)
@@ -71,6 +71,29 @@ def load(
             raise
         warn(f"burnish: compiled instead of loaded: {difference}", FallbackWarning)
         return compile(model, **settings)
+
+
+# Arguments of `burnish.compile` that say how to compile.
+_OF_COMPILING = ("fullgraph", "dynamic", "mode", "background", "budget", "tuning", "regions")
+
+
+def _chosen(settings: Mapping[str, Any], missing: str) -> Settings:
+    """An argument that nothing would follow is refused."""
+    fields = {field.name: field.default for field in dataclasses.fields(Settings)}
+    for name in settings:
+        if name not in fields:
+            raise TypeError(f"load() got an unexpected keyword argument {name!r}")
+    chosen = Settings(**settings)
+    if chosen.backend not in (None, "burnish"):
+        raise BadOptionValue("backend", chosen.backend, "left out: a pack has programs of burnish's own")
+    if chosen.shapes is not None:
+        raise BadOptionValue("shapes", chosen.shapes, "left out: the shapes are those with which it was packed")
+    if missing == "error":
+        for name in _OF_COMPILING:
+            if settings.get(name, fields[name]) != fields[name]:
+                raise BadOptionValue(name, settings[name], "left out with missing='error': nothing is compiled")
+    chosen.resolved()
+    return chosen
 
 
 def _loaded(pack: _Pack, model: Any, settings: Settings, strict: bool) -> Any:
@@ -164,8 +187,8 @@ class _Pack:
                 found = tuple(PackedCode(each, frames(each.identity.calls_target), _no_graph).model_mismatches())
             except NotWarm as why:
                 found = (Mismatch("modules", "loaded", str(why)),)
-            except NotData as error:
-                raise PackDamaged(self.path, f"a variant cannot be read ({error})") from None
+            except Exception as error:  # names of nothing, and whatever the user's own classes raise
+                found = (Mismatch("the model", "comparable", f"cannot be compared: {type(error).__name__}: {error}"),)
             if not found:
                 return
             first = first or found
@@ -179,5 +202,5 @@ class _Pack:
             return serving.graph_function(variant, members, same, handle.options, handle.log)
         except CannotLoad as error:
             raise PackDiffers(self.path, [Mismatch("libraries", "built", f"cannot be loaded: {error}")]) from None
-        except (NotData, NotWarm, KeyError) as error:
+        except (NotData, NotWarm) as error:
             raise PackDamaged(self.path, f"a program cannot be read ({error})") from None

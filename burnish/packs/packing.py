@@ -96,7 +96,10 @@ def pack(compiled: Any, path: str | os.PathLike[str], *, sign: KeyFile | None = 
     }
     body = container.packed(manifest, members)
     data = container.sealed(body, signature_of(body, sign) if sign is not None else b"")
-    container.write(Path(path), data)
+    try:
+        container.write(Path(path), data)
+    except container.TooLarge as why:
+        raise CannotPack(handle.name, [str(why)]) from None
     return Packed(Path(path), len(data), tuple(each.summary for each in variants), tuple(left_out))
 
 

@@ -70,6 +70,29 @@ def scaled(x: torch.Tensor, by: float = 2.0) -> torch.Tensor:
     return torch.sin(x) * by * SCALE
 
 
+def scaling(by: float) -> Any:
+    def scale(x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x) * by
+
+    return scale
+
+
+def scaling_and_shifting(by: float, shift: float) -> Any:
+    def scale(x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x) * by + shift
+
+    return scale
+
+
+def scaling_by_nothing_yet() -> Any:
+    def scale(x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x) * by
+
+    if not scale:
+        by = 1.0
+    return scale
+
+
 class Elsewhere(torch.nn.Module):
     """Reads a tensor of its module's."""
 

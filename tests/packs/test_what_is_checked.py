@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import burnish
-from burnish.errors import FallbackWarning, PackDiffers, SealedError
+from burnish.errors import BadOptionValue, FallbackWarning, PackDiffers, SealedError
+from burnish.packs.guards import is_same_constant
 from tests.packs import models
 from tests.packs.conftest import packed_as
 from tests.packs.models import Tiny, an_input, tiny
@@ -111,6 +112,112 @@ def test_other_weights_are_fine(of_tiny: Path) -> None:
     loaded = burnish.load(of_tiny, model, missing="error", strict=True)
     with torch.no_grad():
         torch.testing.assert_close(loaded(an_input()), model(an_input()))
+
+
+@pytest.fixture(scope="module")
+def of_a_closure(tmp_path_factory: pytest.TempPathFactory, _session_cache: Path) -> Path:
+    return packed_as(tmp_path_factory.mktemp("packs") / "closure.burnish", models.scaling(2.0), (an_input(),))
+
+
+@pytest.mark.parametrize(
+    ("function", "factor"),
+    [
+        (models.scaling(3.0), "by"),
+        (models.scaling(2), "by"),
+        (models.scaling(torch.ones(8)), "by"),
+        (models.scaling_and_shifting(2.0, 1.0), "variables of scale"),
+        (models.scaling_by_nothing_yet(), "by"),
+        (models.scaled, "variables of scaled"),
+    ],
+)
+def test_another_closure_is_named(of_a_closure: Path, function: Any, factor: str) -> None:
+    assert factor in factors(refused(of_a_closure, function))
+
+
+def test_another_closure_is_compiled(of_a_closure: Path) -> None:
+    function = models.scaling_and_shifting(2.0, 1.0)
+    with pytest.warns(FallbackWarning, match="variables of scale: by in the pack, by, shift here"):
+        compiled = burnish.load(of_a_closure, function, options={"gate": False})
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(an_input()), function(an_input()))
+    assert burnish.stats(compiled).compiles == 1
+
+
+def test_an_unbound_variable_raises_what_eager_raises(of_a_closure: Path) -> None:
+    with pytest.warns(FallbackWarning, match="by: there in the pack, not there"):
+        compiled = burnish.load(of_a_closure, models.scaling_by_nothing_yet())
+    with pytest.raises(NameError, match="free variable 'by'"):
+        compiled(an_input())
+
+
+@pytest.mark.parametrize(
+    ("value", "other", "same"),
+    [
+        (2, 2.0, False),
+        (1, True, False),
+        (0.0, -0.0, False),
+        (float("nan"), float("nan"), True),
+        ((2,), (2.0,), False),
+        ((0.0, 1), (-0.0, 1), False),
+        ((1, (2, 3.5)), (1, (2, 3.5)), True),
+        ((float("nan"),), (float("nan"),), True),
+        ((1, 2), (1, 2, 3), False),
+        ((1, 2), [1, 2], False),
+        (0j, complex(0.0, -0.0), False),
+        (torch.Size([1]), (1,), False),
+        (torch.float32, torch.float32, True),
+        (torch.float32, torch.float64, False),
+        ("a", "b", False),
+    ],
+)
+def test_constants_are_compared_as_a_graph_needs_it(value: Any, other: Any, same: bool) -> None:
+    assert is_same_constant(value, other) is same and is_same_constant(other, value) is same
+    assert is_same_constant(value, value)
+
+
+@pytest.mark.parametrize(("packed", "found"), [(0.0, -0.0), ((1, 2.0), (1, 2)), ((0.0,), (-0.0,))])
+def test_another_constant_is_named(tmp_path: Path, packed: Any, found: Any) -> None:
+    def total(scale: Any) -> Any:
+        model = tiny()
+        model.config.scale = scale
+
+        def sum_of(x: torch.Tensor) -> torch.Tensor:
+            scale = model.config.scale
+            return x * sum(scale) if isinstance(scale, tuple) else torch.atan2(x, x * 0 + scale)
+
+        return sum_of
+
+    path = packed_as(tmp_path / "a.burnish", total(packed), (an_input(),))
+    assert any(name.startswith("model.config.scale") for name in factors(refused(path, total(found))))
+
+
+# -- settings -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("setting", [{"backend": "inductor"}, {"backend": "auto"}, {"shapes": "pow2"}])
+def test_settings_that_nothing_would_follow_are_refused(of_tiny: Path, setting: dict[str, Any]) -> None:
+    with pytest.raises(BadOptionValue, match=f"^{next(iter(setting))}="):
+        burnish.load(of_tiny, tiny(), **setting)
+
+
+@pytest.mark.parametrize("setting", [{"mode": "max-autotune"}, {"dynamic": True}, {"background": True}])
+def test_settings_of_compiling_are_refused_where_nothing_compiles(of_tiny: Path, setting: dict[str, Any]) -> None:
+    assert burnish.load(of_tiny, tiny(), **setting) is not None
+    with pytest.raises(BadOptionValue, match=f"^{next(iter(setting))}=.*nothing is compiled"):
+        burnish.load(of_tiny, tiny(), missing="error", **setting)
+
+
+def test_an_unknown_setting_is_named(of_tiny: Path) -> None:
+    with pytest.raises(TypeError, match=r"load\(\) got an unexpected keyword argument 'striict'"):
+        burnish.load(of_tiny, tiny(), striict=True)
+
+
+def test_disabled_it_is_eager(of_tiny: Path) -> None:
+    model = tiny()
+    loaded = burnish.load(of_tiny, model, missing="error", disable=True)
+    with torch.no_grad():
+        assert torch.equal(loaded(an_input())["out"], model(an_input())["out"])
+    assert burnish.stats(loaded).compiles == 0 and not burnish.stats(loaded).variants
 
 
 # -- in each call -------------------------------------------------------------------------------------------------
