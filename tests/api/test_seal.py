@@ -466,3 +466,24 @@ def test_an_attribute_set_in_c(host: Host) -> None:
             assert here.name == 4
     with pytest.raises(AttributeError):
         host.set_in_dict(object(), "name", 3)
+
+
+# -- names of arguments -------------------------------------------------------------------------------------------
+
+
+def _scaled_and_shifted(x: torch.Tensor, by: float = 1.0, shift: float = 0.0) -> torch.Tensor:
+    return torch.sin(x) * by - shift
+
+
+def _of_any(x: torch.Tensor, **numbers: float) -> torch.Tensor:
+    return torch.sin(x) * numbers.get("by", 1.0) - numbers.get("shift", 0.0)
+
+
+@pytest.mark.parametrize("function", [_scaled_and_shifted, _of_any])
+def test_the_same_values_under_other_names_are_another_call(function: Callable[..., torch.Tensor]) -> None:
+    x = torch.randn(4)
+    c = sealed(function, ((x,), {"by": 3.0}))
+    for _ in range(3):
+        torch.testing.assert_close(c(x, by=3.0), function(x, by=3.0))
+        torch.testing.assert_close(c(x, shift=3.0), function(x, shift=3.0))
+    assert eager_calls(c) == 3
