@@ -10,6 +10,8 @@ is. Names of members come from a closed set, and are never used as paths.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -79,15 +81,19 @@ def write(path: Path, data: bytes) -> None:
         parsed(data)
     except _Malformed as error:
         raise TooLarge(str(error)) from None
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if path.exists() and not path.is_file():  # a rename would put a file in a device's place
+        raise OSError(errno.EINVAL, "Not a regular file", str(path))
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
     try:
         temporary.write_bytes(data)
         temporary.replace(path)
-    except OSError as error:
-        error.filename, error.filename2 = str(path), None
-        raise
+    except OSError as error:  # it names the temporary file
+        raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the folder may be the reason
+            temporary.unlink()
 
 
 def read(path: Path, require_signature: Check | None = None) -> Content:
@@ -98,8 +104,13 @@ def read(path: Path, require_signature: Check | None = None) -> Content:
         raise PackDamaged(str(path), str(error)) from None
 
 
+def _without_waiting(path: str, flags: int) -> int:
+    """For the other end of a pipe."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
 def _bytes_of(path: Path) -> bytes:
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # a pipe would be waited for
+    with open(path, "rb", opener=_without_waiting) as file:
         status = os.fstat(file.fileno())
         _require(stat.S_ISREG(status.st_mode), "it is not a file")
         _require(status.st_size <= _FILE_BYTES, f"its {status.st_size} bytes are more than {_FILE_BYTES}")

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
-from burnish.api import compile, function_behind
+from burnish.api import compile, function_behind, original_of
 from burnish.capture.entry.calling_frame import frame_calling, frame_copying
 from burnish.capture.gc_pause import patience
 from burnish.capture.restore import NotWarm
@@ -57,12 +57,14 @@ def load(
     the file of an ed25519 public key (PEM), a pack that was not signed with the private one raises PackUnsigned."""
     if missing not in ("compile", "error"):
         raise BadOptionValue("missing", missing, "'compile' or 'error'")
+    model = original_of(model)
     if isinstance(model, (torch.jit.ScriptModule, type)) or not callable(model):
         raise NotCompilable(model)
     chosen = _chosen(settings, missing)
     if chosen.disable:
         return compile(model, **settings)
-    content = container.read(Path(path), partial(require_signature, str(path), verify_key) if verify_key else None)
+    check = partial(require_signature, str(path), verify_key) if verify_key is not None else None
+    content = container.read(Path(path), check)
     try:
         with patience.asked():
             return _loaded(_Pack(str(path), content), model, chosen, strict)

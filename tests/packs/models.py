@@ -70,6 +70,10 @@ def scaled(x: torch.Tensor, by: float = 2.0) -> torch.Tensor:
     return torch.sin(x) * by * SCALE
 
 
+def scaled_and_shifted(x: torch.Tensor, *, by: float = 1.0, shift: float = 0.0) -> torch.Tensor:
+    return torch.sin(x) * by - shift
+
+
 def scaling(by: float) -> Any:
     def scale(x: torch.Tensor) -> torch.Tensor:
         return torch.sin(x) * by

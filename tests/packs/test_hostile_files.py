@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -209,9 +210,31 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     data = container.sealed(container.packed({}, {}))
-    for path in (tmp_path / "none" / "a.burnish", tmp_path):
-        with pytest.raises(OSError, match=re.escape(repr(str(path)))):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "none" / "a.burnish", tmp_path, tmp_path / "pipe", Path(), tmp_path / ("a" * 300)):
+        with pytest.raises(OSError, match=f"{re.escape(repr(str(path)))}$"):
             container.write(path, data)
+    assert [each.name for each in tmp_path.iterdir()] == ["pipe"] and (tmp_path / "pipe").is_fifo()
+
+
+def test_a_full_disk_leaves_the_pack_that_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path / "a.burnish", container.sealed(container.packed({}, {})))
+    before = path.read_bytes()
+
+    def full(self: Path, data: bytes) -> int:
+        with self.open("wb") as file:
+            file.write(data[:10])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match=f"No space left on device: {re.escape(repr(str(path)))}$"):
+        container.write(path, before)
+    assert list(tmp_path.iterdir()) == [path] and path.read_bytes() == before
+
+
+def test_a_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError, match=re.escape(repr(str(tmp_path)))):
+        burnish.load(tmp_path, tiny())
 
 
 # -- wrong types --------------------------------------------------------------------------------------------------

@@ -96,3 +96,9 @@ def test_what_is_signed_is_what_is_loaded(of_tiny: Path, tmp_path: Path, ours: t
     path.write_bytes(container.sealed(inner, signature_of(inner, ours[0])))
     with pytest.raises(PackDamaged, match="bytes of no member"):
         burnish.load(path, tiny(), verify_key=ours[1])
+
+
+def test_an_empty_name_of_a_key_is_no_leave(of_tiny: Path) -> None:
+    """It may come from a variable of the environment that is not set."""
+    with pytest.raises(IsADirectoryError):
+        burnish.load(of_tiny, tiny(), verify_key="")

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import burnish
-from burnish.errors import BadOptionValue, FallbackWarning, PackDiffers, SealedError
+from burnish.errors import BadOptionValue, CannotPack, FallbackWarning, PackDiffers, SealedError
 from burnish.packs.guards import is_same_constant
 from tests.packs import models
-from tests.packs.conftest import packed_as
+from tests.packs.conftest import OPTIONS, packed_as
 from tests.packs.models import Tiny, an_input, tiny
 
 JUDGED = "warm start: judged where it was packed: neither compared nor raced before use"
@@ -362,3 +362,58 @@ def test_arguments_that_are_one_tensor(loaded: Any, model: Tiny) -> None:
     with torch.no_grad():
         torch.testing.assert_close(loaded(x, x), model(x, x))
     assert models.SCALE == 3.0 and eager_calls(loaded) == 1
+
+
+# -- the same values under other names ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def of_a_function(tmp_path_factory: pytest.TempPathFactory, _session_cache: Path) -> Path:
+    path = tmp_path_factory.mktemp("packs") / "function.burnish"
+    compiled = burnish.compile(models.scaled_and_shifted, options=OPTIONS)
+    with torch.no_grad():
+        compiled(an_input(), by=3.0)
+    burnish.pack(compiled, path)
+    return path
+
+
+def test_a_numbers_name_is_part_of_a_signature(of_a_function: Path) -> None:
+    function = models.scaled_and_shifted
+    loaded = burnish.load(of_a_function, function, missing="error")
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(loaded(an_input(), by=3.0), function(an_input(), by=3.0))
+            torch.testing.assert_close(loaded(an_input(), shift=3.0), function(an_input(), shift=3.0))
+    assert eager_calls(loaded) == 2
+
+
+def test_a_tensors_name_is_part_of_a_signature(tmp_path: Path) -> None:
+    compiled = burnish.compile(tiny(), options=OPTIONS)
+    with torch.no_grad():
+        for _ in range(2):
+            compiled(x=an_input(8), mask=torch.ones(8))
+    burnish.pack(compiled, tmp_path / "a.burnish")
+    model = tiny()
+    loaded = burnish.load(tmp_path / "a.burnish", model, missing="error")
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(loaded(x=an_input(8), mask=torch.ones(8)), model(an_input(8), torch.ones(8)))
+            torch.testing.assert_close(loaded(an_input(8), torch.ones(8)), model(an_input(8), torch.ones(8)))
+            torch.testing.assert_close(loaded(an_input(8), mask=torch.ones(8)), model(an_input(8), torch.ones(8)))
+
+
+# -- objects ------------------------------------------------------------------------------------------------------
+
+
+def test_a_loaded_object_is_loaded_again_from_its_model(of_tiny: Path) -> None:
+    model = tiny()
+    loaded = burnish.load(of_tiny, burnish.load(of_tiny, model, missing="error"), missing="error")
+    assert loaded.burnish.eager is model
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(an_input()), model(an_input()))
+    assert eager_calls(loaded) == 0
+
+
+def test_a_loaded_object_is_not_packed(of_tiny: Path, tmp_path: Path) -> None:
+    with pytest.raises(CannotPack, match="it was loaded from a pack: copy that file"):
+        burnish.pack(burnish.load(of_tiny, tiny(), missing="error"), tmp_path / "a.burnish")
