@@ -402,6 +402,26 @@ def test_a_tensors_name_is_part_of_a_signature(tmp_path: Path) -> None:
             torch.testing.assert_close(loaded(an_input(8), mask=torch.ones(8)), model(an_input(8), torch.ones(8)))
 
 
+# -- tied weights -------------------------------------------------------------------------------------------------
+
+
+def test_weights_that_are_no_longer_tied_are_noticed(tmp_path: Path) -> None:
+    path = packed_as(tmp_path / "a.burnish", models.Tied(), (an_input(),))
+    model = models.Tied()
+    loaded = burnish.load(path, model, missing="error")
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(an_input()), model(an_input()))
+        loaded.load_state_dict({name: each + 1 for name, each in model.state_dict().items()})
+        torch.testing.assert_close(loaded(an_input()), model(an_input()))
+        assert eager_calls(loaded) == 0
+        state = {name: torch.randn_like(each) for name, each in model.state_dict().items()}
+        loaded.load_state_dict(state, assign=True)  # each key is a tensor of its own
+        for _ in range(2):
+            torch.testing.assert_close(loaded(an_input()), model(an_input()))
+    assert eager_calls(loaded) == 2
+    assert "one object in the pack, two here" in str(refused(path, model))
+
+
 # -- objects ------------------------------------------------------------------------------------------------------
 
 
