@@ -153,7 +153,7 @@ def compile(
 def _compile(settings: Settings, model: Any) -> Any:
     if isinstance(model, (staticmethod, classmethod)):
         return type(model)(_compile(settings, model.__func__))
-    model = _original(model)
+    model = original_of(model)
     if isinstance(model, (torch.jit.ScriptModule, type)) or not callable(model):
         raise NotCompilable(model)
     if isinstance(model, torch.nn.Module):
@@ -161,7 +161,7 @@ def _compile(settings: Settings, model: Any) -> Any:
     return _compiled_function(model, settings)
 
 
-def _original(model: Any) -> Any:
+def original_of(model: Any) -> Any:
     """An object that was compiled before is compiled again from its original, not wrapped twice."""
     handle = _handle(model)
     if handle is not None:
@@ -299,7 +299,7 @@ def disable(target: Any = None, *, reason: str | None = None) -> Any:
     A decorator, with or without arguments; on a module it gives back an object of its class over the same state."""
     if target is None:
         return functools.partial(disable, reason=reason)
-    target = _original(target)
+    target = original_of(target)
     if isinstance(target, torch.nn.Module):
         return disabled_module(target)
     if not callable(target):

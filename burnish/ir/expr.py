@@ -11,9 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Union
 
-Dim = Union[int, "Expr"]
 UNBOUNDED = -(1 << 63)  # below every number that can be passed
 
 
@@ -116,6 +114,9 @@ class Expr:
 
     def __repr__(self) -> str:
         return render(self)
+
+
+Dim = int | Expr
 
 
 def terms_of(x: Dim) -> dict[Monomial, int]:

@@ -3,19 +3,23 @@
     magic, 16 bytes | length of the manifest, 8 bytes | manifest, JSON | members, deflated, in the manifest's order |
     length of the signature, 2 bytes | signature | SHA-256 of all that
 
-Nothing in it is trusted. The checksum of the whole file is checked first, then the sizes that the manifest states,
-before anything is decompressed. Names of members come from a closed set, and are never used as paths.
+Nothing in it is trusted. The checksum of the whole file is checked first, then the signature, if one is required, and
+only then is the manifest parsed. The sizes that it states are checked before anything is decompressed, and bound what
+is. Names of members come from a closed set, and are never used as paths.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import json
 import os
 import re
 import stat
+import threading
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +30,9 @@ MAGIC = b"burnish pack\0\0\0\x01"
 _LENGTH, _SHORT, _DIGEST = 8, 2, 32
 _FILE_BYTES, _MANIFEST_BYTES, _MEMBER_BYTES, _TOTAL_BYTES = 1 << 30, 1 << 22, 1 << 28, 1 << 30
 _MOST_MEMBERS, _SIGNATURE_BYTES = 4096, 64
+# Programs and guards deflate to a twentieth, and zlib's limit is a thousandth: a member beyond this is there to fill
+# memory.
+_MOST_DEFLATED, _SMALL = 200, 1 << 16
 _NAME = re.compile(r"variants/\d{1,4}\.json|programs/\d{1,4}\.json|libraries/(native|native-f64|host|\d{1,4})\.so")
 
 
@@ -39,9 +46,12 @@ class Content:
     signature: bytes
 
 
+Check = Callable[[bytes, bytes], None]  # of a body and its signature: it raises if that is not the right one
+
+
 def packed(manifest: Mapping[str, Any], members: Mapping[str, bytes]) -> bytes:
     """What a signature is of: everything before it."""
-    deflated = {name: zlib.compress(data, 6) for name, data in members.items()}
+    deflated = {name: _deflated(data) for name, data in members.items()}
     described = [
         {"name": name, "size": len(data), "stored": len(deflated[name]), "sha256": hashlib.sha256(data).hexdigest()}
         for name, data in members.items()
@@ -50,34 +60,65 @@ def packed(manifest: Mapping[str, Any], members: Mapping[str, bytes]) -> bytes:
     return b"".join((MAGIC, len(text).to_bytes(_LENGTH, "little"), text, *deflated.values()))
 
 
+def _deflated(data: bytes) -> bytes:
+    found = zlib.compress(data, 6)
+    return found if _is_plausible(len(data), len(found)) else zlib.compress(data, 0)
+
+
+def _is_plausible(size: int, stored: int) -> bool:
+    return size <= _SMALL + stored * _MOST_DEFLATED
+
+
 def sealed(body: bytes, signature: bytes = b"") -> bytes:
     whole = b"".join((body, len(signature).to_bytes(_SHORT, "little"), signature))
     return whole + hashlib.sha256(whole).digest()
 
 
 def write(path: Path, data: bytes) -> None:
-    """A reader sees the whole file or none."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """A reader sees the whole file or none. Raises OSError with the name of `path`, or TooLarge for a file that `read`
+    would refuse."""
+    try:
+        parsed(data)
+    except _Malformed as error:
+        raise TooLarge(str(error)) from None
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if path.exists() and not path.is_file():  # a rename would put a file in a device's place
+        raise OSError(errno.EINVAL, "Not a regular file", str(path))
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
     try:
         temporary.write_bytes(data)
         temporary.replace(path)
+    except OSError as error:  # it names the temporary file
+        raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the folder may be the reason
+            temporary.unlink()
 
 
-def read(path: Path) -> Content:
-    """Raises PackDamaged, or OSError."""
-    with path.open("rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise PackDamaged(str(path), "it is not a file")
-        if status.st_size > _FILE_BYTES:
-            raise PackDamaged(str(path), f"its {status.st_size} bytes are more than {_FILE_BYTES}")
-        data = file.read(_FILE_BYTES + 1)
+def read(path: Path, require_signature: Check | None = None) -> Content:
+    """Raises PackDamaged, OSError, or what `require_signature` raises. That is called before anything is parsed."""
     try:
-        return parsed(data)
+        return parsed(_bytes_of(path), require_signature)
     except _Malformed as error:
         raise PackDamaged(str(path), str(error)) from None
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """For the other end of a pipe."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def _bytes_of(path: Path) -> bytes:
+    with open(path, "rb", opener=_without_waiting) as file:
+        status = os.fstat(file.fileno())
+        _require(stat.S_ISREG(status.st_mode), "it is not a file")
+        _require(status.st_size <= _FILE_BYTES, f"its {status.st_size} bytes are more than {_FILE_BYTES}")
+        return file.read(_FILE_BYTES + 1)
+
+
+class TooLarge(Exception):
+    """Why a pack cannot be written."""
 
 
 class _Malformed(Exception):
@@ -89,21 +130,32 @@ def _require(holds: bool, reason: str) -> None:
         raise _Malformed(reason)
 
 
-def parsed(data: bytes) -> Content:
+def parsed(data: bytes, require_signature: Check | None = None) -> Content:
     head = len(MAGIC) + _LENGTH
     _require(data.startswith(MAGIC), "it is not a burnish pack, or one of another format")
     _require(len(data) >= head + _SHORT + _DIGEST, "it is cut off")
     whole, digest = data[:-_DIGEST], data[-_DIGEST:]
     _require(hashlib.sha256(whole).digest() == digest, "its bytes do not match their checksum")
+    if require_signature is not None:
+        require_signature(*_apart(whole))
     length = int.from_bytes(data[len(MAGIC) : head], "little")
     _require(length <= min(_MANIFEST_BYTES, len(whole) - head), "its manifest is longer than it may be")
     manifest = _object(data[head : head + length])
-    members, end = _members(whole, head + length, manifest.get("members"))
-    signature = whole[end + _SHORT :]
+    listed = _listed(manifest.get("members"))
+    end = head + length + sum(each["stored"] for each in listed)
     stated = int.from_bytes(whole[end : end + _SHORT], "little")
-    _require(len(whole) >= end + _SHORT and len(signature) == stated, "it has bytes of no member")
+    _require(len(whole) == end + _SHORT + stated, "it is cut off, or has bytes of no member")
     _require(stated in (0, _SIGNATURE_BYTES), "its signature is none")
-    return Content(manifest, members, whole[:end], signature)
+    members = _inflated(whole, head + length, listed)
+    return Content(manifest, members, whole[:end], whole[end + _SHORT :])
+
+
+def _apart(whole: bytes) -> tuple[bytes, bytes]:
+    """The body and the signature, by the length before a signature: where the body ends, only the manifest says. A body
+    without a signature that ends like this is none that was signed."""
+    length = _SIGNATURE_BYTES.to_bytes(_SHORT, "little")
+    start = len(whole) - _SIGNATURE_BYTES
+    return (whole[: start - _SHORT], whole[start:]) if whole[:start].endswith(length) else (whole[:-_SHORT], b"")
 
 
 def _object(text: bytes) -> Mapping[str, Any]:
@@ -116,21 +168,27 @@ def _object(text: bytes) -> Mapping[str, Any]:
     return checked
 
 
-def _members(data: bytes, start: int, listed: Any) -> tuple[dict[str, bytes], int]:
+def _listed(listed: Any) -> list[dict[str, Any]]:
     _require(type(listed) is list and len(listed) <= _MOST_MEMBERS, "its manifest lists no members")
     _require(all(map(_is_described, listed)), "its manifest describes a member wrongly")
     names = [each["name"] for each in listed]
     _require(len(set(names)) == len(names), "two of its members have one name")
     for name in names:
         _require(_NAME.fullmatch(name) is not None, f"it has a member {name[:100]!r}, of no kind that a pack has")
+    for each in listed:
+        _require(_is_plausible(each["size"], each["stored"]), f"its {each['name']} is larger than it may be")
     _require(sum(each["size"] for each in listed) <= _TOTAL_BYTES, "its members are larger than they may be")
+    checked: list[dict[str, Any]] = listed
+    return checked
+
+
+def _inflated(data: bytes, start: int, listed: Iterable[Mapping[str, Any]]) -> dict[str, bytes]:
     members: dict[str, bytes] = {}
     for each in listed:
         end = start + each["stored"]
-        _require(end <= len(data), f"its member {each['name']} is cut off")
-        members[each["name"]] = _inflated(data[start:end], each)
+        members[each["name"]] = _inflated_member(data[start:end], each)
         start = end
-    return members, start
+    return members
 
 
 def _is_described(each: Any) -> bool:
@@ -144,7 +202,7 @@ def _is_described(each: Any) -> bool:
     )
 
 
-def _inflated(data: bytes, described: Mapping[str, Any]) -> bytes:
+def _inflated_member(data: bytes, described: Mapping[str, Any]) -> bytes:
     reader = zlib.decompressobj()
     try:
         found = reader.decompress(data, described["size"] + 1)  # one more than it may have

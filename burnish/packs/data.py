@@ -5,7 +5,6 @@ from __future__ import annotations
 import types
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from burnish.assumptions import Assumptions, NumberInput, OtherInput, TensorInput
 from burnish.capture.restore.code_identity import Place, Traced
@@ -83,15 +82,9 @@ def decoded(data: bytes) -> PackedVariant:
     found = codec().loads(data)
     if not isinstance(found, PackedVariant):
         raise NotData("no variant")
-    parts: tuple[tuple[object, Any], ...] = (
-        (found.identity, CodeIdentity), (found.results, Results), (found.guards, Guards), (found.eager, GraphText),
-        (found.facts, GraphFacts), (found.inputs, tuple), (found.static, frozenset), (found.written, tuple),
-        (found.program, str), (found.library, str), (found.kernels, int), (found.verdict, GateStats | None),
-        (found.results.code, types.CodeType),
-    )  # fmt: skip
-    if not all(isinstance(part, kind) for part, kind in parts) or not found.guards.is_sound():
-        raise NotData("parts that make no variant")
-    count = len(found.places) if are_nodes(found.places) else -1
-    if not all(type(number) is int and 0 <= number < count for number in found.inputs):
+    found.guards.require_sound()
+    if not are_nodes(found.places) or not all(0 <= number < len(found.places) for number in found.inputs):
         raise NotData("inputs that are none")
+    if len(found.results.code.co_freevars) == 0:
+        raise NotData("code that calls no graph")
     return found

@@ -6,6 +6,7 @@ Every line of the text is read. A line of an unknown kind raises CannotRead, and
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -142,6 +143,13 @@ class _Reader:
                 raise CannotRead(f"a guard on a value: {text[:200]}")
 
     _on_TRUE_MATCH = _on_FALSE_MATCH = _on_EQUALS_MATCH
+
+    def _on_FLOAT_IS_NAN(self, text: str) -> None:
+        match _parsed(text):
+            case ast.BoolOp(ast.And(), [_, ast.Call(ast.Name("__math_isnan"), [place], [])]):
+                self._add("equals", ast.unparse(place), expected=math.nan)
+            case _:
+                raise CannotRead(f"a guard on a number: {text[:200]}")
 
     def _on_NONE_MATCH(self, text: str) -> None:
         self._add("equals", text.removesuffix(" is None"), expected=None)
@@ -347,9 +355,16 @@ def _literal(node: ast.expr) -> Any:
         case ast.Call(ast.Attribute(ast.Name("torch"), "Size"), [sizes], []):
             return torch.Size(_literal(sizes))
     try:
-        return ast.literal_eval(node)
+        return ast.literal_eval(_InfinitiesAsConstants().visit(node))
     except ValueError:
         raise CannotRead(f"a guard with the value {ast.unparse(node)[:200]}") from None
+
+
+class _InfinitiesAsConstants(ast.NodeTransformer):
+    """Python prints them as names."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(float(node.id)) if node.id in ("inf", "nan") else node
 
 
 def _dims(text: str) -> tuple[int | None, ...] | None:

@@ -20,6 +20,7 @@ from burnish.capture.restore import NotWarm
 from burnish.capture.restore.code_identity import Fingerprints
 from burnish.errors import Mismatch
 from burnish.packs.places import SKIPPED, Absent, Node, Skipped, are_nodes, is_local, text_of, values_at
+from burnish.runtime.cache.data import NotData
 from burnish.torch_private.dispatch import len_torch_function_stack, peek_interpreter_stack
 from burnish.torch_private.dynamo import GlobalStateGuard
 from burnish.torch_private.guards import device as default_device
@@ -109,16 +110,21 @@ class Guards:
     marks: tuple[Mark, ...]
     state: State
 
-    def is_sound(self) -> bool:
-        """Whether data of a file is what it says."""
-        count = len(self.nodes) if are_nodes(self.nodes) else -1
-        return (
-            count >= 0
-            and all(type(each) is Check and each.kind in KINDS for each in self.checks)
-            and all(type(n) is int and 0 <= n < count for each in self.checks for n in each.at)
-            and all(type(each) is Mark and type(each.at) is int and 0 <= each.at < count for each in self.marks)
-            and type(self.state) is State
-        )
+    def require_sound(self) -> None:
+        """Raises NotData for data of a file that no pack has. The types of the fields are right."""
+        if not are_nodes(self.nodes):
+            raise NotData("guards without places")
+        count = len(self.nodes)
+        if not all(each.kind in KINDS and all(0 <= n < count for n in each.at) for each in self.checks):
+            raise NotData("a guard of no kind")
+        if not all(0 <= each.at < count for each in self.marks):
+            raise NotData("a mark of nothing")
+        try:
+            is_described = type(json.loads(self.state.text)) is dict
+        except (ValueError, RecursionError):
+            is_described = False
+        if not is_described:
+            raise NotData("guards without the state of the process")
 
     def looked_at(
         self, local: Mapping[str, Any], names: Callable[[str], Any], arguments: frozenset[str] | None = None
@@ -193,9 +199,21 @@ def _differs(check: Check, values: Sequence[Any]) -> Found:
 
 
 def _equal(values: Sequence[Any], expected: Any) -> Found:
-    (value,) = values
-    same = type(value) is type(expected) and bool(value == expected)
-    return None if same else (repr(expected), _shown(value))
+    return None if is_same_constant(values[0], expected) else (repr(expected), _shown(values[0]))
+
+
+def is_same_constant(value: Any, expected: Any) -> bool:
+    """Whether a graph in which `expected` is a constant computes the same with `value`: 2 is not 2.0, 0.0 is not -0.0,
+    and a NaN is a NaN, also inside containers."""
+    if type(value) is not type(expected):
+        return False
+    if type(value) is float:
+        return value.hex() == expected.hex()
+    if type(value) is complex:
+        return is_same_constant((value.real, value.imag), (expected.real, expected.imag))
+    if isinstance(value, tuple | list):
+        return len(value) == len(expected) and all(map(is_same_constant, value, expected))
+    return bool(value == expected)
 
 
 def _shown(value: Any) -> str:
@@ -227,7 +245,7 @@ def _length(values: Sequence[Any], expected: Any) -> Found:
 
 def _keys(values: Sequence[Any], expected: Any) -> Found:
     found = list(dict.keys(values[0]) if isinstance(values[0], dict) else values[0].keys())
-    return None if found == list(expected) else (f"keys {list(expected)}"[:160], f"{found}"[:160])
+    return None if is_same_constant(found, list(expected)) else (f"keys {list(expected)}"[:160], f"{found}"[:160])
 
 
 def _class_named(values: Sequence[Any], expected: Any) -> Found:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import importlib
 import sys
 import types
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -24,7 +25,7 @@ from burnish.capture.entry.method_guards import (
 from burnish.capture.restore import NotWarm, code_identity
 from burnish.errors import Mismatch
 from burnish.packs.data import PackedVariant
-from burnish.packs.places import SKIPPED, Absent, Skipped, values_at
+from burnish.packs.places import SKIPPED, Absent, Skipped, is_local, text_of, values_at
 from burnish.packs.stand_ins import STAND_INS, stand_in
 from burnish.runtime.cache.data import NotData
 
@@ -51,13 +52,10 @@ class PackedCode:
     def __init__(
         self, variant: PackedVariant, frame: types.FunctionType, graph: Callable[[], Callable[..., Any]]
     ) -> None:
-        """Raises NotData for a variant whose parts do not belong together."""
         self._variant = variant
         self._frame = frame
         self._make_graph = graph
         self._classes: dict[type, None] = {}
-        if variant.results.code.co_freevars[:-1] != frame.__code__.co_freevars:
-            raise NotData("code with other variables than its frame's")
 
     @property
     def key(self) -> Hashable:
@@ -76,6 +74,17 @@ class PackedCode:
         arguments = frozenset(parameters_of(self._frame.__code__))
         look = self._variant.guards.looked_at(self._cells(), self._named, arguments)
         yield from look.mismatches(code_identity.Fingerprints(self._variant.identity.names))
+        yield from self._missing_inputs(self._cells(), arguments)
+
+    def _missing_inputs(self, values: Mapping[str, Any], left_out: frozenset[str] = frozenset()) -> Iterator[Mismatch]:
+        """Guards are on what the inputs of a graph are. That they are there, is a part of that."""
+        places = self._variant.places
+        of_arguments = is_local(places, left_out)
+        found = values_at(places, values, self._named, lambda number: not of_arguments[number])
+        for number in self._variant.inputs:
+            value = found[number]
+            if isinstance(value, Absent):
+                yield Mismatch(text_of(places, number), "there", f"not there ({value.reason[:100]})")
 
     def _code_mismatches(self) -> Iterator[Mismatch]:
         """Of all that a trace follows without a guard of Dynamo's."""
@@ -83,6 +92,9 @@ class PackedCode:
         if any(Hooks(module).any() for module in held):
             yield Mismatch("hooks", "none", "registered")
         identity = self._variant.identity
+        kept, here = self._variant.results.code.co_freevars[:-1], self._frame.__code__.co_freevars
+        if kept != here:
+            yield Mismatch(f"variables of {self._frame.__name__}", ", ".join(kept) or "none", ", ".join(here) or "none")
         if (mark := code_identity.code_mark(self._frame.__code__)) != identity.frame:
             yield Mismatch(f"code of {self._frame.__name__}", identity.frame, mark)
         for module, name, mark in identity.traced:
@@ -104,6 +116,8 @@ class PackedCode:
             return False
         look = variant.guards.looked_at(values, self._named)
         if next(look.mismatches(code_identity.Fingerprints(self._variant.identity.names)), None):
+            return False
+        if next(self._missing_inputs(values), None):
             return False
         self._classes |= look.classes()
         return True
@@ -138,7 +152,7 @@ class PackedCode:
     def _cells(self) -> dict[str, Any]:
         frame = self._frame
         cells = zip(frame.__code__.co_freevars, frame.__closure__ or (), strict=True)
-        return {name: cell.cell_contents for name, cell in cells}
+        return dict(_filled(cells))
 
     # -- globals ---------------------------------------------------------------------------------------------------
 
@@ -167,8 +181,14 @@ class PackedCode:
                 found[alias] = stand_in(modules[alias])
             elif alias in self._added:
                 value = self._added[alias]
-                found[alias] = importlib.import_module(modules[alias]) if isinstance(value, Skipped) else value
+                found[alias] = _imported(modules[alias]) if isinstance(value, Skipped) else value
         return found
+
+
+def _filled(cells: Iterable[tuple[str, types.CellType]]) -> Iterator[tuple[str, Any]]:
+    for name, cell in cells:
+        with contextlib.suppress(ValueError):  # a variable that has no value, or none any more
+            yield name, cell.cell_contents
 
 
 def _there(value: Any) -> Any:
@@ -186,4 +206,12 @@ def _module(name: str) -> Any:
         return SKIPPED
     if package not in sys.modules and package not in sys.stdlib_module_names:
         raise NotWarm(f"{name} is not loaded")
-    return importlib.import_module(name)
+    return _imported(name)
+
+
+def _imported(name: str) -> Any:
+    """Another version of a package may lack a module, or fail to import it."""
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        raise NotWarm(f"{name} cannot be imported ({type(error).__name__}: {error})") from error

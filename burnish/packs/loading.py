@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
-from burnish.api import compile, function_behind
+from burnish.api import compile, function_behind, original_of
 from burnish.capture.entry.calling_frame import frame_calling, frame_copying
 from burnish.capture.gc_pause import patience
 from burnish.capture.restore import NotWarm
@@ -56,13 +57,14 @@ def load(
     the file of an ed25519 public key (PEM), a pack that was not signed with the private one raises PackUnsigned."""
     if missing not in ("compile", "error"):
         raise BadOptionValue("missing", missing, "'compile' or 'error'")
+    model = original_of(model)
     if isinstance(model, (torch.jit.ScriptModule, type)) or not callable(model):
         raise NotCompilable(model)
-    chosen = Settings(**settings)
-    chosen.resolved()
-    content = container.read(Path(path))
-    if verify_key is not None:
-        require_signature(str(path), content.body, content.signature, verify_key)
+    chosen = _chosen(settings, missing)
+    if chosen.disable:
+        return compile(model, **settings)
+    check = partial(require_signature, str(path), verify_key) if verify_key is not None else None
+    content = container.read(Path(path), check)
     try:
         with patience.asked():
             return _loaded(_Pack(str(path), content), model, chosen, strict)
@@ -71,6 +73,29 @@ def load(
             raise
         warn(f"burnish: compiled instead of loaded: {difference}", FallbackWarning)
         return compile(model, **settings)
+
+
+# Arguments of `burnish.compile` that say how to compile.
+_OF_COMPILING = ("fullgraph", "dynamic", "mode", "background", "budget", "tuning", "regions")
+
+
+def _chosen(settings: Mapping[str, Any], missing: str) -> Settings:
+    """An argument that nothing would follow is refused."""
+    fields = {field.name: field.default for field in dataclasses.fields(Settings)}
+    for name in settings:
+        if name not in fields:
+            raise TypeError(f"load() got an unexpected keyword argument {name!r}")
+    chosen = Settings(**settings)
+    if chosen.backend not in (None, "burnish"):
+        raise BadOptionValue("backend", chosen.backend, "left out: a pack has programs of burnish's own")
+    if chosen.shapes is not None:
+        raise BadOptionValue("shapes", chosen.shapes, "left out: the shapes are those with which it was packed")
+    if missing == "error":
+        for name in _OF_COMPILING:
+            if settings.get(name, fields[name]) != fields[name]:
+                raise BadOptionValue(name, settings[name], "left out with missing='error': nothing is compiled")
+    chosen.resolved()
+    return chosen
 
 
 def _loaded(pack: _Pack, model: Any, settings: Settings, strict: bool) -> Any:
@@ -164,8 +189,8 @@ class _Pack:
                 found = tuple(PackedCode(each, frames(each.identity.calls_target), _no_graph).model_mismatches())
             except NotWarm as why:
                 found = (Mismatch("modules", "loaded", str(why)),)
-            except NotData as error:
-                raise PackDamaged(self.path, f"a variant cannot be read ({error})") from None
+            except Exception as error:  # names of nothing, and whatever the user's own classes raise
+                found = (Mismatch("the model", "comparable", f"cannot be compared: {type(error).__name__}: {error}"),)
             if not found:
                 return
             first = first or found
@@ -179,5 +204,5 @@ class _Pack:
             return serving.graph_function(variant, members, same, handle.options, handle.log)
         except CannotLoad as error:
             raise PackDiffers(self.path, [Mismatch("libraries", "built", f"cannot be loaded: {error}")]) from None
-        except (NotData, NotWarm, KeyError) as error:
+        except (NotData, NotWarm) as error:
             raise PackDamaged(self.path, f"a program cannot be read ({error})") from None

@@ -27,6 +27,7 @@ from burnish.handle import Handle
 from burnish.packs import container, factors
 from burnish.packs.bytecode import CannotKeep, globals_read, kept_code
 from burnish.packs.data import CodeIdentity, PackedVariant, Results, codec
+from burnish.packs.entrance import PackEntrance
 from burnish.packs.guard_texts import CannotRead, guards_of
 from burnish.packs.loaded_code import PackedCode
 from burnish.packs.places import GLOBAL, ROOT, NotAPlace, PlaceTable
@@ -96,11 +97,16 @@ def pack(compiled: Any, path: str | os.PathLike[str], *, sign: KeyFile | None = 
     }
     body = container.packed(manifest, members)
     data = container.sealed(body, signature_of(body, sign) if sign is not None else b"")
-    container.write(Path(path), data)
+    try:
+        container.write(Path(path), data)
+    except container.TooLarge as why:
+        raise CannotPack(handle.name, [str(why)]) from None
     return Packed(Path(path), len(data), tuple(each.summary for each in variants), tuple(left_out))
 
 
 def _compiled_frame(handle: Handle) -> tuple[types.FunctionType, FrameCompiler]:
+    if isinstance(handle.entrance, PackEntrance):
+        raise CannotPack(handle.name, ["it was loaded from a pack: copy that file"])
     found = getattr(handle.entrance, "compiled", None)
     if found is None:
         raise CannotPack(handle.name, ["it is not compiled by burnish's own backend in this process"])

@@ -14,6 +14,7 @@ from typing import Any
 
 ROOT = -1
 LOCAL, GLOBAL = "L", "G"
+_DEEPEST = 100  # steps of a path, which functions walk recursively; Python's parser takes no more brackets, either
 Node = tuple[int, str, Any]  # the entry that it continues, or ROOT; the kind of step; its name, key or number
 
 
@@ -165,18 +166,15 @@ _TAKEN: Mapping[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def are_nodes(found: Any) -> bool:
-    """Whether data of a file is such a table."""
-    if type(found) is not tuple:
-        return False
-    for number, each in enumerate(found):
-        if type(each) is not tuple or len(each) != 3 or type(each[0]) is not int or type(each[1]) is not str:
-            return False
-        before, kind, key = each
+def are_nodes(found: tuple[Node, ...]) -> bool:
+    """Whether entries from a file make such a table."""
+    depths: list[int] = []
+    for number, (before, kind, key) in enumerate(found):
         is_root = before == ROOT and kind in (LOCAL, GLOBAL) and type(key) is str
         if not is_root and not (0 <= before < number and kind in _TAKEN):
             return False
-    return True
+        depths.append(0 if is_root else depths[before] + 1)
+    return max(depths, default=0) <= _DEEPEST
 
 
 def is_local(nodes: tuple[Node, ...], among: frozenset[str]) -> list[bool]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from burnish.capture.boxed_programs import counting_versions, unboxed
@@ -20,8 +21,9 @@ from burnish.options import Options
 from burnish.packs.data import PackedVariant
 from burnish.runtime.build.library_loading import load_library
 from burnish.runtime.cache import stored_program
+from burnish.runtime.cache.data import NotData
 from burnish.runtime.cpu.blas import connect
-from burnish.runtime.program import Run, load_program
+from burnish.runtime.program import Program, Run, load_program
 from burnish.schedule.kernels import ExternKernel
 from burnish.trust.record import GateStats
 from burnish.trust.stored_verdicts import ClassPart, Part, Verdicts
@@ -100,8 +102,10 @@ def graph_function(
 def _program(variant: PackedVariant, members: Mapping[str, bytes], log: CompileLog) -> Run:
     stored = stored_program.unpacked(members[variant.program], "cpu")
     library = _library(members[variant.library], variant.library, exported=False) if variant.library else None
-    program = stored.program
-    run = load_program(program, library)
+    with _as_data("program"):
+        program = stored.program
+        _require_table(program)
+        run = load_program(program, library)
     for kernel in program.schedule.kernels:
         if isinstance(kernel, ExternKernel):
             log.aten_call(kernel.op.name)
@@ -111,6 +115,23 @@ def _program(variant: PackedVariant, members: Mapping[str, bytes], log: CompileL
     return run
 
 
+def _require_table(program: Program) -> None:
+    """Machine code reads addresses and sizes from a table: each entry belongs to something that is put there."""
+    unit, known = program.unit, {"error", *program.schedule.buffers, *program.sources}
+    if sorted(unit.slots.values()) != list(range(len(unit.slots))) or not unit.slots.keys() <= known:
+        raise NotData("a table of other entries")
+
+
+@contextlib.contextmanager
+def _as_data(kind: str) -> Iterator[None]:
+    """Parts of a file, each of the right type, may contradict each other in more ways than can be listed."""
+    try:
+        yield
+    except Exception as error:
+        raise NotData(f"no {kind}: {type(error).__name__}: {error}") from error
+
+
 def _eager(text: GraphText) -> Callable[..., Any]:
-    run = runnable(text)
+    with _as_data("graph"):
+        run = runnable(text)
     return leaving_contexts(run) if text.enters else run

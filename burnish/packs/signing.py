@@ -22,7 +22,7 @@ def signature_of(body: bytes, key: KeyFile) -> bytes:
     return signature
 
 
-def require_signature(path: str, body: bytes, signature: bytes, key: KeyFile) -> None:
+def require_signature(path: str, key: KeyFile, body: bytes, signature: bytes) -> None:
     """`key` is the file of a public key. Raises PackUnsigned if the pack was not signed with the private one."""
     library = _library()
     found = _read(key, library.serialization.load_pem_public_key)

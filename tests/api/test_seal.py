@@ -466,3 +466,64 @@ def test_an_attribute_set_in_c(host: Host) -> None:
             assert here.name == 4
     with pytest.raises(AttributeError):
         host.set_in_dict(object(), "name", 3)
+
+
+# -- names of arguments -------------------------------------------------------------------------------------------
+
+
+def _scaled_and_shifted(x: torch.Tensor, by: float = 1.0, shift: float = 0.0) -> torch.Tensor:
+    return torch.sin(x) * by - shift
+
+
+def _of_any(x: torch.Tensor, **numbers: float) -> torch.Tensor:
+    return torch.sin(x) * numbers.get("by", 1.0) - numbers.get("shift", 0.0)
+
+
+@pytest.mark.parametrize("function", [_scaled_and_shifted, _of_any])
+def test_the_same_values_under_other_names_are_another_call(function: Callable[..., torch.Tensor]) -> None:
+    x = torch.randn(4)
+    c = sealed(function, ((x,), {"by": 3.0}))
+    for _ in range(3):
+        torch.testing.assert_close(c(x, by=3.0), function(x, by=3.0))
+        torch.testing.assert_close(c(x, shift=3.0), function(x, shift=3.0))
+    assert eager_calls(c) == 3
+
+
+# -- tied weights -------------------------------------------------------------------------------------------------
+
+
+class _Tied(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+        self.b.weight = self.a.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(torch.tanh(self.a(x)))
+
+
+def _another_weight(model: _Tied) -> None:
+    model.b.weight = torch.nn.Parameter(torch.randn(8, 8))
+
+
+def _assigned(model: _Tied) -> None:
+    """Each key of a state is a tensor of its own."""
+    state = {name: torch.randn_like(tensor) for name, tensor in model.state_dict().items()}
+    model.load_state_dict(state, assign=True)
+
+
+def _another_module(model: _Tied) -> None:
+    model.b = torch.nn.Linear(8, 8)
+
+
+@pytest.mark.parametrize("untie", [_another_weight, _assigned, _another_module])
+def test_weights_that_are_no_longer_tied_are_noticed(untie: Callable[[_Tied], None]) -> None:
+    model, x = _Tied(), torch.randn(3, 8)
+    c = sealed(model, ((x,), {}))
+    for _ in range(3):
+        torch.testing.assert_close(c(x), model(x))
+    assert eager_calls(c) == 0
+    untie(model)
+    for _ in range(3):
+        torch.testing.assert_close(c(x), model(x))
+    assert eager_calls(c) == 3

@@ -55,6 +55,18 @@ class Structured(torch.nn.Module):
         return Output(x, 3)
 
 
+class Tied(torch.nn.Module):
+    """Two layers with one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+        self.b.weight = self.a.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(torch.tanh(self.a(x)))
+
+
 class Broken(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = x * 2
@@ -68,6 +80,33 @@ TABLE = torch.arange(8.0)
 
 def scaled(x: torch.Tensor, by: float = 2.0) -> torch.Tensor:
     return torch.sin(x) * by * SCALE
+
+
+def scaled_and_shifted(x: torch.Tensor, *, by: float = 1.0, shift: float = 0.0) -> torch.Tensor:
+    return torch.sin(x) * by - shift
+
+
+def scaling(by: float) -> Any:
+    def scale(x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x) * by
+
+    return scale
+
+
+def scaling_and_shifting(by: float, shift: float) -> Any:
+    def scale(x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x) * by + shift
+
+    return scale
+
+
+def scaling_by_nothing_yet() -> Any:
+    def scale(x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x) * by
+
+    if not scale:
+        by = 1.0
+    return scale
 
 
 class Elsewhere(torch.nn.Module):

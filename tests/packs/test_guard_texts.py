@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import types
 from typing import Any
 
@@ -38,6 +39,9 @@ def passes(line: str, marks: dict[str, str] | None = None, **values: Any) -> boo
         ("EQUALS_MATCH: L['x'] == 3", 3, 4),
         ("EQUALS_MATCH: L['x'] == 3", 3, 3.0),
         ("EQUALS_MATCH: L['x'] == True", True, 1),
+        ("EQUALS_MATCH: L['x'] == -inf", -math.inf, math.inf),
+        ("EQUALS_MATCH: L['x'] == (1.0, inf)", (1.0, math.inf), (1, math.inf)),
+        ("FLOAT_IS_NAN: (type(L['x']) is float and __math_isnan(L['x']))", math.nan, 1.0),
         ("EQUALS_MATCH: L['x'] == 'a (HINT: b)'", "a (HINT: b)", "a"),
         ("EQUALS_MATCH: L['x'] == torch.float32", torch.float32, torch.float64),
         ("EQUALS_MATCH: L['x'] == device(type='cpu')", torch.device("cpu"), torch.device("meta")),

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
+import os
 import random
+import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +172,134 @@ def test_two_members_of_one_name(tmp_path: Path) -> None:
     body = _with_manifest(b"", {"members": [each, each]}, data * 2)
     with pytest.raises(PackDamaged, match="one name"):
         container.read(written(tmp_path / "a.burnish", body))
+
+
+def test_a_bomb_is_not_inflated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(container, "_inflated", lambda *_: pytest.fail("it was inflated"))
+    data = bytes(1 << 22)
+    bomb = zlib.compress(data)
+    each = {
+        "name": "variants/0.json",
+        "size": len(data),
+        "stored": len(bomb),
+        "sha256": hashlib.sha256(data).hexdigest(),
+    }
+    with pytest.raises(PackDamaged, match="larger than it may be"):
+        container.read(written(tmp_path / "a.burnish", _with_manifest(b"", {"members": [each]}, bomb)))
+
+
+def test_members_of_zeros_are_written_so_that_they_are_read(tmp_path: Path) -> None:
+    members = {"variants/0.json": bytes(1 << 20)}
+    path = written(tmp_path / "a.burnish", container.sealed(container.packed({}, members)))
+    assert container.read(path).members == members
+
+
+def test_more_than_may_be_read_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(container, "_TOTAL_BYTES", 100)
+    data = container.sealed(container.packed({}, {"variants/0.json": bytes(101)}))
+    with pytest.raises(container.TooLarge, match="larger than they may be"):
+        container.write(tmp_path / "a.burnish", data)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(PackDamaged, match="not a file"):
+        burnish.load(tmp_path / "pipe", tiny())
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    data = container.sealed(container.packed({}, {}))
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "none" / "a.burnish", tmp_path, tmp_path / "pipe", Path(), tmp_path / ("a" * 300)):
+        with pytest.raises(OSError, match=f"{re.escape(repr(str(path)))}$"):
+            container.write(path, data)
+    assert [each.name for each in tmp_path.iterdir()] == ["pipe"] and (tmp_path / "pipe").is_fifo()
+
+
+def test_a_full_disk_leaves_the_pack_that_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path / "a.burnish", container.sealed(container.packed({}, {})))
+    before = path.read_bytes()
+
+    def full(self: Path, data: bytes) -> int:
+        with self.open("wb") as file:
+            file.write(data[:10])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match=f"No space left on device: {re.escape(repr(str(path)))}$"):
+        container.write(path, before)
+    assert list(tmp_path.iterdir()) == [path] and path.read_bytes() == before
+
+
+def test_a_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError, match=re.escape(repr(str(tmp_path)))):
+        burnish.load(tmp_path, tiny())
+
+
+# -- wrong types --------------------------------------------------------------------------------------------------
+
+_OTHERS: list[Any] = [None, 2.5, "x", ["tuple"], ["dict"], ["frozenset", 1], ["object", "Sym", "s", 0, None], {}]
+
+
+def _places(text: Any, path: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:
+    """Of all values but bytecode, which is code."""
+    if type(text) is list and text[:1] != ["code"]:
+        for number, each in enumerate(text):
+            yield (*path, number)
+            yield from _places(each, (*path, number))
+
+
+def _with(text: Any, path: tuple[int, ...], value: Any) -> Any:
+    if not path:
+        return value
+    return [*text[: path[0]], _with(text[path[0]], path[1:], value), *text[path[0] + 1 :]]
+
+
+@pytest.mark.parametrize("member", ["variants/0.json", "programs/0.json"])
+def test_values_of_other_types_are_found(of_tiny: Path, tmp_path: Path, member: str) -> None:
+    """Each is refused as damaged, or is of no consequence."""
+    text = json.loads(container.read(of_tiny).members[member])
+    places, draw = list(_places(text)), random.Random(41)
+    refused = 0
+    for _ in range(60):
+        value = draw.choice(_OTHERS)
+        changed = json.dumps(_with(text, draw.choice(places), value)).encode()
+        path = again(tmp_path / "a.burnish", lambda manifest, members, c=changed: members.update({member: c}), of_tiny)
+        try:
+            burnish.load(path, tiny(), missing="error", verify="off")
+        except PackDamaged:
+            refused += 1
+        except PackDiffers:
+            pass  # an expectation of a guard, which is plain data of any kind
+    assert refused >= 40
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [(2, None), (3, "x"), (4, ["tuple"]), (6, {}), (8, ["tuple", "0"]), (9, ["tuple", 0]), (10, 3), (13, "1"), (14, 0)],
+)
+def test_a_field_of_another_type_is_damage(of_tiny: Path, tmp_path: Path, field: int, value: Any) -> None:
+    def change(manifest: dict[str, Any], members: dict[str, bytes]) -> None:
+        text = json.loads(members["variants/0.json"])
+        text[field] = value
+        members["variants/0.json"] = json.dumps(text).encode()
+
+    with pytest.raises(PackDamaged, match="a variant cannot be read"):
+        burnish.load(again(tmp_path / "a.burnish", change, of_tiny), tiny(), missing="error")
+
+
+def test_paths_without_end(of_tiny: Path, tmp_path: Path) -> None:
+    """Paths are walked recursively."""
+
+    def change(manifest: dict[str, Any], members: dict[str, bytes]) -> None:
+        text = json.loads(members["variants/0.json"])
+        nodes = text[4][2]
+        nodes += [["tuple", number - 1, "type", None] for number in range(len(nodes) - 1, 20_000)]
+        members["variants/0.json"] = json.dumps(text).encode()
+
+    with pytest.raises(PackDamaged, match="guards without places"):
+        burnish.load(again(tmp_path / "a.burnish", change, of_tiny), tiny(), missing="error")
 
 
 def test_places_that_are_code_are_refused(of_tiny: Path, tmp_path: Path) -> None:

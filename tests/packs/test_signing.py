@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import burnish
-from burnish.errors import BadKey, PackUnsigned
+from burnish.errors import BadKey, PackDamaged, PackUnsigned
 from burnish.packs import container
 from burnish.packs.signing import signature_of
 from tests.packs.models import tiny
@@ -72,3 +72,33 @@ def test_keys_that_are_none(of_tiny: Path, tmp_path: Path, ours: tuple[Path, Pat
     for key in (tmp_path / "no.pem", ours[1] if use else ours[0]):
         with pytest.raises(BadKey):
             use(of_tiny, key) if use else burnish.load(of_tiny, tiny(), verify_key=key)
+
+
+@pytest.mark.parametrize("signed_by", ["nobody", "somebody else"])
+def test_a_signature_is_checked_before_anything_is_parsed(
+    of_tiny: Path, tmp_path: Path, ours: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, signed_by: str
+) -> None:
+    for name in ("_object", "_inflated"):
+        monkeypatch.setattr(container, name, lambda *_: pytest.fail("parsed before its signature was checked"))
+    body = of_tiny.read_bytes()[: -32 - 2]
+    key = keys(tmp_path, "theirs")[0] if signed_by == "somebody else" else None
+    path = tmp_path / "a.burnish"
+    path.write_bytes(container.sealed(body, signature_of(body, key) if key is not None else b""))
+    with pytest.raises(PackUnsigned):
+        burnish.load(path, tiny(), verify_key=ours[1])
+
+
+def test_what_is_signed_is_what_is_loaded(of_tiny: Path, tmp_path: Path, ours: tuple[Path, Path]) -> None:
+    """A signed body inside another file: the bytes behind it are of no member."""
+    body = container.read(of_tiny).body
+    inner = body + (64).to_bytes(2, "little") + signature_of(body, ours[0])
+    path = tmp_path / "a.burnish"
+    path.write_bytes(container.sealed(inner, signature_of(inner, ours[0])))
+    with pytest.raises(PackDamaged, match="bytes of no member"):
+        burnish.load(path, tiny(), verify_key=ours[1])
+
+
+def test_an_empty_name_of_a_key_is_no_leave(of_tiny: Path) -> None:
+    """It may come from a variable of the environment that is not set."""
+    with pytest.raises(IsADirectoryError):
+        burnish.load(of_tiny, tiny(), verify_key="")

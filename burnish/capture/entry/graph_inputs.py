@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import re
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+import torch
 
 from burnish.assumptions import AssumptionUnmet
 from burnish.runtime.host.boxed import boxed_form
@@ -88,15 +90,15 @@ def is_kept(source: str, parameters: Sequence[str]) -> bool:
 
 def still_held(sources: Sequence[str], frame: types.FunctionType) -> Callable[[], bool] | None:
     """A check that each kept parameter and buffer, and each module on its path, is still at the same place; None if
-    nothing is kept."""
+    nothing is kept. A weight that is tied has several places, of which a graph's inputs name one."""
     parameters = parameters_of(frame.__code__)
     cells = dict(zip(frame.__code__.co_freevars, frame.__closure__ or (), strict=True))
     scope = {"G": frame.__globals__, "L": {name: cell.cell_contents for name, cell in cells.items()}}
     shelves: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
     known: dict[str, dict[str, Any]] = {}
-    for source in sources:
-        if not is_kept(source, parameters):
-            continue
+    kept = [source for source in sources if is_kept(source, parameters)]
+    roots = {source[: found.start()]: None for source in kept if (found := _STEP.search(source)) is not None}
+    for source in (*kept, *(place for root in roots for place in _tied(root, eval(root, scope)))):
         for step in _STEP.finditer(source):
             place = f"{source[: step.start()]}._{step[1]}"
             holder = known[place] = known[place] if place in known else eval(place, scope)
@@ -109,6 +111,22 @@ def still_held(sources: Sequence[str], frame: types.FunctionType) -> Callable[[]
         asked: Callable[[], bool] = host.Held(entries)
         return asked
     return lambda: all(holder.get(name) is each for holder, objects in entries for name, each in objects)
+
+
+def _tied(root: str, module: Any) -> Iterator[str]:
+    """The places of all parameters and buffers that a module has more than once."""
+    if not isinstance(module, torch.nn.Module):
+        return
+    found: dict[int, list[str]] = {}
+    kinds = {"_parameters": module.named_parameters, "_buffers": module.named_buffers}
+    for kind, tensors in kinds.items():
+        for name, tensor in tensors(remove_duplicate=False):
+            *modules, own = name.split(".")
+            path = "".join(f"._modules[{each!r}]" for each in modules)
+            found.setdefault(id(tensor), []).append(f"{root}{path}.{kind}[{own!r}]")
+    for places in found.values():
+        if len(places) > 1:
+            yield from places
 
 
 def _body(given: str, is_boxed: bool) -> str:

@@ -2,6 +2,8 @@
 
 A `Codec` knows a closed set of classes, each a dataclass or an enumeration; a value of any other kind is refused, and
 so is a tag or a class it does not know. Reading makes objects of those classes and of plain Python, and nothing else.
+The fields of our own classes have the types that their annotations state, where they are written and where they are
+read; annotations of other packages' classes are not binding there.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from typing import Any
 
 import torch
 
-from burnish.ir.expr import Expr
+from burnish.ir.expr import Expr, Monomial
+from burnish.runtime.cache.field_types import Check, StandIns, check_of, checks_of, unfit
 from burnish.torch_private.operators import OpOverload
 
 _NAME = 64  # characters
@@ -26,6 +29,7 @@ _TENSOR_BYTES = 1 << 16  # constants are tables and masks; graphs do not contain
 _CODE = ("co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_nlocals", "co_stacksize", "co_flags", "co_code",
          "co_consts", "co_names", "co_varnames", "co_filename", "co_name", "co_qualname", "co_firstlineno",
          "co_linetable", "co_exceptiontable", "co_freevars", "co_cellvars")  # fmt: skip
+_are_terms = check_of(dict[Monomial, int])  # of an expression
 _TORCH_KINDS: dict[str, type] = {"dtype": torch.dtype, "layout": torch.layout, "format": torch.memory_format}
 
 
@@ -35,14 +39,17 @@ class NotData(Exception):
 
 class Codec:
     """Objects of the class `shared`, which must be hashable, are written once and then referenced. With `shared`, a
-    codec is not thread-safe."""
+    codec is not thread-safe. `stand_ins` are classes that are stored in the place of others."""
 
-    def __init__(self, classes: Iterable[type], shared: type | tuple[type, ...] = ()) -> None:
+    def __init__(self, classes: Iterable[type], shared: type | tuple[type, ...] = (), stand_ins: StandIns = ()) -> None:
         self._shared = shared
         self._numbers: dict[Any, int] = {}  # while writing
         self._known: list[Any] = []  # while reading
         self._classes = {cls.__qualname__: cls for cls in classes}
         self._fields = {name: _fields(cls) for name, cls in self._classes.items() if dataclasses.is_dataclass(cls)}
+        self._checks: dict[str, tuple[tuple[str, Check], ...]] = {
+            name: checks_of(self._classes[name], stand_ins) for name in self._fields if _is_ours(self._classes[name])
+        }
         self._readers: dict[str, Callable[[list[Any]], Any]] = {
             "list": lambda items: [self._read(item) for item in items],
             "tuple": lambda items: tuple(self._read(item) for item in items),
@@ -105,7 +112,9 @@ class Codec:
         is_shared = isinstance(value, self._shared)
         if is_shared and (number := self._numbers.get(value)) is not None:
             return ["again", number]
-        text = ["object", name, *(self._write(getattr(value, field)) for field in self._fields[name])]
+        values = [getattr(value, field) for field in self._fields[name]]
+        self._require_types(name, values)
+        text = ["object", name, *map(self._write, values)]
         if is_shared:
             self._numbers[value] = len(self._numbers)
         return text
@@ -159,10 +168,16 @@ class Codec:
         fields = self._fields.get(name)
         if fields is None or len(fields) != len(values):
             raise NotData(f"a {name} with {len(values)} fields")
-        made = self._classes[name](**dict(zip(fields, map(self._read, values), strict=True)))
+        found = [self._read(value) for value in values]
+        self._require_types(name, found)
+        made = self._classes[name](**dict(zip(fields, found, strict=True)))
         if isinstance(made, self._shared):
             self._known.append(made)
         return made
+
+    def _require_types(self, name: str, values: list[Any]) -> None:
+        if name in self._checks and (field := unfit(self._checks[name], values)) is not None:
+            raise NotData(f"a {name} whose {field} is of another type")
 
     def _read_enum(self, items: list[Any]) -> Any:
         name, member = items
@@ -171,7 +186,10 @@ class Codec:
         return self._classes[name][member]  # type: ignore[index]
 
     def _read_expr(self, items: list[Any]) -> Expr:
-        return Expr({tuple(self._read(atom) for atom in atoms): factor for atoms, factor in items})
+        terms = {tuple(self._read(atom) for atom in atoms): factor for atoms, factor in items}
+        if not _are_terms(terms):
+            raise NotData("an expression of other parts")
+        return Expr(terms)
 
     def _read_code(self, items: list[Any]) -> types.CodeType:
         if len(items) != len(_CODE):
@@ -187,6 +205,10 @@ class Codec:
 
 def _fields(cls: type) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(cls) if field.init)
+
+
+def _is_ours(cls: type) -> bool:
+    return cls.__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
 def _written_tensor(value: torch.Tensor) -> list[Any]:

@@ -58,6 +58,7 @@ def key_maker(target: object, positional: int, keywords: Sequence[str]) -> KeyMa
     lines += [f"    k{k} = kwargs[{word!r}]" for k, word in enumerate(keywords)]
     lines.append("    tensors = []")
     parts = ["grad()", "inference()", "autocast() and autocast_state()", "function_modes() and default_devices()"]
+    parts.append(repr((positional, *keywords)))  # the same values under other names are another call
     if isinstance(target, torch.nn.Module):
         parts.append("target.training")
     for n, name in enumerate(names):
