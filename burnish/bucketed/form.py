@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from burnish.runtime.host.signature import BY_VALUE, TENSORS
+from burnish.runtime.host.thread_state import autocast_here
 from burnish.shapes.strategy import Fill
 
 Place = int | str  # of an argument: its position, or its keyword
@@ -86,7 +87,7 @@ class Reader:
         if len(tensors) > 1 and len(set(map(id, tensors))) != len(tensors):
             usual = False
         training = self._target.training if self._is_module else None  # type: ignore[attr-defined]
-        form = (tuple(parts), _grad_mode(), _inference_mode(), training)
+        form = (tuple(parts), _grad_mode(), _inference_mode(), autocast_here(), training)
         return Call(args, kwargs, form, tensors, places, usual)
 
     def name(self, place: Place) -> str:

@@ -7,7 +7,6 @@ call that is traced is served, too. Unrelated sizes are not merged where they ha
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import threading
 import weakref
@@ -30,10 +29,8 @@ from burnish.capture.graphs.eager_semantics import call_powers_of_negatives, dro
 from burnish.observe.log import CompileLog
 from burnish.options import Options
 from burnish.shapes.strategy import Axis, Fill
-from burnish.torch_private import symbolic_sizes
 
 _MOST_TRACES = 64  # of one target
-_DUCK = "use_duck_shape"
 Symbol = Any  # of sympy
 Dims = tuple[Any, ...]  # the sizes of a tensor: ints, expressions, or None for those that are not known
 
@@ -124,7 +121,13 @@ class Tracer:
         self._known: dict[int, tuple[Any, Traced]] = {}  # by the id of the compiled code, which is kept
         self.log = CompileLog(name=f"{name} (traced for a proof)")
         self.entrance = Entrance(
-            target, settings, self.log, backend=_weak_backend(self), raced=False, recompiles=_MOST_TRACES
+            target,
+            settings,
+            self.log,
+            backend=_weak_backend(self),
+            raced=False,
+            recompiles=_MOST_TRACES,
+            sizes_apart=True,
         )
         self.traces = 0
 
@@ -141,8 +144,7 @@ class Tracer:
         self.traces += 1
         self._now.call, self._now.ran = call, []
         try:
-            with _apart():
-                result = self.entrance.call(*call.args, **call.kwargs)
+            result = self.entrance.call(*call.args, **call.kwargs)
             ran = self._now.ran
         finally:
             self._now.call, self._now.ran = None, []
@@ -267,15 +269,6 @@ def _weak_backend(tracer: Tracer) -> Backend:
         return alive._backend(graph, example_inputs)
 
     return backend
-
-
-def _apart() -> contextlib.AbstractContextManager[object]:
-    """In this context each size of an input gets a symbol of its own, unless the traced code requires equal sizes."""
-    config: Any = symbolic_sizes.config
-    if not hasattr(config, _DUCK):
-        return contextlib.nullcontext()
-    patched: contextlib.AbstractContextManager[object] = config.patch({_DUCK: False})
-    return patched
 
 
 def _nothing(*args: Any) -> tuple[Any, ...]:

@@ -3,9 +3,11 @@ what may not be padded is not."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,8 +15,11 @@ import torch
 from torch import nn
 
 import burnish
+from burnish import handle
 from burnish.errors import BadOptionValue, BadShapes, SealedError
 from burnish.shapes.traffic import drawn
+from burnish.torch_private import symbolic_sizes
+from burnish.torch_private.dynamo import compile_lock
 from tests.shapes.models import Attending, Mean, Normed, Rows, Tokens, ids, mask
 
 GRID = {"batch": [1, 2, 4], "sequence": [8, 16, 32]}
@@ -527,3 +532,46 @@ def test_inference_mode() -> None:
     close(compiled(x, m), model(x, m))
     shapes = burnish.stats(compiled).shapes
     assert any(bucket.padded_calls for bucket in shapes.buckets) and not shapes.refusals
+
+
+def test_calls_under_autocast_have_buckets_of_their_own() -> None:
+    model = Rows().eval()
+    compiled = burnish.compile(model, shapes={"batch": [4]})
+    for _ in range(4):
+        for dtype in (None, torch.bfloat16):
+            with contextlib.nullcontext() if dtype is None else torch.autocast("cpu", dtype):
+                assert compiled(torch.randn(3, 8)).dtype == (dtype or torch.float32)
+    stats = burnish.stats(compiled)
+    assert stats.compiles == stats.shapes.compiles == stats.shapes.variants == 2
+
+
+def test_sizes_are_told_apart_under_dynamos_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[bool] = []
+
+    class Config:
+        use_duck_shape = True
+
+        @contextlib.contextmanager
+        def patch(self, changes: dict[str, bool]) -> Iterator[None]:
+            def look() -> None:
+                free = compile_lock.acquire(blocking=False)
+                held.append(not free)
+                if free:
+                    compile_lock.release()
+
+            thread = threading.Thread(target=look)
+            thread.start(), thread.join()
+            yield
+
+    monkeypatch.setattr(symbolic_sizes, "config", Config())
+    compiled = burnish.compile(Rows().eval(), shapes={"batch": [4]})
+    compiled(torch.randn(3, 8))
+    assert held and all(held)
+
+
+def test_shapes_are_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[object] = []
+    parse = handle.parse
+    monkeypatch.setattr(handle, "parse", lambda shapes: parsed.append(shapes) or parse(shapes))
+    burnish.compile(Rows(), shapes={"batch": [4]})
+    assert parsed == [{"batch": [4]}]

@@ -51,7 +51,7 @@ class Entrance:
 
     `foreign` has arguments for torch.compile, if another compiler does the work. `backend` takes the place of ours.
     Without `raced`, every call goes through Dynamo's guards, even where eager is faster; `recompiles` is then the
-    number of variants that a frame may have."""
+    number of variants that a frame may have. `sizes_apart`: sizes that happen to be equal are not taken for one."""
 
     def __init__(
         self,
@@ -63,10 +63,12 @@ class Entrance:
         backend: Backend | None = None,
         raced: bool = True,
         recompiles: int = 0,
+        sizes_apart: bool = False,
     ) -> None:
         self._backend = backend
         self._raced = raced
         self._recompiles = recompiles
+        self._sizes_apart = sizes_apart
         self.target = target
         self.options = options
         self.log = log
@@ -291,6 +293,7 @@ class Entrance:
             wanted_by(self.target),
             self._recompiles,
             guards_hooks=not isinstance(self.target, torch.nn.Module),  # whose definition looks at its hooks
+            sizes_apart=self._sizes_apart,
         )
         callback.root = frame.__code__
         self.deferred = callback.deferred
