@@ -18,6 +18,7 @@ from burnish.shapes.padding import prove
 from burnish.shapes.same_sizes import unify
 
 _FILL, _FINITE = "fill", "finite"  # what a call guarantees, or checks
+_UNSEEN = "unseen"  # where it cannot check
 # What nobody can check: which numbers of a mask hide depends on the model.
 _UNCHECKED = {"unmasked": "a finite mask may hide a whole row", "bounded": "lengths may be beyond the size"}
 
@@ -57,6 +58,9 @@ def prove_padding(graph: fx.GraphModule, examples: Sequence[Any], padded: Sequen
     for kind, reason in _UNCHECKED.items():
         if kind in kinds:
             raise Unprovable(reason)
+    for need in proof.needs:
+        if need.kind == _UNSEEN:
+            raise Unprovable(need.text)
     return Proven(tuple(str(need) for need in proof.needs if need.kind != _FILL), _FINITE in kinds)
 
 

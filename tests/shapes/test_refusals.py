@@ -186,6 +186,70 @@ def test_a_nan_that_could_not_be_seen(kind: torch.dtype) -> None:
     assert why in burnish.stats(compiled).shapes.refusals and not is_padded(compiled)
 
 
+HIDING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "comparison": lambda x: (x > 0).float(),
+    "choice": lambda x: torch.where(x > 0, 1.0, -1.0) * 2,
+    "whole numbers": lambda x: x.long().clamp(-8, 8).float(),
+    "truth value": lambda x: x.bool().float(),
+    "place": lambda x: x.argmax(-1, keepdim=True).float(),
+    "least": lambda x: x.topk(2, largest=False).values,
+    "sign": lambda x: torch.sign(x),
+    "nan_to_num": lambda x: x.nan_to_num(),
+    "fmax": lambda x: torch.fmax(x, torch.zeros(())),
+    "copysign": lambda x: torch.copysign(torch.ones(()), x),
+    "threshold's derivative": lambda x: torch.ops.aten.threshold_backward(torch.ones_like(x), x, 0.0),
+}
+
+
+@pytest.mark.parametrize("way", HIDING)
+def test_what_hides_a_nan_is_not_padded(way: str) -> None:
+    class Model(Tokens):
+        def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            x = self.embed(ids) * mask[..., None]
+            return HIDING[way](x.sum(1) + 0.1)
+
+    model = Model().eval()
+    compiled = burnish.compile(model, shapes={"sequence": [8]})
+    for infinite in (False, True):
+        if infinite:
+            model.embed.weight[0] = torch.inf  # the word that padding is
+        for length in (3, 5, 6):
+            x, m = ids(2, length), mask(2, length)
+            torch.testing.assert_close(compiled(x, m), model(x, m))
+    assert any("could not be seen" in why for why in burnish.stats(compiled).shapes.refusals)
+
+
+SHOWING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "relu": torch.relu,
+    "leaky_relu": torch.nn.functional.leaky_relu,
+    "elu": torch.nn.functional.elu,
+    "softplus": torch.nn.functional.softplus,
+    "clamp": lambda x: x.clamp(-1, 1),
+    "greatest": lambda x: x.amax(-1),
+    "softmax": lambda x: x.softmax(-1),
+    "norm": lambda x: torch.nn.functional.layer_norm(x, x.shape[-1:]),
+    "choice": lambda x: torch.where(torch.arange(x.shape[-1]) > 2, x, 0.0),
+}
+
+
+@pytest.mark.parametrize("way", SHOWING)
+def test_what_shows_a_nan_is_padded(way: str) -> None:
+    class Model(Tokens):
+        def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            x = self.embed(ids) * mask[..., None]
+            return SHOWING[way](x.sum(1) + 0.1)
+
+    model = Model().eval()
+    compiled = burnish.compile(model, shapes={"sequence": [8]})
+    for infinite in (False, True):
+        if infinite:
+            model.embed.weight[0] = torch.inf
+        for length in (3, 5, 6):
+            x, m = ids(2, length), mask(2, length)
+            torch.testing.assert_close(compiled(x, m), model(x, m), rtol=2e-5, atol=2e-6)
+    assert is_padded(compiled)
+
+
 @pytest.mark.parametrize("overlapping", [lambda x: x[:, :, :1].expand(-1, -1, 4), lambda x: x.unfold(1, 2, 1)])
 def test_results_that_overlap_themselves_are_not_padded(overlapping: Callable[[torch.Tensor], torch.Tensor]) -> None:
     class Model(Tokens):
