@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import pytest
 import torch
@@ -100,6 +101,51 @@ def test_results_in_containers_are_padded() -> None:
         torch.testing.assert_close(ours[0], eager[0])
         torch.testing.assert_close(ours[1]["twice"][0], eager[1]["twice"][0])
     assert is_padded(compiled)
+
+
+class Both(NamedTuple):
+    states: torch.Tensor
+    first: torch.Tensor | None = None
+
+
+Pair = collections.namedtuple("Pair", ["states", "first"])
+
+
+@pytest.mark.parametrize("make", [lambda x: Both(x), lambda x: Pair(x, x[:, 0] * 2), lambda x: torch.max(x, -1)])
+def test_results_in_named_tuples_are_padded(make: Callable[[torch.Tensor], Any]) -> None:
+    class Model(Tokens):
+        def forward(self, ids: torch.Tensor) -> Any:
+            return make(super().forward(ids))
+
+    model = Model().eval()
+    compiled = burnish.compile(model, shapes={"sequence": [8]})
+    for length in (3, 5, 6):
+        ours, eager = compiled(ids(2, length)), model(ids(2, length))
+        assert type(ours) is type(eager)
+        torch.testing.assert_close(tuple(ours), tuple(eager))
+    assert is_padded(compiled)
+
+
+class Remembering(Both):
+    made: ClassVar[list[Any]] = []
+
+    def __new__(cls, *args: Any) -> Any:
+        made = super().__new__(cls, *args)
+        cls.made.append(made)
+        return made
+
+
+def test_a_named_tuple_that_remembers_is_not_padded() -> None:
+    class Model(Tokens):
+        def forward(self, ids: torch.Tensor) -> Any:
+            return Remembering(super().forward(ids))
+
+    model = Model().eval()
+    compiled = burnish.compile(model, shapes={"sequence": [8]})
+    for length in (3, 5, 6):
+        compiled(ids(2, length))
+        assert Remembering.made[-1].states.shape[1] == length
+    assert not is_padded(compiled)
 
 
 def test_code_that_only_returns() -> None:
