@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,7 +31,7 @@ class Call:
     form: Hashable
     tensors: list[torch.Tensor]
     places: list[Place]
-    is_usual: bool  # tensors are contiguous and distinct
+    is_usual: bool  # tensors are contiguous and distinct, no number is -0.0
     shapes: Shapes = field(init=False)
 
     def __post_init__(self) -> None:
@@ -82,6 +83,8 @@ class Reader:
                     parts.append((place, x.dtype, x.device, x.dim(), x.requires_grad))
             elif kind in _VALUES:
                 parts.append((place, kind, x))
+                if kind is float and x == 0 and math.copysign(1, x) < 0:  # guards take it for 0.0
+                    usual = False
             else:
                 parts.append((place, kind))
         if len(tensors) > 1 and len(set(map(id, tensors))) != len(tensors):

@@ -127,7 +127,7 @@ class Tracer:
             backend=_weak_backend(self),
             raced=False,
             recompiles=_MOST_TRACES,
-            sizes_apart=True,
+            for_proof=True,
         )
         self.traces = 0
 
@@ -237,8 +237,10 @@ class Tracer:
         sizes = tuple(_sizes(_example(node)) for node in placeholders)
         traced = Traced(inputs, dims, outputs, sizes, (), run)
         known = set(traced.symbols(call))
-        for each in outputs:
-            if each is None:
+        for each, requires_grad in zip(outputs, map(_requires_grad, flat), strict=True):
+            if requires_grad:
+                traced.refusal = "results require gradients"
+            elif each is None:
                 traced.refusal = "a result is a number, which may depend on sizes"
             elif any(not isinstance(e, int) and not e.free_symbols <= known for part in each for e in part):
                 traced.refusal = "the size of a result depends on more than the sizes of the arguments"
@@ -296,6 +298,10 @@ def _output(node: Any) -> tuple[Dims, Dims] | None:
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return None
     return _expressions(value.shape), _expressions(value.stride())
+
+
+def _requires_grad(node: Any) -> bool:
+    return isinstance(node, fx.Node) and getattr(_example(node), "requires_grad", False)
 
 
 def _expressions(sizes: Sequence[Any]) -> Dims:

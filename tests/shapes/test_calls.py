@@ -575,3 +575,56 @@ def test_shapes_are_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handle, "parse", lambda shapes: parsed.append(shapes) or parse(shapes))
     burnish.compile(Rows(), shapes={"batch": [4]})
     assert parsed == [{"batch": [4]}]
+
+
+def test_a_float_of_the_modules_is_a_constant_of_the_proof() -> None:
+    class Model(Tokens):
+        def __init__(self) -> None:
+            super().__init__()
+            self.epsilon = 1e-6
+
+        def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            x = self.embed(ids)
+            x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.epsilon)
+            return (x * mask[..., None]).sum(1)
+
+    model = Model().eval()
+    compiled = burnish.compile(model, shapes={"sequence": [8]})
+    for length in (3, 5, 6):
+        close(compiled(ids(2, length), mask(2, length)), model(ids(2, length), mask(2, length)))
+    assert sum(bucket.padded_calls for bucket in burnish.stats(compiled).shapes.buckets) == 2
+
+
+def test_causal_attention_without_dropout_draws_no_numbers() -> None:
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+    compiled = burnish.compile(attend, shapes={"x": {2: [8]}})
+    for length in (3, 5, 6):
+        x = torch.randn(2, 2, length, 4)
+        close(compiled(x), attend(x))
+    assert sum(bucket.padded_calls for bucket in burnish.stats(compiled).shapes.buckets) == 2
+
+
+def test_a_negative_zero_is_not_taken_for_zero() -> None:
+    def divide(x: torch.Tensor, by: float) -> torch.Tensor:
+        return x / by
+
+    compiled = burnish.compile(divide, shapes={"batch": [4]})
+    for by in (0.0, 0.0, -0.0, -0.0, 0.0):
+        assert torch.equal(compiled(torch.ones(3, 2), by), torch.full((3, 2), torch.inf).copysign(torch.tensor(by)))
+
+
+def test_arguments_that_require_gradients_are_padded_without_grad_mode() -> None:
+    compiled = burnish.compile(Rows().eval(), shapes={"batch": [4]})
+    for _ in range(3):
+        assert not compiled(torch.randn(3, 8, requires_grad=True)).requires_grad
+    assert sum(bucket.padded_calls for bucket in burnish.stats(compiled).shapes.buckets) == 2
+
+
+def test_results_that_require_gradients_are_named() -> None:
+    compiled = burnish.compile(Rows().eval(), shapes={"batch": [4]})
+    with torch.enable_grad():
+        for _ in range(3):
+            assert compiled(torch.randn(3, 8, requires_grad=True)).requires_grad
+    assert set(burnish.stats(compiled).shapes.refusals) == {"results require gradients"}

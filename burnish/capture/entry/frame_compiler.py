@@ -99,10 +99,11 @@ class FrameCompiler:
         ahead: Ahead,
         recompiles: int = 0,
         guards_hooks: bool = False,
-        sizes_apart: bool = False,
+        for_proof: bool = False,
     ) -> None:
-        """`guards_hooks`: Dynamo guards the hooks of modules, because nothing else asks for them. `sizes_apart`: each
-        symbolic size of an input gets a symbol of its own, unless the traced code requires equal sizes."""
+        """`guards_hooks`: Dynamo guards the hooks of modules, because nothing else asks for them. `for_proof`: each
+        symbolic size of an input gets a symbol of its own, unless the traced code requires equal sizes, and floats are
+        constants: of a symbolic one nothing is known, not that an epsilon is above 0."""
         self._torchdynamo_orig_backend = inner  # the chain by which Dynamo finds the backend of a cache entry
         self.__name__ = getattr(inner, "__name__", "burnish")
         self._inner = inner
@@ -111,7 +112,7 @@ class FrameCompiler:
         self._place = place
         self._recompiles = recompiles  # allowed, if more than Dynamo's own limit
         self._guards_hooks = guards_hooks
-        self._sizes_apart = sizes_apart
+        self._for_proof = for_proof
         self._fullgraph = options.fullgraph
         self._dynamic = options.dynamic
         self._failures: dict[str, int] = {}
@@ -330,8 +331,8 @@ class FrameCompiler:
         shapes = set_enable_dynamic(self._dynamic) if self._dynamic is not None else contextlib.nullcontext()
         own = max(dynamo_config.recompile_limit, self._recompiles)
         limit = dynamo_config.patch(recompile_limit=own + others)
-        apart = _with_sizes_apart() if self._sizes_apart else contextlib.nullcontext()
-        with shapes, limit, apart, _as_eager_traces(self._guards_hooks), without_guard_profiling():
+        proof = _traced_for_proof() if self._for_proof else contextlib.nullcontext()
+        with shapes, limit, proof, _as_eager_traces(self._guards_hooks), without_guard_profiling():
             yield
 
     def _give_up(self, error: Exception, frame: Any) -> ConvertFrameReturn:
@@ -415,12 +416,12 @@ def _as_eager_traces(guards_hooks: bool) -> contextlib.AbstractContextManager[No
     return patched
 
 
-def _with_sizes_apart() -> contextlib.AbstractContextManager[object]:
+@contextlib.contextmanager
+def _traced_for_proof() -> Iterator[None]:
     config: Any = symbolic_sizes.config
-    if not hasattr(config, _DUCK):
-        return contextlib.nullcontext()
-    patched: contextlib.AbstractContextManager[object] = config.patch({_DUCK: False})
-    return patched
+    apart = config.patch({_DUCK: False}) if hasattr(config, _DUCK) else contextlib.nullcontext()
+    with apart, dynamo_config.patch(specialize_float=True):
+        yield
 
 
 def _limit_reached(function: str) -> CompileError:
