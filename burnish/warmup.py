@@ -17,6 +17,7 @@ import torch
 from burnish.api import handle_of
 from burnish.bucketed.calls import BucketedCalls
 from burnish.bucketed.form import Reader
+from burnish.bucketed.results import repeated
 from burnish.errors import BadWarmup
 from burnish.handle import Handle
 from burnish.shapes.strategy import DIMENSIONS, Axis, axes_named
@@ -165,9 +166,7 @@ def resized(
             return x
         for axis in axes:
             if axis.name in sizes and axis.is_of(name, x.dim()) and x.shape[axis.dim] != sizes[axis.name]:
-                count = max(x.shape[axis.dim], 1)
-                index = torch.arange(sizes[axis.name], device=x.device) % count
-                x = x.index_select(axis.dim, index)
+                x = repeated(x, axis.dim, sizes[axis.name])
         return x
 
     return tuple(made(reader.name(k), x) for k, x in enumerate(args)), {n: made(n, x) for n, x in kwargs.items()}

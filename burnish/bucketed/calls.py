@@ -32,7 +32,7 @@ import torch
 from burnish.bucketed.form import Call, Reader, Shapes
 from burnish.bucketed.planner import Planner
 from burnish.bucketed.proof import prove_padding
-from burnish.bucketed.results import NotFinite, ResultsDiffer, Slicing, padded
+from burnish.bucketed.results import NotFinite, ResultsDiffer, Slicing, padded, repeated
 from burnish.bucketed.tracer import Prover, Traced, Tracer
 from burnish.bucketed.variant import Contest, Variant
 from burnish.capture.entry.entrance import Entrance
@@ -620,8 +620,7 @@ class BucketedCalls:
             for t, d in dims:
                 have = tensors[t].shape[d]
                 if have != size and (traced is None or not traced.dims or traced.varies(t, d)):
-                    index = torch.arange(size, device=tensors[t].device) % max(have, 1)
-                    tensors[t] = tensors[t].index_select(d, index)
+                    tensors[t] = repeated(tensors[t], d, size)
         larger = call.with_tensors(tensors)
         return larger.args, larger.kwargs
 

@@ -80,7 +80,7 @@ class Reader:
                     usual = False
                     parts.append(_UNUSUAL)
                 else:
-                    parts.append((place, x.dtype, x.device, x.dim(), x.requires_grad))
+                    parts.append((place, x.dtype, x.device, x.dim(), x.requires_grad, x.is_inference()))
             elif kind in _VALUES:
                 parts.append((place, kind, x))
                 if kind is float and x == 0 and math.copysign(1, x) < 0:  # guards take it for 0.0

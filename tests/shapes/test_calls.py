@@ -628,3 +628,25 @@ def test_results_that_require_gradients_are_named() -> None:
         for _ in range(3):
             assert compiled(torch.randn(3, 8, requires_grad=True)).requires_grad
     assert set(burnish.stats(compiled).shapes.refusals) == {"results require gradients"}
+
+
+def test_tensors_made_outside_of_inference_mode_are_padded_in_it() -> None:
+    compiled = burnish.compile(Rows().eval(), shapes={"batch": [4]})
+    outside = torch.ones(3, 8)
+    with torch.inference_mode():
+        inside = torch.ones(3, 8)
+        for _ in range(3):
+            compiled(outside), compiled(inside)
+    for _ in range(3):
+        compiled(outside), compiled(inside)
+    shapes = burnish.stats(compiled).shapes
+    assert not shapes.refusals and sum(bucket.padded_calls for bucket in shapes.buckets) == 8
+
+
+def test_warmup_in_inference_mode_is_for_tensors_made_outside() -> None:
+    compiled = burnish.compile(Rows().eval(), shapes={"batch": [4, 8]})
+    x = torch.ones(3, 8)
+    with torch.inference_mode():
+        burnish.warmup(compiled, example=x)
+        burnish.seal(compiled, strict=True)
+        assert compiled(x).shape == (3, 3)
