@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import importlib
 import sys
@@ -83,7 +84,7 @@ class Settings:
         for name in ("background", "budget"):
             if trust[name] and not self.is_ours:
                 raise BadOptionValue(name, trust[name], f"left out with backend={self.backend!r}: it is burnish's own")
-        self._check_shapes()
+        self._check_beside(self.strategy)
         if self.is_ours:
             options = Options.from_arguments(
                 mode=self.mode, options=self.options, fullgraph=self.fullgraph, dynamic=self.dynamic, trust=trust
@@ -93,8 +94,12 @@ class Settings:
             return options
         return Options.from_arguments(mode=self.mode, fullgraph=self.fullgraph, dynamic=self.dynamic, trust=trust)
 
-    def _check_shapes(self) -> None:
-        strategy = parse(self.shapes)
+    @functools.cached_property
+    def strategy(self) -> Strategy | None:
+        return parse(self.shapes)
+
+    def _check_beside(self, strategy: Strategy | None) -> None:
+        """What does not go together with `shapes=`."""
         if strategy is None:
             return
         if not self.is_ours:
@@ -127,7 +132,7 @@ class Handle:
         self.settings = settings
         self._make_entrance = entrance
         self.options = settings.resolved()
-        self.strategy = parse(settings.shapes)
+        self.strategy = settings.strategy
         self.name = settings.name or attribute(eager, "__qualname__") or type(eager).__name__
         self.log = CompileLog(self.options.dump_dir, self.name, sinks_for(self.options))
         self.entrance = self._entrance(eager)

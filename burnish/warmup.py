@@ -4,6 +4,7 @@ arrives."""
 from __future__ import annotations
 
 import contextlib
+import difflib
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,9 +16,11 @@ import torch
 
 from burnish.api import handle_of
 from burnish.bucketed.calls import BucketedCalls
+from burnish.bucketed.form import Reader
+from burnish.bucketed.results import repeated
 from burnish.errors import BadWarmup
 from burnish.handle import Handle
-from burnish.shapes.strategy import Axis, axes_named
+from burnish.shapes.strategy import DIMENSIONS, Axis, axes_named
 from burnish.shapes.traffic import checked_trace, counted, read_trace
 
 _LEAST_CALLS, _MOST_CALLS = 2, 256
@@ -110,14 +113,37 @@ def _calls(handle: Handle, traffic: Any, example: Example) -> Iterator[tuple[tup
     if example is None:
         raise BadWarmup("sizes need an example call: warmup(compiled, sizes, example=(input_ids,))")
     requests = checked_trace(list(traffic)) if traffic else []
-    args, kwargs = _taken_apart(example)
-    if isinstance(entrance, BucketedCalls):
-        yield from ((a, k) for a, k in entrance.calls_to_warm(args, kwargs, requests))
-        return
+    reader, (args, kwargs) = Reader(handle.eager), _taken_apart(example)
     names = list(requests[0]) if requests else []
-    axes = axes_named(names)
-    for sizes in counted(requests, names):
-        yield resized(args, kwargs, axes, dict(zip(names, sizes, strict=True)))
+    axes = _axes_of(names, reader, args, kwargs)
+    bucketed = entrance.axes_of(args, kwargs) if isinstance(entrance, BucketedCalls) else ()
+    beside = [name for name in names if name not in bucketed]  # sizes that are not padded
+    for sizes in counted(requests, beside) or [()]:
+        asked = dict(zip(beside, sizes, strict=True))
+        call = resized(args, kwargs, axes, asked, reader)
+        if not isinstance(entrance, BucketedCalls) or not bucketed:
+            yield call
+            continue
+        alike = [r for r in requests if asked.items() <= r.items()]
+        yield from entrance.calls_to_warm(*call, [{name: r[name] for name in r if name in bucketed} for r in alike])
+
+
+def _axes_of(
+    names: Sequence[str], reader: Reader, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Axis, ...]:
+    """The dimensions of the example that sizes are given for."""
+    given = [*((reader.name(k), x) for k, x in enumerate(args)), *kwargs.items()]
+    ranks = [(name, x.dim()) for name, x in given if isinstance(x, torch.Tensor)]
+    if not ranks:
+        raise BadWarmup("the example has no tensor to resize: pass one like a call, such as example=(input_ids,)")
+    known = [name for name, dim in DIMENSIONS.items() if any(Axis(name, dim).is_of(*each) for each in ranks)]
+    known += [f"{name}.{dim}" for name, rank in ranks for dim in range(rank)]
+    for name in names:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            guess = f" Did you mean {close[0]!r}?" if close else ""
+            raise BadWarmup(f"the example has no dimension {name!r}; it has {', '.join(known)}.{guess}")
+    return axes_named(names)
 
 
 def _are_sizes(traffic: Sequence[Any]) -> bool:
@@ -131,7 +157,7 @@ def _taken_apart(example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def resized(
-    args: tuple[Any, ...], kwargs: Mapping[str, Any], axes: Sequence[Axis], sizes: Mapping[str, int]
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], axes: Sequence[Axis], sizes: Mapping[str, int], reader: Reader
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """A call with tensors of other sizes: cut, or repeated from the beginning."""
 
@@ -140,12 +166,10 @@ def resized(
             return x
         for axis in axes:
             if axis.name in sizes and axis.is_of(name, x.dim()) and x.shape[axis.dim] != sizes[axis.name]:
-                count = max(x.shape[axis.dim], 1)
-                index = torch.arange(sizes[axis.name], device=x.device) % count
-                x = x.index_select(axis.dim, index)
+                x = repeated(x, axis.dim, sizes[axis.name])
         return x
 
-    return tuple(made(f"args[{k}]", x) for k, x in enumerate(args)), {n: made(n, x) for n, x in kwargs.items()}
+    return tuple(made(reader.name(k), x) for k, x in enumerate(args)), {n: made(n, x) for n, x in kwargs.items()}
 
 
 def _in_words(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:

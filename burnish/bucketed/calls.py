@@ -32,11 +32,11 @@ import torch
 from burnish.bucketed.form import Call, Reader, Shapes
 from burnish.bucketed.planner import Planner
 from burnish.bucketed.proof import prove_padding
-from burnish.bucketed.results import NotFinite, ResultsDiffer, Slicing, padded
+from burnish.bucketed.results import NotFinite, ResultsDiffer, Slicing, padded, repeated
 from burnish.bucketed.tracer import Prover, Traced, Tracer
 from burnish.bucketed.variant import Contest, Variant
 from burnish.capture.entry.entrance import Entrance
-from burnish.errors import SealedError
+from burnish.errors import BadWarmup, SealedError
 from burnish.observe.log import CompileLog
 from burnish.options import Options
 from burnish.runtime.signals import is_handlers_own
@@ -570,22 +570,32 @@ class BucketedCalls:
 
     # -- before traffic arrives -----------------------------------------------------------------------------------
 
+    def axes_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, ...]:
+        """The dimensions of a call like this one that may be padded."""
+        return tuple(axis.name for axis in self._form_to_warm(args, kwargs)[1].axes)
+
+    def _form_to_warm(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, Form]:
+        call = self._reader.read(args, kwargs)
+        if self.strategy.mask is not None:
+            call = self._masked(call, self.strategy.mask)
+        if not call.is_usual:
+            raise BadWarmup("a tensor of the example is not contiguous, or is passed twice: such calls are not padded")
+        form = self._forms.get(call.form) or self._new_form(call)
+        if form is None:
+            raise BadWarmup(f"there have been calls of {_MOST_FORMS} kinds already, and the example is of another")
+        if self.strategy.axes and not form.axes:
+            named = ", ".join(axis.name for axis in self.strategy.axes)
+            raise BadWarmup(f"the example has none of the dimensions of shapes=: {named}")
+        return call, form
+
     def calls_to_warm(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], requests: Sequence[Mapping[str, int]]
     ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
         """Calls like this one, for each bucket; those that are learnt are planned from `requests`. The first calls are
         traced, so later ones depend on what came of that."""
-        call = self._reader.read(args, kwargs)
-        if self.strategy.mask is not None:
-            call = self._masked(call, self.strategy.mask)
-        form = self._forms.get(call.form) or self._new_form(call)
-        if form is None or not form.axes or not call.is_usual:
-            yield args, kwargs
-            return
-        names = [axis.name for axis in form.axes]
-        asked = [{name: r.get(name, 0) for name in names} for r in requests]
+        call, form = self._form_to_warm(args, kwargs)
         usual = self._sizes_asked(form, call)
-        traffic = counted([{n: size or usual[n] for n, size in each.items()} for each in asked], names)
+        traffic = counted([{**usual, **each} for each in requests], list(usual))
         args, kwargs = self._resized(form, call, [max(2, size) for size in usual.values()])
         yield args, kwargs
         call = self._reader.read(args, kwargs)
@@ -610,8 +620,7 @@ class BucketedCalls:
             for t, d in dims:
                 have = tensors[t].shape[d]
                 if have != size and (traced is None or not traced.dims or traced.varies(t, d)):
-                    index = torch.arange(size, device=tensors[t].device) % max(have, 1)
-                    tensors[t] = tensors[t].index_select(d, index)
+                    tensors[t] = repeated(tensors[t], d, size)
         larger = call.with_tensors(tensors)
         return larger.args, larger.kwargs
 

@@ -7,19 +7,23 @@ to no branches, so one walk over its instructions tells what each holds. What is
 
 from __future__ import annotations
 
+import collections
 import dis
 import sys
 import types
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+import torch
 
 from burnish.capture.entry.unguarded import GRAPH, SET_ATTRIBUTE
 
 # Of the call: an argument, a result of the graph or made of them. New: made here. Class: that of something new.
 Kind = Literal["null", "outside", "of the call", "new", "class"]
+_NAMED = "_make"
 _STORES = "it stores tensors in an object: they would stay padded"
 _SIZES = frozenset({"call_size", "call_stride", "call_storage_offset", "_as_tensor_fullprec"})
-_MAKERS = frozenset({"__new__", "_make", "OrderedDict", "dict", "list", "tuple", "set", "frozenset", "Size"})
+_MAKERS = frozenset({"__new__", _NAMED, "OrderedDict", "dict", "list", "tuple", "set", "frozenset", "Size"})
 _READERS = frozenset({"items", "keys", "values"})
 _WRITERS = frozenset({"clear", "__setitem__", "append", "extend", "update"})
 _NOTHING = frozenset(
@@ -59,6 +63,14 @@ def escape(code: types.CodeType) -> str:
     return ""
 
 
+def _makes_a_named_tuple(made: object) -> bool:
+    """`_make` of a named tuple as Python defines it, or the class of those that torch returns, such as max's."""
+    if isinstance(made, type):
+        return getattr(torch.return_types, made.__name__, None) is made
+    code = getattr(getattr(made, "__func__", None), "__code__", None)
+    return getattr(made, "__name__", "") == _NAMED and getattr(code, "co_filename", "") == collections.__file__
+
+
 class _Walk:
     def __init__(self, code: types.CodeType) -> None:
         self._code = code
@@ -78,7 +90,7 @@ class _Walk:
     def _step(self, each: dis.Instruction) -> None:
         name, arg, stack = each.opname, each.arg or 0, self._stack
         if name.startswith(("LOAD_", "STORE_FAST", "DELETE_FAST")):
-            self._moves(name, arg, str(each.argval))
+            self._moves(name, arg, each.argval)
         elif name == "PUSH_NULL":
             stack.append(_NULL)
         elif name in ("POP_TOP", "GET_ITER", "JUMP_BACKWARD"):
@@ -128,10 +140,10 @@ class _Walk:
         del self._stack[len(self._stack) - count :]
         return taken
 
-    def _moves(self, name: str, arg: int, argval: str) -> None:
+    def _moves(self, name: str, arg: int, argval: Any) -> None:
         stack = self._stack
         if name == "LOAD_CONST":
-            stack.append(_OUTSIDE)
+            stack.append(_Value("outside", _NAMED) if _makes_a_named_tuple(argval) else _OUTSIDE)
         elif name in ("LOAD_FAST", "LOAD_FAST_CHECK"):
             stack.append(self._locals.get(argval, _OURS))
         elif name in ("LOAD_DEREF", "LOAD_CLOSURE"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 
 from burnish.runtime.host.signature import BY_VALUE, TENSORS
+from burnish.runtime.host.thread_state import autocast_here
 from burnish.shapes.strategy import Fill
 
 Place = int | str  # of an argument: its position, or its keyword
@@ -29,7 +31,7 @@ class Call:
     form: Hashable
     tensors: list[torch.Tensor]
     places: list[Place]
-    is_usual: bool  # tensors are contiguous and distinct
+    is_usual: bool  # tensors are contiguous and distinct, no number is -0.0
     shapes: Shapes = field(init=False)
 
     def __post_init__(self) -> None:
@@ -78,15 +80,17 @@ class Reader:
                     usual = False
                     parts.append(_UNUSUAL)
                 else:
-                    parts.append((place, x.dtype, x.device, x.dim(), x.requires_grad))
+                    parts.append((place, x.dtype, x.device, x.dim(), x.requires_grad, x.is_inference()))
             elif kind in _VALUES:
                 parts.append((place, kind, x))
+                if kind is float and x == 0 and math.copysign(1, x) < 0:  # guards take it for 0.0
+                    usual = False
             else:
                 parts.append((place, kind))
         if len(tensors) > 1 and len(set(map(id, tensors))) != len(tensors):
             usual = False
         training = self._target.training if self._is_module else None  # type: ignore[attr-defined]
-        form = (tuple(parts), _grad_mode(), _inference_mode(), training)
+        form = (tuple(parts), _grad_mode(), _inference_mode(), autocast_here(), training)
         return Call(args, kwargs, form, tensors, places, usual)
 
     def name(self, place: Place) -> str:

@@ -13,11 +13,12 @@ from burnish.bucketed.tracer import Proven, Unprovable
 from burnish.capture.proof_graphs import graph_for_proof, symbol_of
 from burnish.ir.expr import Dim, Sym, of
 from burnish.ir.graph import Extern, Graph
-from burnish.shapes.aten_calls import draws
+from burnish.shapes.aten_calls import surely_draws
 from burnish.shapes.padding import prove
 from burnish.shapes.same_sizes import unify
 
 _FILL, _FINITE = "fill", "finite"  # what a call guarantees, or checks
+_UNSEEN = "unseen"  # where it cannot check
 # What nobody can check: which numbers of a mask hide depends on the model.
 _UNCHECKED = {"unmasked": "a finite mask may hide a whole row", "bounded": "lengths may be beyond the size"}
 
@@ -57,6 +58,9 @@ def prove_padding(graph: fx.GraphModule, examples: Sequence[Any], padded: Sequen
     for kind, reason in _UNCHECKED.items():
         if kind in kinds:
             raise Unprovable(reason)
+    for need in proof.needs:
+        if need.kind == _UNSEEN:
+            raise Unprovable(need.text)
     return Proven(tuple(str(need) for need in proof.needs if need.kind != _FILL), _FINITE in kinds)
 
 
@@ -64,5 +68,5 @@ def _refuse_effects(graph: Graph) -> None:
     """A proof is tested by running the graph again (`validation.py`), which must not change the caller's state."""
     if graph.mutations:
         raise Unprovable("it writes an argument or a buffer, and testing the proof would write it again")
-    if any(isinstance(node.op, Extern) and draws(node.op) for node in graph.nodes):
+    if any(isinstance(node.op, Extern) and surely_draws(node.op) for node in graph.nodes):
         raise Unprovable("it draws random numbers, and testing the proof would draw more")

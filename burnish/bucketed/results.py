@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -117,6 +118,20 @@ def sliced(x: torch.Tensor, sizes: Sequence[int], strides: Sequence[int]) -> tor
     return out.copy_(x)
 
 
+def as_made(x: torch.Tensor) -> contextlib.AbstractContextManager[object]:
+    """In this context tensors are made as `x` was, in inference mode or not: guards look at that, too."""
+    if x.is_inference() == torch.is_inference_mode_enabled():
+        return contextlib.nullcontext()
+    return torch.inference_mode(x.is_inference())
+
+
+def repeated(x: torch.Tensor, dim: int, size: int) -> torch.Tensor:
+    """`x` with this size of a dimension: cut, or repeated from its beginning."""
+    index = torch.arange(size, device=x.device) % max(x.shape[dim], 1)
+    with as_made(x):
+        return x.detach().index_select(dim, index).requires_grad_(x.requires_grad)
+
+
 def padded(x: torch.Tensor, sizes: Sequence[int], fill: float) -> torch.Tensor:
     """`x` at the beginning of each dimension of a larger tensor."""
     if tuple(x.shape) == tuple(sizes):
@@ -124,4 +139,6 @@ def padded(x: torch.Tensor, sizes: Sequence[int], fill: float) -> torch.Tensor:
     pads: list[int] = []
     for have, want in zip(reversed(x.shape), reversed(sizes), strict=False):
         pads += (0, want - have)
-    return torch.constant_pad_nd(x.detach(), pads, fill)
+    with as_made(x):
+        made = torch.constant_pad_nd(x.detach(), pads, fill)
+    return made.requires_grad_() if x.requires_grad else made  # which guards look at

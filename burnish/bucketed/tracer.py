@@ -7,7 +7,6 @@ call that is traced is served, too. Unrelated sizes are not merged where they ha
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import threading
 import weakref
@@ -30,10 +29,8 @@ from burnish.capture.graphs.eager_semantics import call_powers_of_negatives, dro
 from burnish.observe.log import CompileLog
 from burnish.options import Options
 from burnish.shapes.strategy import Axis, Fill
-from burnish.torch_private import symbolic_sizes
 
 _MOST_TRACES = 64  # of one target
-_DUCK = "use_duck_shape"
 Symbol = Any  # of sympy
 Dims = tuple[Any, ...]  # the sizes of a tensor: ints, expressions, or None for those that are not known
 
@@ -124,7 +121,13 @@ class Tracer:
         self._known: dict[int, tuple[Any, Traced]] = {}  # by the id of the compiled code, which is kept
         self.log = CompileLog(name=f"{name} (traced for a proof)")
         self.entrance = Entrance(
-            target, settings, self.log, backend=_weak_backend(self), raced=False, recompiles=_MOST_TRACES
+            target,
+            settings,
+            self.log,
+            backend=_weak_backend(self),
+            raced=False,
+            recompiles=_MOST_TRACES,
+            for_proof=True,
         )
         self.traces = 0
 
@@ -141,8 +144,7 @@ class Tracer:
         self.traces += 1
         self._now.call, self._now.ran = call, []
         try:
-            with _apart():
-                result = self.entrance.call(*call.args, **call.kwargs)
+            result = self.entrance.call(*call.args, **call.kwargs)
             ran = self._now.ran
         finally:
             self._now.call, self._now.ran = None, []
@@ -235,8 +237,10 @@ class Tracer:
         sizes = tuple(_sizes(_example(node)) for node in placeholders)
         traced = Traced(inputs, dims, outputs, sizes, (), run)
         known = set(traced.symbols(call))
-        for each in outputs:
-            if each is None:
+        for each, requires_grad in zip(outputs, map(_requires_grad, flat), strict=True):
+            if requires_grad:
+                traced.refusal = "results require gradients"
+            elif each is None:
                 traced.refusal = "a result is a number, which may depend on sizes"
             elif any(not isinstance(e, int) and not e.free_symbols <= known for part in each for e in part):
                 traced.refusal = "the size of a result depends on more than the sizes of the arguments"
@@ -269,15 +273,6 @@ def _weak_backend(tracer: Tracer) -> Backend:
     return backend
 
 
-def _apart() -> contextlib.AbstractContextManager[object]:
-    """In this context each size of an input gets a symbol of its own, unless the traced code requires equal sizes."""
-    config: Any = symbolic_sizes.config
-    if not hasattr(config, _DUCK):
-        return contextlib.nullcontext()
-    patched: contextlib.AbstractContextManager[object] = config.patch({_DUCK: False})
-    return patched
-
-
 def _nothing(*args: Any) -> tuple[Any, ...]:
     return ()
 
@@ -303,6 +298,10 @@ def _output(node: Any) -> tuple[Dims, Dims] | None:
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return None
     return _expressions(value.shape), _expressions(value.stride())
+
+
+def _requires_grad(node: Any) -> bool:
+    return isinstance(node, fx.Node) and getattr(_example(node), "requires_grad", False)
 
 
 def _expressions(sizes: Sequence[Any]) -> Dims:

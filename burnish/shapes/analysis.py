@@ -37,6 +37,7 @@ class Analysis:
         self.fills = fills
         self.facts = facts
         self.states: dict[int, tuple[State, ...]] = {}
+        self.unhidden: dict[int, tuple[State, ...]] = {}  # of nodes that may hide a NaN: without what that needs
         self.drawn = False  # whether a draw has taken another number of the stream than in a real run
         self.plans: dict[Any, Any] = {}  # of views, by what they depend on: equal blocks have equal views
 

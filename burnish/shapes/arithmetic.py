@@ -246,19 +246,23 @@ def _float(fn: str, args: Sequence[Content], out: DType) -> Content:
 def _rounded(low: Number, high: Number, nan: bool, finite: bool, out: DType) -> Content:
     """Bounds of numbers of a type. If `finite`, the operands were: then only an overflow makes an infinity."""
     low, high = _outward(low, -1), _outward(high, 1)
-    most = _most(out)
+    most, least = _limits(out)
+    low, high = 0.0 if 0 < low < least else low, 0.0 if -least < high < 0 else high  # what is smaller may become 0
     bounds = [b for b in (low, high) if finite or not math.isinf(b)]
     needs = frozenset({FINITE}) if any(abs(b) > most for b in bounds) else frozenset[Need]()
-    if finite:
-        low, high = max(low, -LARGEST), min(high, LARGEST)
+    if finite:  # what overflows is beyond every bound
+        low = -LARGEST if low < -most else low
+        high = LARGEST if high > most else high
     return Content(low, high, nan, needs=needs)
 
 
 @functools.lru_cache(maxsize=8)
-def _most(out: DType) -> float:
+def _limits(out: DType) -> tuple[float, float]:
+    """The greatest number of a type, and the least one above 0 that it holds with all its digits."""
     import torch
 
-    return float(torch.finfo(out.torch).max)
+    found = torch.finfo(out.torch)
+    return float(found.max), float(found.tiny)
 
 
 def _outward(x: Number, way: int) -> Number:

@@ -53,6 +53,12 @@ def draws(op: Extern) -> bool:
     return torch.Tag.nondeterministic_seeded in op.target.tags
 
 
+def surely_draws(op: Extern) -> bool:
+    """Attention does not without dropout."""
+    name = op.target._schema.name.split("::")[1]
+    return draws(op) and not (name in _ATTENTION | _ATTENTION_BACKWARD and not _arguments(op).get("dropout_p"))
+
+
 def _arguments(op: Extern) -> dict[str, Any]:
     names = [a.name for a in op.target._schema.arguments]
     defaults = {a.name: a.default_value for a in op.target._schema.arguments if a.has_default_value()}

@@ -28,7 +28,7 @@ MASKED = -1e4
 class Need:
     """A fact that a proof relies on and the caller has to guarantee."""
 
-    kind: str  # fill | finite | unmasked | bounded | size
+    kind: str  # fill | finite | unseen | unmasked | bounded | size
     text: str
 
     def __str__(self) -> str:

@@ -47,6 +47,7 @@ from burnish.shapes.elementwise import elementwise
 from burnish.shapes.reductions import contract, pick, reduction, scan
 from burnish.shapes.state import REAL, Refusal, Region, State
 from burnish.shapes.views import concat, full, gather, iota, scatter, view
+from burnish.shapes.visibility import visible
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ def prove(
     facts = facts or Facts()
     ctx = Analysis(padded, dict(fills or {}), facts)
     for node in graph.nodes:
-        ctx.states[node.id] = _TRANSFER[type(node.op)](ctx, node)
+        ctx.states[node.id] = states_of(ctx, node)
     inputs = tuple(_padded_inputs(ctx, graph))
     outputs, refusals, needs = _judged(ctx, graph)
     if refusals:
@@ -115,6 +116,11 @@ def prove(
     fill = [Need("fill", f"{facts.name(p.position)} is padded with {p.fill}") for p in inputs]
     fill += _least_sizes(ctx, graph) if inputs else []
     return Proof(True, inputs, outputs, (), (*fill, *sorted(needs, key=lambda n: (n.kind, n.text))))
+
+
+def states_of(ctx: Analysis, node: Node) -> tuple[State, ...]:
+    """Of a node's results; those of what comes before are known."""
+    return visible(ctx, node, _TRANSFER[type(node.op)])
 
 
 def _padded_inputs(ctx: Analysis, graph: Graph) -> list[PaddedInput]:

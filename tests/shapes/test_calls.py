@@ -3,9 +3,11 @@ what may not be padded is not."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,8 +15,11 @@ import torch
 from torch import nn
 
 import burnish
+from burnish import handle
 from burnish.errors import BadOptionValue, BadShapes, SealedError
 from burnish.shapes.traffic import drawn
+from burnish.torch_private import symbolic_sizes
+from burnish.torch_private.dynamo import compile_lock
 from tests.shapes.models import Attending, Mean, Normed, Rows, Tokens, ids, mask
 
 GRID = {"batch": [1, 2, 4], "sequence": [8, 16, 32]}
@@ -527,3 +532,121 @@ def test_inference_mode() -> None:
     close(compiled(x, m), model(x, m))
     shapes = burnish.stats(compiled).shapes
     assert any(bucket.padded_calls for bucket in shapes.buckets) and not shapes.refusals
+
+
+def test_calls_under_autocast_have_buckets_of_their_own() -> None:
+    model = Rows().eval()
+    compiled = burnish.compile(model, shapes={"batch": [4]})
+    for _ in range(4):
+        for dtype in (None, torch.bfloat16):
+            with contextlib.nullcontext() if dtype is None else torch.autocast("cpu", dtype):
+                assert compiled(torch.randn(3, 8)).dtype == (dtype or torch.float32)
+    stats = burnish.stats(compiled)
+    assert stats.compiles == stats.shapes.compiles == stats.shapes.variants == 2
+
+
+def test_sizes_are_told_apart_under_dynamos_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[bool] = []
+
+    class Config:
+        use_duck_shape = True
+
+        @contextlib.contextmanager
+        def patch(self, changes: dict[str, bool]) -> Iterator[None]:
+            def look() -> None:
+                free = compile_lock.acquire(blocking=False)
+                held.append(not free)
+                if free:
+                    compile_lock.release()
+
+            thread = threading.Thread(target=look)
+            thread.start(), thread.join()
+            yield
+
+    monkeypatch.setattr(symbolic_sizes, "config", Config())
+    compiled = burnish.compile(Rows().eval(), shapes={"batch": [4]})
+    compiled(torch.randn(3, 8))
+    assert held and all(held)
+
+
+def test_shapes_are_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[object] = []
+    parse = handle.parse
+    monkeypatch.setattr(handle, "parse", lambda shapes: parsed.append(shapes) or parse(shapes))
+    burnish.compile(Rows(), shapes={"batch": [4]})
+    assert parsed == [{"batch": [4]}]
+
+
+def test_a_float_of_the_modules_is_a_constant_of_the_proof() -> None:
+    class Model(Tokens):
+        def __init__(self) -> None:
+            super().__init__()
+            self.epsilon = 1e-6
+
+        def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            x = self.embed(ids)
+            x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.epsilon)
+            return (x * mask[..., None]).sum(1)
+
+    model = Model().eval()
+    compiled = burnish.compile(model, shapes={"sequence": [8]})
+    for length in (3, 5, 6):
+        close(compiled(ids(2, length), mask(2, length)), model(ids(2, length), mask(2, length)))
+    assert sum(bucket.padded_calls for bucket in burnish.stats(compiled).shapes.buckets) == 2
+
+
+def test_causal_attention_without_dropout_draws_no_numbers() -> None:
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+    compiled = burnish.compile(attend, shapes={"x": {2: [8]}})
+    for length in (3, 5, 6):
+        x = torch.randn(2, 2, length, 4)
+        close(compiled(x), attend(x))
+    assert sum(bucket.padded_calls for bucket in burnish.stats(compiled).shapes.buckets) == 2
+
+
+def test_a_negative_zero_is_not_taken_for_zero() -> None:
+    def divide(x: torch.Tensor, by: float) -> torch.Tensor:
+        return x / by
+
+    compiled = burnish.compile(divide, shapes={"batch": [4]})
+    for by in (0.0, 0.0, -0.0, -0.0, 0.0):
+        assert torch.equal(compiled(torch.ones(3, 2), by), torch.full((3, 2), torch.inf).copysign(torch.tensor(by)))
+
+
+def test_arguments_that_require_gradients_are_padded_without_grad_mode() -> None:
+    compiled = burnish.compile(Rows().eval(), shapes={"batch": [4]})
+    for _ in range(3):
+        assert not compiled(torch.randn(3, 8, requires_grad=True)).requires_grad
+    assert sum(bucket.padded_calls for bucket in burnish.stats(compiled).shapes.buckets) == 2
+
+
+def test_results_that_require_gradients_are_named() -> None:
+    compiled = burnish.compile(Rows().eval(), shapes={"batch": [4]})
+    with torch.enable_grad():
+        for _ in range(3):
+            assert compiled(torch.randn(3, 8, requires_grad=True)).requires_grad
+    assert set(burnish.stats(compiled).shapes.refusals) == {"results require gradients"}
+
+
+def test_tensors_made_outside_of_inference_mode_are_padded_in_it() -> None:
+    compiled = burnish.compile(Rows().eval(), shapes={"batch": [4]})
+    outside = torch.ones(3, 8)
+    with torch.inference_mode():
+        inside = torch.ones(3, 8)
+        for _ in range(3):
+            compiled(outside), compiled(inside)
+    for _ in range(3):
+        compiled(outside), compiled(inside)
+    shapes = burnish.stats(compiled).shapes
+    assert not shapes.refusals and sum(bucket.padded_calls for bucket in shapes.buckets) == 8
+
+
+def test_warmup_in_inference_mode_is_for_tensors_made_outside() -> None:
+    compiled = burnish.compile(Rows().eval(), shapes={"batch": [4, 8]})
+    x = torch.ones(3, 8)
+    with torch.inference_mode():
+        burnish.warmup(compiled, example=x)
+        burnish.seal(compiled, strict=True)
+        assert compiled(x).shape == (3, 3)

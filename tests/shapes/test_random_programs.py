@@ -55,7 +55,8 @@ def counterexample(seed: int) -> str | None:
     for finite in (True, False):
         inputs = program.inputs if finite else [_nasty(x, rng) for x in program.inputs]
         why = unsound(captured.graph, padded, inputs, real, longer, fills, finite)
-        if why is None and proof.safe and {n.kind for n in proof.needs} <= {"fill", "size", *(["finite"] * finite)}:
+        met = {"fill", "size", *(["finite", "unseen"] if finite else [])}
+        if why is None and proof.safe and {n.kind for n in proof.needs} <= met:
             cuts = {o.position: o.sizes(real) for o in proof.outputs}
             why = _eager_differs(program.function, inputs, {real[s]: longer[s] for s in padded}, fills, cuts)
         if why is not None:

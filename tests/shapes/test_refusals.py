@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import pytest
 import torch
@@ -102,6 +103,51 @@ def test_results_in_containers_are_padded() -> None:
     assert is_padded(compiled)
 
 
+class Both(NamedTuple):
+    states: torch.Tensor
+    first: torch.Tensor | None = None
+
+
+Pair = collections.namedtuple("Pair", ["states", "first"])
+
+
+@pytest.mark.parametrize("make", [lambda x: Both(x), lambda x: Pair(x, x[:, 0] * 2), lambda x: torch.max(x, -1)])
+def test_results_in_named_tuples_are_padded(make: Callable[[torch.Tensor], Any]) -> None:
+    class Model(Tokens):
+        def forward(self, ids: torch.Tensor) -> Any:
+            return make(super().forward(ids))
+
+    model = Model().eval()
+    compiled = burnish.compile(model, shapes={"sequence": [8]})
+    for length in (3, 5, 6):
+        ours, eager = compiled(ids(2, length)), model(ids(2, length))
+        assert type(ours) is type(eager)
+        torch.testing.assert_close(tuple(ours), tuple(eager))
+    assert is_padded(compiled)
+
+
+class Remembering(Both):
+    made: ClassVar[list[Any]] = []
+
+    def __new__(cls, *args: Any) -> Any:
+        made = super().__new__(cls, *args)
+        cls.made.append(made)
+        return made
+
+
+def test_a_named_tuple_that_remembers_is_not_padded() -> None:
+    class Model(Tokens):
+        def forward(self, ids: torch.Tensor) -> Any:
+            return Remembering(super().forward(ids))
+
+    model = Model().eval()
+    compiled = burnish.compile(model, shapes={"sequence": [8]})
+    for length in (3, 5, 6):
+        compiled(ids(2, length))
+        assert Remembering.made[-1].states.shape[1] == length
+    assert not is_padded(compiled)
+
+
 def test_code_that_only_returns() -> None:
     def stores(x: Any, held: Any) -> Any:
         held[0] = x
@@ -182,8 +228,85 @@ def test_a_nan_that_could_not_be_seen(kind: torch.dtype) -> None:
     for length in (3, 5, 6):
         x, m = ids(2, length), mask(2, length)
         assert torch.equal(compiled(x, m), model(x, m))
-    why = f"a NaN from the padding could not be seen in a result of type {str(kind)[6:]}"
-    assert why in burnish.stats(compiled).shapes.refusals and not is_padded(compiled)
+    (why,) = burnish.stats(compiled).shapes.refusals
+    assert "makes numbers of a NaN" in why and not is_padded(compiled)
+
+
+def test_a_result_of_whole_numbers_beside_one_that_may_be_nan() -> None:
+    class Model(Tokens):
+        def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> Any:
+            return ids + 1, (self.embed(ids) * mask[..., None]).sum(1)
+
+    model = Model().eval()
+    compiled = burnish.compile(model, shapes={"sequence": [8]})
+    for length in (3, 5, 6):
+        torch.testing.assert_close(compiled(ids(2, length), mask(2, length)), model(ids(2, length), mask(2, length)))
+    why = "a NaN from the padding could not be seen in a result of type int64"
+    assert set(burnish.stats(compiled).shapes.refusals) == {why}
+
+
+HIDING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "comparison": lambda x: (x > 0).float(),
+    "choice": lambda x: torch.where(x > 0, 1.0, -1.0) * 2,
+    "whole numbers": lambda x: x.long().clamp(-8, 8).float(),
+    "truth value": lambda x: x.bool().float(),
+    "place": lambda x: x.argmax(-1, keepdim=True).float(),
+    "least": lambda x: x.topk(2, largest=False).values,
+    "sign": lambda x: torch.sign(x),
+    "nan_to_num": lambda x: x.nan_to_num(),
+    "fmax": lambda x: torch.fmax(x, torch.zeros(())),
+    "copysign": lambda x: torch.copysign(torch.ones(()), x),
+    "threshold's derivative": lambda x: torch.ops.aten.threshold_backward(torch.ones_like(x), x, 0.0),
+}
+
+
+@pytest.mark.parametrize("way", HIDING)
+def test_what_hides_a_nan_is_not_padded(way: str) -> None:
+    class Model(Tokens):
+        def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            x = self.embed(ids) * mask[..., None]
+            return HIDING[way](x.sum(1) + 0.1)
+
+    model = Model().eval()
+    compiled = burnish.compile(model, shapes={"sequence": [8]})
+    for infinite in (False, True):
+        if infinite:
+            model.embed.weight[0] = torch.inf  # the word that padding is
+        for length in (3, 5, 6):
+            x, m = ids(2, length), mask(2, length)
+            torch.testing.assert_close(compiled(x, m), model(x, m))
+    assert any("could not be seen" in why for why in burnish.stats(compiled).shapes.refusals)
+
+
+SHOWING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "relu": torch.relu,
+    "leaky_relu": torch.nn.functional.leaky_relu,
+    "elu": torch.nn.functional.elu,
+    "softplus": torch.nn.functional.softplus,
+    "clamp": lambda x: x.clamp(-1, 1),
+    "greatest": lambda x: x.amax(-1),
+    "softmax": lambda x: x.softmax(-1),
+    "norm": lambda x: torch.nn.functional.layer_norm(x, x.shape[-1:]),
+    "choice": lambda x: torch.where(torch.arange(x.shape[-1]) > 2, x, 0.0),
+}
+
+
+@pytest.mark.parametrize("way", SHOWING)
+def test_what_shows_a_nan_is_padded(way: str) -> None:
+    class Model(Tokens):
+        def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            x = self.embed(ids) * mask[..., None]
+            return SHOWING[way](x.sum(1) + 0.1)
+
+    model = Model().eval()
+    compiled = burnish.compile(model, shapes={"sequence": [8]})
+    for infinite in (False, True):
+        if infinite:
+            model.embed.weight[0] = torch.inf
+        for length in (3, 5, 6):
+            x, m = ids(2, length), mask(2, length)
+            torch.testing.assert_close(compiled(x, m), model(x, m), rtol=2e-5, atol=2e-6)
+    assert is_padded(compiled)
 
 
 @pytest.mark.parametrize("overlapping", [lambda x: x[:, :, :1].expand(-1, -1, 4), lambda x: x.unfold(1, 2, 1)])

@@ -72,3 +72,37 @@ def test_mistakes() -> None:
         burnish.warmup(compiled, "no such file.json", example=torch.randn(2, 8))
     with pytest.raises(NotCompiled):
         burnish.warmup(Rows(), [torch.randn(2, 8)])
+
+
+BUCKETS = {"batch": [2, 4], "sequence": [8, 16]}
+
+
+@pytest.mark.parametrize(
+    ("shapes", "traffic", "example", "said"),
+    [
+        (BUCKETS, [{"batch": 2, "sequnce": 57}], ids(2, 5), "no dimension 'sequnce'.*batch, sequence.*'sequence'"),
+        (BUCKETS, [{"sequence": 5, "height": 5}], ids(2, 5), "no dimension 'height'; it has batch, sequence, ids.0"),
+        (None, [{"idss.1": 5}], ids(2, 5), "no dimension 'idss.1'.*'ids.1'"),
+        (BUCKETS, [{"sequence": 5}], (), "no tensor"),
+        (BUCKETS, None, ids(5, 2).T, "not contiguous"),
+        ({"labels": {1: [8]}}, None, ids(2, 5), "none of the dimensions of shapes=: labels.1"),
+    ],
+)
+def test_mistakes_in_sizes(shapes: object, traffic: object, example: object, said: str) -> None:
+    compiled = burnish.compile(Tokens().eval(), shapes=shapes)
+    with pytest.raises(BadWarmup, match=said):
+        burnish.warmup(compiled, traffic, example=example)
+
+
+def test_sizes_of_dimensions_without_buckets() -> None:
+    compiled = burnish.compile(Tokens().eval(), shapes={"sequence": [8]})
+    burnish.warmup(compiled, [{"batch": 2, "sequence": 5}, {"batch": 3, "sequence": 7}], example=ids(4, 6))
+    burnish.seal(compiled, strict=True)
+    for batch in (2, 3):
+        assert compiled(ids(batch, 4)).shape == (batch, 4, 16)
+
+
+def test_sizes_of_an_argument_by_name() -> None:
+    compiled = burnish.compile(Rows().eval(), dynamic=False)
+    report = burnish.warmup(compiled, [{"x.0": 2}, {"x.0": 5}], example=torch.randn(3, 8))
+    assert [call.inputs for call in report.calls] == ["[2, 8]", "[5, 8]"]

@@ -51,7 +51,7 @@ class Entrance:
 
     `foreign` has arguments for torch.compile, if another compiler does the work. `backend` takes the place of ours.
     Without `raced`, every call goes through Dynamo's guards, even where eager is faster; `recompiles` is then the
-    number of variants that a frame may have."""
+    number of variants that a frame may have. `for_proof`: traced for all sizes that a proof is about."""
 
     def __init__(
         self,
@@ -63,10 +63,12 @@ class Entrance:
         backend: Backend | None = None,
         raced: bool = True,
         recompiles: int = 0,
+        for_proof: bool = False,
     ) -> None:
         self._backend = backend
         self._raced = raced
         self._recompiles = recompiles
+        self._for_proof = for_proof
         self.target = target
         self.options = options
         self.log = log
@@ -291,6 +293,7 @@ class Entrance:
             wanted_by(self.target),
             self._recompiles,
             guards_hooks=not isinstance(self.target, torch.nn.Module),  # whose definition looks at its hooks
+            for_proof=self._for_proof,
         )
         callback.root = frame.__code__
         self.deferred = callback.deferred

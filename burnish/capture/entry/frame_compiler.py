@@ -36,6 +36,7 @@ from burnish.runtime.cache.entry import CacheKey
 from burnish.runtime.host.extension import prepare_host
 from burnish.runtime.host.function_modes import users_modes_are_active
 from burnish.runtime.signals import handlers_raise_through
+from burnish.torch_private import symbolic_sizes
 from burnish.torch_private.dynamo import (
     ConvertFrameReturn,
     FailOnRecompileLimitHit,
@@ -70,6 +71,7 @@ _BAD_INPUT_LIMIT = 8  # attempts at a frame that fails in the same way, before g
 # a profiler's switch: adds two function calls to every call
 _RECORDS = "record_runtime_overhead"
 _LETS_GO = "invalidate_compile_context_weakrefs"
+_DUCK = "use_duck_shape"  # whether sizes that are equal in the traced call are one symbol
 _MOST_MISTAKES = 64  # kinds of inputs that are known to raise
 
 
@@ -97,8 +99,11 @@ class FrameCompiler:
         ahead: Ahead,
         recompiles: int = 0,
         guards_hooks: bool = False,
+        for_proof: bool = False,
     ) -> None:
-        """`guards_hooks`: Dynamo guards the hooks of modules, because nothing else asks for them."""
+        """`guards_hooks`: Dynamo guards the hooks of modules, because nothing else asks for them. `for_proof`: each
+        symbolic size of an input gets a symbol of its own, unless the traced code requires equal sizes, and floats are
+        constants: of a symbolic one nothing is known, not that an epsilon is above 0."""
         self._torchdynamo_orig_backend = inner  # the chain by which Dynamo finds the backend of a cache entry
         self.__name__ = getattr(inner, "__name__", "burnish")
         self._inner = inner
@@ -107,6 +112,7 @@ class FrameCompiler:
         self._place = place
         self._recompiles = recompiles  # allowed, if more than Dynamo's own limit
         self._guards_hooks = guards_hooks
+        self._for_proof = for_proof
         self._fullgraph = options.fullgraph
         self._dynamic = options.dynamic
         self._failures: dict[str, int] = {}
@@ -317,6 +323,7 @@ class FrameCompiler:
 
     @contextlib.contextmanager
     def _settings(self, code: types.CodeType) -> Iterator[None]:
+        # Until torch 2.12 all threads share these: Dynamo's lock is held.
         # Other compiled objects' entries on shared code (after a graph break, a class's forward is such code) do not
         # belong to this entrance.
         others = len(debug_get_cache_entry_list(code)) - len(self.entries(code))
@@ -324,7 +331,8 @@ class FrameCompiler:
         shapes = set_enable_dynamic(self._dynamic) if self._dynamic is not None else contextlib.nullcontext()
         own = max(dynamo_config.recompile_limit, self._recompiles)
         limit = dynamo_config.patch(recompile_limit=own + others)
-        with shapes, limit, _as_eager_traces(self._guards_hooks), without_guard_profiling():
+        proof = _traced_for_proof() if self._for_proof else contextlib.nullcontext()
+        with shapes, limit, proof, _as_eager_traces(self._guards_hooks), without_guard_profiling():
             yield
 
     def _give_up(self, error: Exception, frame: Any) -> ConvertFrameReturn:
@@ -406,6 +414,14 @@ def _as_eager_traces(guards_hooks: bool) -> contextlib.AbstractContextManager[No
         changes[_RECORDS] = False
     patched: contextlib.AbstractContextManager[None] = dynamo_config.patch(changes)
     return patched
+
+
+@contextlib.contextmanager
+def _traced_for_proof() -> Iterator[None]:
+    config: Any = symbolic_sizes.config
+    apart = config.patch({_DUCK: False}) if hasattr(config, _DUCK) else contextlib.nullcontext()
+    with apart, dynamo_config.patch(specialize_float=True):
+        yield
 
 
 def _limit_reached(function: str) -> CompileError:

@@ -42,12 +42,12 @@ class ThreadState(NamedTuple):
         # The first call of an object that compiles in the background waits for this: hence names without dots.
         if len_torch_dispatch_stack() or get_dynamic_layer_stack_depth():
             raise CannotSnapshot("a dispatch mode or a function transform is active")
-        autocast = is_any_autocast_enabled()
+        autocast, cached = autocast_here() or ((), True)
         return cls(
             is_grad_enabled(),
             is_inference_mode_enabled(),
-            _autocast() if autocast else (),
-            torch.is_autocast_cache_enabled() if autocast else True,
+            autocast,
+            cached,
             tuple(get_current_function_mode_stack()) if len_torch_function_stack() else (),
             get_num_threads(),
             torch.cuda.current_device() if cuda_is_initialized() else None,
@@ -90,9 +90,10 @@ class ProcessSettings(NamedTuple):
 
 def autocast_state() -> Callable[[], contextlib.AbstractContextManager[Any]]:
     """Makes contexts with the autocast of this moment."""
-    if not is_any_autocast_enabled():
+    here = autocast_here()
+    if here is None:
         return contextlib.nullcontext
-    devices, cached = _autocast(), torch.is_autocast_cache_enabled()
+    devices, cached = here
 
     @contextlib.contextmanager
     def entered() -> Iterator[None]:
@@ -104,8 +105,12 @@ def autocast_state() -> Callable[[], contextlib.AbstractContextManager[Any]]:
     return entered
 
 
-def _autocast() -> tuple[tuple[str, torch.dtype], ...]:
-    return tuple((device, torch.get_autocast_dtype(device)) for device in _DEVICES if torch.is_autocast_enabled(device))
+def autocast_here() -> tuple[tuple[tuple[str, torch.dtype], ...], bool] | None:
+    """The devices with autocast, each with its type, and whether casts are cached; None without autocast."""
+    if not is_any_autocast_enabled():
+        return None
+    on = ((device, torch.get_autocast_dtype(device)) for device in _DEVICES if torch.is_autocast_enabled(device))
+    return tuple(on), torch.is_autocast_cache_enabled()
 
 
 _DEVICES = ("cpu", "cuda")

@@ -176,6 +176,7 @@ def child_main() -> None:
 
 
 def _measured(job: Mapping[str, Any]) -> StrategyResult:
+    from burnish.bucketed.form import Reader
     from burnish.tools.targets import load_target, placed, split_inputs
     from burnish.warmup import resized
 
@@ -188,7 +189,8 @@ def _measured(job: Mapping[str, Any]) -> StrategyResult:
     args, kwargs = split_inputs(target.inputs)
     traffic: list[dict[str, int]] = job["traffic"]
     axes = axes_named(list(traffic[0]))
-    calls = [resized(args, kwargs, axes, request) for request in traffic]
+    reader = Reader(target.model)
+    calls = [resized(args, kwargs, axes, request, reader) for request in traffic]
     with target.grad_mode():
         return _timed(job["name"], target.model, target.inputs, traffic, calls)
 
