@@ -7,18 +7,26 @@ loads masked for it; a 1 x 1 convolution of stride 1 reads x as the matrix it is
 
 Which tile: as for products (contract.py) where latency decides; where memory does, one of which several fit on a
 multiprocessor, and neighbouring programs share rows. A convolution that is a large matrix product uses that product's
-sweeping form.
+persistent form.
 """
 
 from __future__ import annotations
 
 from burnish.codegen.triton.launch import Lane, Launch, LaunchPlan, cdiv
 from burnish.codegen.triton.loop import AHEAD, TritonKernel
-from burnish.codegen.triton.tile import Tile, TilePrinter, enough, static_size, sweep_forms, sweep_launch, tile_forms
+from burnish.codegen.triton.tile import (
+    Tile,
+    TilePrinter,
+    enough,
+    persistent_forms,
+    persistent_launch,
+    static_size,
+    tile_forms,
+)
 from burnish.device import Gpu
 from burnish.ir.expr import Dim, Expr, product
 from burnish.schedule.form import Form
-from burnish.schedule.gpu.convolutions import depth, length, matrices, row_of_taps, sweeps, takes_rows
+from burnish.schedule.gpu.convolutions import depth, is_persistent, length, matrices, row_of_taps, takes_rows
 from burnish.schedule.gpu.limits import describable, most_tiles
 from burnish.schedule.kernels import ConvolveKernel, Operand
 
@@ -27,8 +35,8 @@ def print_convolve(
     kernel: ConvolveKernel, gpu: Gpu, unwritten: frozenset[str] = frozenset(), form: Form | None = None
 ) -> TritonKernel:
     """`unwritten` are buffers that no kernel of the program writes; `form` is one of `convolve_forms`."""
-    if form.name == "sweep" if form else sweeps(kernel, gpu):
-        return _print_sweep(kernel, gpu, form)
+    if form.name == "persistent" if form else is_persistent(kernel, gpu):
+        return _print_persistent(kernel, gpu, form)
     tile = Tile.of(form) if form else tile_of(kernel, gpu)
     programs = kernel.pieces * cdiv(_places(kernel), tile.rows) * cdiv(kernel.k.shape[0], tile.columns)
     launch = Launch(programs, tile.blocks, warps=tile.warps, stages=tile.stages)
@@ -44,21 +52,21 @@ def convolve_forms(kernel: ConvolveKernel, gpu: Gpu) -> list[Form]:
     operands = matrices(kernel)
     static = isinstance(_places(kernel), int) and isinstance(kernel.k.shape[0], int)
     flat = operands is not None and kernel.pieces == 1 and all(map(describable, operands)) and static
-    sweeping = sweep_forms(kernel.k.shape[0]) if flat else []
+    persistent = persistent_forms(kernel.k.shape[0]) if flat else []
     tile = tile_of(kernel, gpu)
     assert kernel.x.dtype is not None
     tiles = tile_forms(
         tile, _places(kernel), kernel.k.shape[0], depth(kernel), kernel.x.dtype.itemsize, gpu, takes_rows(kernel)
     )
-    return sweeping + tiles if sweeps(kernel, gpu) else tiles + sweeping[:2]
+    return persistent + tiles if is_persistent(kernel, gpu) else tiles + persistent[:2]
 
 
-def _print_sweep(kernel: ConvolveKernel, gpu: Gpu, form: Form | None = None) -> TritonKernel:
+def _print_persistent(kernel: ConvolveKernel, gpu: Gpu, form: Form | None = None) -> TritonKernel:
     operands = matrices(kernel)
     assert operands is not None
-    launch = sweep_launch(*operands, gpu, form)
+    launch = persistent_launch(*operands, gpu, form)
     printer = _Convolution(kernel, launch, operands)
-    printer.sweep()
+    printer.multiply_persistently()
     return TritonKernel(printer.text(), printer.signature, printer.types(), launch, printer.reach)
 
 

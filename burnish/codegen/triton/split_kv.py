@@ -71,7 +71,7 @@ class _Printer:
         blocks = (("YBLOCK", self.down), ("DBLOCK", self.across))
         launch = Launch(batch * shared * self.kernel.pieces, blocks, warps=8 if self.one_block else 4, stages=2)
         self._place(shared)
-        self._sweep()
+        self._loop_over_keys()
         self._finish()
         names = [*(f"p{k}" for k in range(len(self.signature.buffers))), "YBLOCK: tl.constexpr", "DBLOCK: tl.constexpr"]
         text = "\n".join(["@triton.jit", f"def @({', '.join(names)}):", *self.lines])
@@ -136,7 +136,7 @@ class _Printer:
             at = f"ahead[:, None] * {o.strides[2]} + tl.minimum(sector, {self.width - 1})[None, :] * {o.strides[3]}"
             self.line(f"bn.fetch({self.base(o, 'shared')} + {at})")
 
-    def _sweep(self) -> None:
+    def _loop_over_keys(self) -> None:
         self.line('most = tl.full([YBLOCK], float("-inf"), tl.float32)')
         self.line("total = tl.zeros([YBLOCK], tl.float32)")
         self.line("acc = tl.zeros([YBLOCK, DBLOCK], tl.float32)")

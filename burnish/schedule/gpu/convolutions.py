@@ -8,9 +8,9 @@ considerations for products (products.py) apply. It runs where
   the time; or the sum at each position is short (up to 256 elements: a 1 x 1 convolution of a few channels), so that
   memory bounds the time and a fused epilogue saves a pass over it (except for rows of taps, whose loads are slow); or
   it is a large matrix product (1 x 1, stride 1) with an epilogue beyond rounding, which then overlaps with the products
-  (`sweeps`); or it has few channels, which are padded first (`few_channels.py`). With few tiles and long sums, split-K
-  is used: the next kernel adds the partial sums. All other convolutions use the library: large ones are bound by the
-  tensor cores, and other layouts by its copies. The library computes the epilogue in the same call where it can
+  (`is_persistent`); or it has few channels, which are padded first (`few_channels.py`). With few tiles and long sums,
+  split-K is used: the next kernel adds the partial sums. All other convolutions use the library: large ones are bound
+  by the tensor cores, and other layouts by its copies. The library computes the epilogue in the same call where it can
   (`convolution_epilogues.py`), which saves a pass over the result.
 """
 
@@ -109,10 +109,10 @@ def is_ours(kernel: ConvolveKernel, gpu: Gpu) -> bool:
         return True
     if tiles is not None and tiles <= most_tiles(gpu) and tiles * each <= _MOST_WORK * gpu.multiprocessors:
         return True
-    return sweeps(kernel, gpu) and any(isinstance(i, Apply) and i.fn != "cast" for i in kernel.loop.body)
+    return is_persistent(kernel, gpu) and any(isinstance(i, Apply) and i.fn != "cast" for i in kernel.loop.body)
 
 
-def sweeps(kernel: ConvolveKernel, gpu: Gpu) -> bool:
+def is_persistent(kernel: ConvolveKernel, gpu: Gpu) -> bool:
     """Whether it is a matrix product, large enough for 128 x 128 tiles through tensor descriptors."""
     found = matrices(kernel)
     if found is None or kernel.pieces > 1 or length(kernel) <= _SHORT or not all(map(describable, found)):

@@ -57,7 +57,7 @@ FEW_ROWS = 32  # rows of a product whose time is that of reading its matrix
 _LONG = 512  # k-elements, and columns, from which that read takes longer than a kernel launch
 
 
-def can_sweep(kernel: ContractKernel) -> bool:
+def can_be_persistent(kernel: ContractKernel) -> bool:
     """Whether the operands are ones a tensor descriptor can describe, as the form for large products needs them."""
     return len(kernel.a.shape) == 2 and all(describable(o) for o in (kernel.a, kernel.b))
 
@@ -134,7 +134,7 @@ class ProductBackend:
             return work <= _TINY
         if not is_large(self.kernel, self.schedule.gpu):
             return True
-        return can_sweep(self.kernel) and (self._works_after() or self._library_is_slow())
+        return can_be_persistent(self.kernel) and (self._works_after() or self._library_is_slow())
 
     def _library_is_slow(self) -> bool:
         """Whether rows have odd length and cannot be padded."""

@@ -166,10 +166,10 @@ def test_long_sum_is_cut_in_pieces_and_its_reader_adds_them(interpreter: Interpr
 
 
 @pytest.mark.parametrize("size", [12, 11])
-def test_large_matrix_product_sweeps_its_tiles(
+def test_large_matrix_product_is_persistent(
     interpreter: Interpreter, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    monkeypatch.setattr("burnish.codegen.triton.convolve.sweeps", lambda kernel, gpu: True)
+    monkeypatch.setattr("burnish.codegen.triton.convolve.is_persistent", lambda kernel, gpu: True)
     found = on_cuda(block, *block_inputs(2, 64, 128, size, 1))
     check(interpreter, found)
     assert "make_tensor_descriptor" in generate(found[0]).text
