@@ -38,7 +38,7 @@ def print_convolve(
     if form.name == "persistent" if form else is_persistent(kernel, gpu):
         return _print_persistent(kernel, gpu, form)
     tile = Tile.of(form) if form else tile_of(kernel, gpu)
-    programs = kernel.pieces * cdiv(_places(kernel), tile.rows) * cdiv(kernel.k.shape[0], tile.columns)
+    programs = kernel.splits * cdiv(_places(kernel), tile.rows) * cdiv(kernel.k.shape[0], tile.columns)
     launch = Launch(programs, tile.blocks, warps=tile.warps, stages=tile.stages)
     printer = (_ConvolutionOfRows if takes_rows(kernel) else _Convolution)(kernel, launch)
     printer.place()
@@ -51,7 +51,7 @@ def convolve_forms(kernel: ConvolveKernel, gpu: Gpu) -> list[Form]:
     """The forms that a search tries, the rule's first."""
     operands = matrices(kernel)
     static = isinstance(_places(kernel), int) and isinstance(kernel.k.shape[0], int)
-    flat = operands is not None and kernel.pieces == 1 and all(map(describable, operands)) and static
+    flat = operands is not None and kernel.splits == 1 and all(map(describable, operands)) and static
     persistent = persistent_forms(kernel.k.shape[0]) if flat else []
     tile = tile_of(kernel, gpu)
     assert kernel.x.dtype is not None
@@ -85,7 +85,7 @@ def tile_of(kernel: ConvolveKernel, gpu: Gpu) -> Tile:
         return Tile(128, min(widest, 64), min(depth(kernel), 64), 3)
     rows = 16 if m <= 16 else 32 if m <= 32 else 64
     across = min(widest, 64)
-    while across > 16 and kernel.pieces * -(-m // rows) * -(-n // across) < enough(gpu):
+    while across > 16 and kernel.splits * -(-m // rows) * -(-n // across) < enough(gpu):
         across //= 2
     return Tile(rows, across, depth(kernel), 4)
 
@@ -115,21 +115,21 @@ class _Convolution(TilePrinter):
 
     def convolve(self, unwritten: frozenset[str], fetch: bool) -> None:
         k = self.kernel.k
-        piece = length(self.kernel) // self.kernel.pieces
+        split = length(self.kernel) // self.kernel.splits
         right = self._at(k, k.offset)
         first: Dim = 0
-        if self.kernel.pieces > 1:
-            first = piece * Expr({(self.plan.outside[0].sym,): 1})
+        if self.kernel.splits > 1:
+            first = split * Expr({(self.plan.outside[0].sym,): 1})
         self._rows()
         self.line(f"pb = {right} + {self.along_weights} + x * {self._stride(k, 0)}")
         if fetch:
             base = right if first == 0 else f"{right} + {self.index(first)}"
-            self.fetch(base, k, piece, k.shape[0], k.strides[0])
+            self.fetch(base, k, split, k.shape[0], k.strides[0])
         self.vectors(unwritten)
         self.lines.append(AHEAD)
         self.tiles()
         self.line("acc = tl.zeros([YBLOCK, XBLOCK], tl.float32)")
-        steps = self._steps(piece)
+        steps = self._steps(split)
         begin: Dim = 0 if first == 0 else steps * Expr({(self.plan.outside[0].sym,): 1})
         self.line(f"for step in tl.range({self.index(begin)}, {self.index(begin + steps)}, num_stages=STAGES):")
         self.indent += 1
@@ -140,8 +140,8 @@ class _Convolution(TilePrinter):
         self.line("acc = tl.dot(a, b, acc)")
         self.indent -= 1
 
-    def _steps(self, piece: int) -> int:
-        return piece // self._block("KBLOCK")
+    def _steps(self, split: int) -> int:
+        return split // self._block("KBLOCK")
 
     def _weights(self) -> tuple[str, list[str]]:
         return "step * KBLOCK", []
@@ -200,7 +200,7 @@ class _ConvolutionOfRows(_Convolution):
         steps = f"top * {self._stride(x, 2)} + side"
         self.line(f"pa = {self._at(x, x.offset)} + y // {product((h, w))} * {self._stride(x, 0)} + {steps}")
 
-    def _steps(self, piece: int) -> int:
+    def _steps(self, split: int) -> int:
         rows = self.kernel.k.shape[2]
         assert isinstance(rows, int)
         return -(-rows // self.each)
@@ -226,9 +226,9 @@ class _ConvolutionOfRows(_Convolution):
 
 
 def _plan(kernel: ConvolveKernel, launch: Launch) -> LaunchPlan:
-    """Places and channels as lanes; pieces in the program's number. A dimension of size 1 has no axis."""
+    """Places and channels as lanes; splits in the program's number. A dimension of size 1 has no axis."""
     named = {a.name: a for a in kernel.loop.axes}
-    lead = 0 if kernel.pieces == 1 else 1
+    lead = 0 if kernel.splits == 1 else 1
     b, o, h, w = (f"i{lead + d}" for d in range(4))
     blocks = dict(launch.blocks)
     places, channels = _places(kernel), kernel.k.shape[0]

@@ -71,7 +71,7 @@ def test_products(interpreter: Interpreter, name: str) -> None:
         compare(interpreter, schedule)
 
 
-@pytest.mark.parametrize("who", ["library", "ours pieces=1", "ours pieces=3"])
+@pytest.mark.parametrize("who", ["library", "ours splits=1", "ours splits=3"])
 def test_convolutions(interpreter: Interpreter, who: str) -> None:
     conv = lambda x, k: torch.relu(F.conv2d(x, k, padding=1) + 1)  # noqa: E731
     last = torch.channels_last
