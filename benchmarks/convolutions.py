@@ -92,21 +92,21 @@ class Variant(NamedTuple):
     """What is not as the rule has it."""
 
     tile: Tile | None = None
-    pieces: int | None = None
-    sweeps: bool | None = None
+    splits: int | None = None
+    persistent: bool | None = None
 
 
 def build(layer: Layer, batch: int, ours: bool, variant: Variant) -> Run:
     with torch.no_grad():
         entry, *_ = capture(layer, *layer.inputs(batch))
     schedule = fuse(lower_graph(entry.captured), only_products=True)
-    rules = triton_convolve.tile_of, convolutions.pieces_of, convolutions.sweeps
+    rules = triton_convolve.tile_of, convolutions.splits_of, convolutions.is_persistent
     chosen = [r if v is None else (lambda kernel, gpu, v=v: v) for r, v in zip(rules, variant, strict=True)]
     with (
         patch.object(convolutions, "is_ours", lambda kernel, gpu: ours and convolutions.is_readable(kernel)),
         patch.object(triton_convolve, "tile_of", chosen[0]),
-        patch.object(convolutions, "pieces_of", chosen[1]),
-        patch.object(triton_convolve, "sweeps", chosen[2]),
+        patch.object(convolutions, "splits_of", chosen[1]),
+        patch.object(triton_convolve, "is_persistent", chosen[2]),
     ):
         schedule = split_reductions(fuse(choose_backends(schedule)))
         if ours and not any(isinstance(k, ConvolveKernel) for k in schedule.kernels):
@@ -141,10 +141,10 @@ def measure(layer: Layer, batch: int, tiles: bool) -> None:
     results: list[tuple[float, str]] = []
 
     def attempt(
-        name: str, ours: bool, tile: Tile | None = None, pieces: int | None = None, sweeps: bool | None = None
+        name: str, ours: bool, tile: Tile | None = None, splits: int | None = None, persistent: bool | None = None
     ) -> None:
         try:
-            run = build(layer, batch, ours, Variant(tile, pieces, sweeps))
+            run = build(layer, batch, ours, Variant(tile, splits, persistent))
             (got,) = run(list(sets[0]))
             wrong = (got.double() - want).abs().max().item() > 0.1
             results.append((microseconds(run, sets), f"{name}{' WRONG' if wrong else ''}"))
@@ -154,16 +154,16 @@ def measure(layer: Layer, batch: int, tiles: bool) -> None:
     attempt("library", False)
     attempt("ours", True)
     if layer.taps == layer.stride == 1 and layer.outputs % 128 == 0:
-        attempt("sweeping", True, pieces=1, sweeps=True)
-        attempt("not sweeping", True, sweeps=False)
+        attempt("persistent", True, splits=1, persistent=True)
+        attempt("not persistent", True, persistent=False)
     print(f"{layer!s:28s} " + "   ".join(f"{name} {time:.1f}" for time, name in results), flush=True)
     if tiles:
         whole = layer.channels * layer.taps**2
         for tile in TILES:
             if layer.channels % tile.depth == 0 and tile.columns <= max(layer.outputs, 16):
-                for pieces in (1, 2, 4, 8):
-                    if pieces == 1 or (whole % (pieces * tile.depth) == 0 and whole // pieces >= 256 and batch < 8):
-                        attempt(f"{tuple(tile)} in {pieces}", True, tile, pieces, sweeps=False)
+                for splits in (1, 2, 4, 8):
+                    if splits == 1 or (whole % (splits * tile.depth) == 0 and whole // splits >= 256 and batch < 8):
+                        attempt(f"{tuple(tile)} in {splits}", True, tile, splits, persistent=False)
         best = sorted(r for r in results if r[0] != float("inf"))[:5]
         print("    " + "   ".join(f"{name}: {time:.1f}" for time, name in best), flush=True)
 

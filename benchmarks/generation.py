@@ -226,7 +226,7 @@ def _their_step(model: Any, work: Work, candidate: str, setting: Setting) -> Cal
     from transformers import StaticCache
 
     cache = StaticCache(config=model.config, max_cache_len=work.room)
-    for start in range(0, work.held, 512):  # in pieces: the logits of a long prompt would take more than the model
+    for start in range(0, work.held, 512):  # in chunks: the logits of a long prompt would take more than the model
         tokens = min(512, work.held - start)
         model(_ids(model, work.batch, tokens, setting), past_key_values=cache, use_cache=True, logits_to_keep=1)
     engine, _, mode = candidate.partition(":")

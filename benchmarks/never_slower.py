@@ -1,6 +1,6 @@
 """`python -m benchmarks.never_slower`: functions that compiling may well make slower, against eager, in turns.
 
-Small ones, ones that TorchDynamo breaks into pieces, NumPy, training steps, and sizes and arguments that change
+Small ones, ones that TorchDynamo breaks into several graphs, NumPy, training steps, and sizes and arguments that change
 (`never_slower_cases.py`); in steady state, after every race was held. The claim is a ratio of at most 1.05 for each.
 """
 

@@ -1,7 +1,7 @@
 """What `benchmarks.never_slower` measures: functions that a compiler may well make slower.
 
-A case is something to compile, and a step that calls it: small functions, ones that TorchDynamo breaks into pieces,
-ones that work with NumPy, modules in training, and sizes and arguments that change from call to call.
+A case is something to compile, and a step that calls it: small functions, ones that TorchDynamo breaks into several
+graphs, ones that work with NumPy, modules in training, and sizes and arguments that change from call to call.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def sort_and_gather() -> Case:
     return calls(ranked, torch.randn(8, 64))
 
 
-# -- broken into pieces ----------------------------------------------------------------------------------------------
+# -- broken into graphs ----------------------------------------------------------------------------------------------
 
 
 @case

@@ -195,35 +195,11 @@ def _way_in(function: Callable[..., Any], entrance: Any) -> Callable[..., Any]:
     """Inside a larger compiled function, `function` itself is traced. Coroutine functions and (async) generator
     functions keep their kind, because web servers and event loops check it."""
     if inspect.iscoroutinefunction(function):
-
-        async def awaited(*args: Any, **kwargs: Any) -> Any:
-            return await entrance.call(*args, **kwargs)
-
-        return traced_as(function, awaited)
+        return traced_as(function, _coroutine_function(entrance))
     if inspect.isgeneratorfunction(function):
-
-        def iterated(*args: Any, **kwargs: Any) -> Any:
-            return (yield from entrance.call(*args, **kwargs))
-
-        return traced_as(function, iterated)
+        return traced_as(function, _generator_function(entrance))
     if inspect.isasyncgenfunction(function):
-
-        async def iterated_later(*args: Any, **kwargs: Any) -> Any:
-            inner = entrance.call(*args, **kwargs)
-            with contextlib.suppress(StopAsyncIteration):
-                value = await anext(inner)
-                while True:  # as `yield from`, which there is none of
-                    try:
-                        sent = yield value
-                    except GeneratorExit:
-                        await inner.aclose()
-                        raise
-                    except BaseException as thrown:
-                        value = await inner.athrow(thrown)
-                    else:
-                        value = await inner.asend(sent)
-
-        return traced_as(function, iterated_later)
+        return traced_as(function, _async_generator_function(entrance))
     given = _plain_parameters(function)
     if given is not None:
         # A wrapper with the function's own parameters avoids packing a tuple and a dict: half of this layer's cost.
@@ -238,6 +214,41 @@ def _way_in(function: Callable[..., Any], entrance: Any) -> Callable[..., Any]:
         return entrance.call(*args, **kwargs)
 
     return call
+
+
+def _coroutine_function(entrance: Any) -> Callable[..., Any]:
+    async def awaited(*args: Any, **kwargs: Any) -> Any:
+        return await entrance.call(*args, **kwargs)
+
+    return awaited
+
+
+def _generator_function(entrance: Any) -> Callable[..., Any]:
+    def iterated(*args: Any, **kwargs: Any) -> Any:
+        return (yield from entrance.call(*args, **kwargs))
+
+    return iterated
+
+
+def _async_generator_function(entrance: Any) -> Callable[..., Any]:
+    """What `yield from` would be, if async generators had it."""
+
+    async def iterated(*args: Any, **kwargs: Any) -> Any:
+        inner = entrance.call(*args, **kwargs)
+        with contextlib.suppress(StopAsyncIteration):
+            value = await anext(inner)
+            while True:
+                try:
+                    sent = yield value
+                except GeneratorExit:
+                    await inner.aclose()
+                    raise
+                except BaseException as thrown:
+                    value = await inner.athrow(thrown)
+                else:
+                    value = await inner.asend(sent)
+
+    return iterated
 
 
 def _plain_parameters(function: Callable[..., Any]) -> str | None:

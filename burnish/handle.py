@@ -31,14 +31,10 @@ from burnish.stats import Stats
 from burnish.torch_private import dynamo
 
 if TYPE_CHECKING:
-    from burnish.bucketed.calls import BucketedCalls
     from burnish.capture.background.frames import DeferredFrames
-    from burnish.capture.entry.eager_only import EagerEntrance
-    from burnish.capture.entry.entrance import Entrance
+    from burnish.capture.entry.any_entrance import AnyEntrance
     from burnish.torch_private.probe import Lack
 
-if TYPE_CHECKING:
-    AnyEntrance = Entrance | EagerEntrance | BucketedCalls
 _FRAMES = "burnish.capture.entry.entrance"
 _live: weakref.WeakSet[Handle] = weakref.WeakSet()
 
@@ -126,7 +122,9 @@ class Settings:
 class Handle:
     """Available as `compiled.burnish`: `eager` is the original, `stats()` its statistics."""
 
-    def __init__(self, eager: Any, settings: Settings, entrance: Callable[[Handle, Any], Any] | None = None) -> None:
+    def __init__(
+        self, eager: Any, settings: Settings, entrance: Callable[[Handle, Any], AnyEntrance] | None = None
+    ) -> None:
         """`entrance` makes the entrances of an object that is not compiled here but loaded (`burnish/packs`)."""
         self.eager = eager
         self.settings = settings
@@ -144,8 +142,7 @@ class Handle:
 
     def _entrance(self, target: Callable[..., Any]) -> AnyEntrance:
         if self._make_entrance is not None:
-            loaded: AnyEntrance = self._make_entrance(self, target)
-            return loaded
+            return self._make_entrance(self, target)
         foreign = {"disable": True} if self.settings.disable else self.settings.for_torch_compile()
         if (lack := _why_eager()) is not None:
             from burnish.capture.entry.eager_only import EagerEntrance
@@ -166,7 +163,7 @@ class Handle:
             reason = f"it cannot be looked at: {failure_reason(error)}"
             return EagerEntrance(target, self.log, Lack(reason, "compile a function that calls it", "capture"), foreign)
 
-    def _for_shapes(self, target: Callable[..., Any], strategy: Strategy) -> Entrance | BucketedCalls:
+    def _for_shapes(self, target: Callable[..., Any], strategy: Strategy) -> AnyEntrance:
         from burnish.bucketed.calls import BucketedCalls
         from burnish.capture.entry.entrance import Entrance
 

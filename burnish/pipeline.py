@@ -219,7 +219,7 @@ def _wait_for_library(wait: Wait, unit: CUnit, log: CompileLog) -> None:
 def _load_for_cuda(setting: Setting, program: Program) -> Run:
     from burnish.runtime.cuda.direct_launch import DirectRun, direct_plan
     from burnish.runtime.cuda.graphs import GraphedProgram, pool_for
-    from burnish.runtime.cuda.piecewise import load_pieces
+    from burnish.runtime.cuda.piecewise import load_piecewise
     from burnish.runtime.cuda.program import CudaUnit, load_cuda_program  # a CPU never imports Triton
     from burnish.runtime.graph_plan import graph_plan, obstacles
 
@@ -229,9 +229,9 @@ def _load_for_cuda(setting: Setting, program: Program) -> Run:
     reasons = obstacles(program) if options.captures_graphs and kind == "inference" else {}
     with _stage("build", log):
         if reasons:
-            pieces = load_pieces(program, reasons, setting.static, options, log, pool, unit.triton.overlapped)
-            _wait_for_kernels(pieces.ready, setting)
-            return pieces
+            piecewise = load_piecewise(program, reasons, setting.static, options, log, pool, unit.triton.overlapped)
+            _wait_for_kernels(piecewise.ready, setting)
+            return piecewise
         run = load_cuda_program(program, options, log, setting.static)
         _wait_for_kernels(run.ready, setting)
     log.kernels(unit.kernels)

@@ -87,7 +87,7 @@ class Form:
 
 
 class BucketedCalls:
-    """Takes the place of an `Entrance` in a handle."""
+    """An entrance (`capture/entry/any_entrance.py`) made of three."""
 
     deferred = None
 

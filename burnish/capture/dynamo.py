@@ -46,6 +46,7 @@ from burnish.torch_private.probe import why
 from burnish.torch_private.versions import warn_of_newer_torch
 from burnish.trust.background_trial import propose
 from burnish.trust.record import Engine
+from burnish.trust.variant import Compile, nothing_left
 
 Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
@@ -86,11 +87,13 @@ def make_backend(options: Options, log: CompileLog) -> Backend:
             eager_graph(graph),
             engines,
             direct=capture.direct,
-            compile_seconds=time.perf_counter() - start,
-            backward_without=lambda: capture.backward_without,
+            compile=Compile(
+                seconds=time.perf_counter() - start,
+                ready=capture.ready,
+                before_trial=waking.end if waking is not None else nothing_left,
+                backward_without=lambda: capture.backward_without,
+            ),
             verdicts=capture.verdicts(graph, facts) if "burnish" in engines else None,
-            ready=capture.ready,
-            before_trial=waking.end if waking is not None else None,
         )
         capture.variant = weakref.ref(variant)
         parts = capture.parts(graph, variant.facts, sources)

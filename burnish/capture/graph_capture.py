@@ -22,8 +22,8 @@ from burnish.capture.gc_pause import patience
 from burnish.capture.graphs.assume import counts_from_storage
 from burnish.capture.graphs.dispatch_state import left_if_it_raises
 from burnish.capture.graphs.eager_forms import (
+    chunked,
     eager_graph,
-    piecewise,
     traced_graph,
 )
 from burnish.capture.graphs.eager_semantics import (
@@ -318,7 +318,7 @@ class GraphCapture:
             judged=judged,
             draws=draws,
             coarsest=self._coarsest,
-            piecewise=None if judged else piecewise(graph),
+            chunked=None if judged else chunked(graph),
             verdicts=self._warm.backward_verdicts(left_out),
             spent=partial(self.log.add_seconds, "gate"),
         )

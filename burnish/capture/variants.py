@@ -12,10 +12,11 @@ from burnish.observe.log import CompileLog
 from burnish.options import Options
 from burnish.runtime.host.extension import host_if_built, host_library
 from burnish.torch_private.guards import guards_are_whole
+from burnish.trust.engines import Engines
 from burnish.trust.gate import GraphFacts
 from burnish.trust.record import Engine
 from burnish.trust.stored_verdicts import Verdicts
-from burnish.trust.variant import Policy, Variant
+from burnish.trust.variant import Compile, Policy, Variant
 from burnish.trust.variant_log import VariantLog
 
 
@@ -27,31 +28,32 @@ def new_variant(
     engines: Mapping[Engine, Callable[..., Any]],
     *,
     direct: Program | None,
-    compile_seconds: float,
-    backward_without: Callable[[], frozenset[int] | None],
+    compile: Compile,
     verdicts: Verdicts | None = None,
-    ready: Callable[[], object] = lambda: None,
-    before_trial: Callable[[], object] | None = None,
     loaded: bool = False,
 ) -> Variant:
-    """Make a variant of a captured graph, as the object's next one. `loaded`: nothing was compiled for it."""
+    """Make a variant of a captured graph, as the object's next one. `engines` are its compiled forms; the first is ours
+    where there is one. `direct` runs ours on one list of arguments. `loaded`: nothing was compiled for it."""
     name = log.loaded() if loaded else log.captured()
+    number = log.compiles + log.loads
+    if options.fault is not None and "burnish" in engines:
+        engines, direct = {**engines, "burnish": options.fault.program(number, engines["burnish"])}, None
     variant = Variant(
-        log.compiles + log.loads,
+        number,
         facts,
-        eager,
-        engines,
-        Policy(options.verify != "off", options.gate, options.sample, options.fault),
-        direct=direct,
-        compile_seconds=compile_seconds,
-        backward_without=backward_without,
+        Engines(
+            facts,
+            eager,
+            engines,
+            direct=direct,
+            timed=(lambda engine, call: log.histogram(name, engine).timed(call)) if options.latency else None,
+            host=partial(host_library, options, log) if _checks_count(facts) else host_if_built,
+            guarded=guards_are_whole(),
+        ),
+        Policy(options.verify != "off", options.gate, options.sample),
+        compile=compile,
         listener=VariantLog(log, name),
-        timed=(lambda engine, call: log.histogram(name, engine).timed(call)) if options.latency else None,
         verdicts=verdicts,
-        ready=ready,
-        before_trial=before_trial,
-        host=partial(host_library, options, log) if _checks_count(facts) else host_if_built,
-        guarded=guards_are_whole(),
         owner=log,
     )
     if log.dump_dir is not None and facts.assumptions is not None:

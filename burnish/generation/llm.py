@@ -127,13 +127,13 @@ class CompiledLM:
         return self._columns(request, held)
 
     def _columns(self, request: Request, held: int) -> Iterator[torch.Tensor]:
-        pieces = self._tokens(request, held)
+        columns = self._tokens(request, held)
         while True:
             with self._lock:
-                piece = next(pieces, None)
-            if piece is None:
+                tokens = next(columns, None)
+            if tokens is None:
                 return
-            yield from piece.unbind(1)
+            yield from tokens.unbind(1)
 
     # -- one request ---------------------------------------------------------------------------------------------
 
@@ -178,9 +178,9 @@ class CompiledLM:
             try:
                 programs = self._store.programs(request.batch, request.total, request.max_new, keep=cached)
                 run = Run(request, programs, self._store.chunk_sizes, cached, self._record)
-                for piece in self._noted(request, run):
-                    done.append(piece)
-                    yield piece
+                for tokens in self._noted(request, run):
+                    done.append(tokens)
+                    yield tokens
                     if self._ticket != ticket:
                         raise GenerationInterrupted()
             except UsageError:
@@ -200,11 +200,11 @@ class CompiledLM:
             self._record.notes["a LogitsProcessor ran on the host after every step"] += 1
         if request.criteria:
             self._record.notes["a StoppingCriteria ran on the host after every step"] += 1
-        for piece in run.tokens():
+        for tokens in run.tokens():
             if request.streamer is not None:
-                for column in piece.unbind(1):
+                for column in tokens.unbind(1):
                     request.streamer.put(column)
-            yield piece
+            yield tokens
 
     def _remember(self, request: Request, done: list[torch.Tensor], run: Run | None) -> None:
         new = torch.cat(done, 1) if done else request.ids[:, :0]

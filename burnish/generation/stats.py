@@ -35,7 +35,7 @@ class GenerationStats:
     wasted_steps: int = 0  # run ahead of an end that the host had not seen yet
     looks: int = 0  # round trips between host and device
     host_steps: int = 0  # steps that waited for a LogitsProcessor or StoppingCriteria on the host
-    eager_chunks: int = 0  # pieces of prompts that ran in eager, because they were the first of their length
+    eager_chunks: int = 0  # chunks of prompts that ran in eager, because they were the first of their length
     notes: Mapping[str, int] = field(default_factory=dict)  # what happened -> times
     fallbacks: tuple[Fallback, ...] = ()  # why eager decoded instead
     max_length: int = 0  # of the cache
@@ -76,7 +76,7 @@ class GenerationStats:
             f"  programs      {len(self.programs)}, {self.compiles} compiles",
         ]
         lines += [f"  host          {self.host_steps} steps waited for code on the host"] if self.host_steps else []
-        first = f"  first         {self.eager_chunks} pieces of prompts ran in eager, the first of their length"
+        first = f"  first         {self.eager_chunks} chunks of prompts ran in eager, the first of their length"
         lines += [first] if self.eager_chunks else []
         lines += [f"  note          {what} ({count})" for what, count in self.notes.items()]
         lines += [f"  eager         {fallback}" for fallback in self.fallbacks]

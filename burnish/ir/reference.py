@@ -170,8 +170,8 @@ def attention(op: Attend, args: Sequence[torch.Tensor]) -> Tensors:
 UNSEEN = -30000.0  # no score comes back from this: masks of numbers have the least of float16 or less
 
 
-def attention_pieces(op: Attend, args: Sequence[torch.Tensor], length: int) -> Tensors:
-    """The same over pieces of `length` keys, not yet put together: weighted values, highest scores and sums of
+def split_attention_results(op: Attend, args: Sequence[torch.Tensor], length: int) -> Tensors:
+    """The same over splits of `length` keys, not yet put together: weighted values, highest scores and sums of
     weights, where a weight is 2**(score - highest) of scores in powers of two. What a mask takes UNSEEN from does not
     count."""
     scores, v = _scores(op, args)

@@ -78,7 +78,7 @@ def flash_attention(
 
 # With more keys the library's kernels are faster: they overlap softmax and products by hand.
 LONGEST_KEYS = 1024
-# With fewer queries, reading the keys bounds the time: they are cut into pieces, and read once for a group of heads.
+# With fewer queries, reading the keys bounds the time: they are cut into splits, and read once for a group of heads.
 FEWEST_QUERIES = 16
 
 

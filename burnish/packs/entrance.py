@@ -15,7 +15,7 @@ from burnish.trust.record import WholeCall
 
 
 class PackEntrance:
-    """The methods are those of `capture/entry/entrance.py`."""
+    """An entrance (`capture/entry/any_entrance.py`) without anything that compiles."""
 
     deferred = None
     is_racing = False
@@ -66,7 +66,7 @@ class PackEntrance:
     def _nothing(self) -> None:
         pass
 
-    reconsider = stop_compiling = seal_off = unseal = _nothing
+    seal_off = unseal = _nothing
 
 
 class UnpackedEntrance(PackEntrance):

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import builtins
-import contextlib
 import importlib
 import sys
 import types
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
 import torch
 
+from burnish.capture.entry.frame_values import free_variables
 from burnish.capture.entry.graph_inputs import is_kept, loader, parameters_of, still_held
 from burnish.capture.entry.hooks import Hooks
 from burnish.capture.entry.method_guards import (
@@ -72,9 +72,9 @@ class PackedCode:
         process."""
         yield from self._code_mismatches()
         arguments = frozenset(parameters_of(self._frame.__code__))
-        look = self._variant.guards.looked_at(self._cells(), self._named, arguments)
+        look = self._variant.guards.looked_at(free_variables(self._frame), self._named, arguments)
         yield from look.mismatches(code_identity.Fingerprints(self._variant.identity.names))
-        yield from self._missing_inputs(self._cells(), arguments)
+        yield from self._missing_inputs(free_variables(self._frame), arguments)
 
     def _missing_inputs(self, values: Mapping[str, Any], left_out: frozenset[str] = frozenset()) -> Iterator[Mismatch]:
         """Guards are on what the inputs of a graph are. That they are there, is a part of that."""
@@ -88,7 +88,7 @@ class PackedCode:
 
     def _code_mismatches(self) -> Iterator[Mismatch]:
         """Of all that a trace follows without a guard of Dynamo's."""
-        held = [value for value in self._cells().values() if isinstance(value, torch.nn.Module)]
+        held = [value for value in free_variables(self._frame).values() if isinstance(value, torch.nn.Module)]
         if any(Hooks(module).any() for module in held):
             yield Mismatch("hooks", "none", "registered")
         identity = self._variant.identity
@@ -108,7 +108,7 @@ class PackedCode:
 
     def _as_dynamo_frame(self) -> types.SimpleNamespace:
         frame = self._frame
-        return types.SimpleNamespace(f_locals=self._cells(), f_code=frame.__code__, f_globals=frame.__globals__)
+        return types.SimpleNamespace(f_locals=free_variables(frame), f_code=frame.__code__, f_globals=frame.__globals__)
 
     def fits(self, values: Mapping[str, Any]) -> bool:
         variant = self._variant
@@ -135,7 +135,7 @@ class PackedCode:
     def unguarded(self) -> PackedUnguarded:
         variant, frame = self._variant, self._frame
         parameters = parameters_of(frame.__code__)
-        values = values_at(variant.places, self._cells(), self._named, lambda _: True)
+        values = values_at(variant.places, free_variables(self._frame), self._named, lambda _: True)
         inputs = [
             _there(values[number]) if is_kept(source, parameters) else None
             for source, number in zip(variant.sources, variant.inputs, strict=True)
@@ -148,11 +148,6 @@ class PackedCode:
         call = types.FunctionType(variant.results.code, names, frame.__name__, frame.__defaults__, closure)
         call.__kwdefaults__ = frame.__kwdefaults__
         return PackedUnguarded(call, still_held(variant.sources, frame))
-
-    def _cells(self) -> dict[str, Any]:
-        frame = self._frame
-        cells = zip(frame.__code__.co_freevars, frame.__closure__ or (), strict=True)
-        return dict(_filled(cells))
 
     # -- globals ---------------------------------------------------------------------------------------------------
 
@@ -183,12 +178,6 @@ class PackedCode:
                 value = self._added[alias]
                 found[alias] = _imported(modules[alias]) if isinstance(value, Skipped) else value
         return found
-
-
-def _filled(cells: Iterable[tuple[str, types.CellType]]) -> Iterator[tuple[str, Any]]:
-    for name, cell in cells:
-        with contextlib.suppress(ValueError):  # a variable that has no value, or none any more
-            yield name, cell.cell_contents
 
 
 def _there(value: Any) -> Any:

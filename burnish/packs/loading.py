@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from burnish.api import compile, function_behind, original_of
+from burnish.capture.entry.any_entrance import AnyEntrance
 from burnish.capture.entry.calling_frame import frame_calling, frame_copying
 from burnish.capture.gc_pause import patience
 from burnish.capture.restore import NotWarm
@@ -104,7 +105,7 @@ def _loaded(pack: _Pack, model: Any, settings: Settings, strict: bool) -> Any:
     variants = pack.variants()
     pack.require_model(variants, frames)
 
-    def entrance(handle: Handle, target: Any) -> Any:
+    def entrance(handle: Handle, target: Any) -> AnyEntrance:
         if target is not handle.eager:
             return UnpackedEntrance(target, handle.log)
         if _HOST in pack.content.members:

@@ -16,6 +16,7 @@ from burnish.api import handle_of
 from burnish.assumptions import Assumptions
 from burnish.capture.entry.calling_frame import frame_calling
 from burnish.capture.entry.frame_compiler import FrameCompiler
+from burnish.capture.entry.frame_values import free_variables
 from burnish.capture.entry.method_guards import methods_mark
 from burnish.capture.entry.unguarded import unwrapped
 from burnish.capture.restore import NotWarm, code_identity
@@ -240,8 +241,7 @@ class _Packing:
 
     def _methods(self) -> str:
         frame = self._frame
-        cells = zip(frame.__code__.co_freevars, frame.__closure__ or (), strict=True)
-        scope = {name: cell.cell_contents for name, cell in cells}
+        scope = free_variables(frame)
         return methods_mark(types.SimpleNamespace(f_locals=scope, f_code=frame.__code__, f_globals=frame.__globals__))
 
     def _program(self, stored: StoredFrame) -> tuple[str, str, int, dict[str, bytes]]:

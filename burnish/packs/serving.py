@@ -27,6 +27,7 @@ from burnish.runtime.program import Program, Run, load_program
 from burnish.schedule.kernels import ExternKernel
 from burnish.trust.record import GateStats
 from burnish.trust.stored_verdicts import ClassPart, Part, Verdicts
+from burnish.trust.variant import Compile
 
 _NATIVE = ("libraries/native.so", "libraries/native-f64.so")  # in the order in which they are loaded
 _loaded: dict[str, ctypes.CDLL] = {}  # by checksum: two packs' runtimes are one
@@ -90,8 +91,7 @@ def graph_function(
         _eager(variant.eager),
         {"burnish": unboxed(run)},
         direct=run,
-        compile_seconds=time.perf_counter() - start,
-        backward_without=lambda: None,
+        compile=Compile(seconds=time.perf_counter() - start),
         verdicts=PackedVerdict(variant.verdict, same_processor),
         loaded=True,
     )

@@ -23,7 +23,7 @@ class GraphPlan:
     sources: Mapping[str, tuple[int, str, int]] = field(default_factory=dict)  # sizes that may differ between calls
     obstacle: str = ""  # why it cannot be captured
     reuse_outputs: bool = False
-    internal: frozenset[int] = frozenset()  # results that go no further than to the next piece of a program
+    internal: frozenset[int] = frozenset()  # results that go no further than to the next partition of a program
     used: frozenset[int] | None = None  # arguments that matter; None: all
     draws: bool = False  # random numbers
 

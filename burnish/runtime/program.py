@@ -303,7 +303,7 @@ class Renderer:
         buffers = self.schedule.buffers
         return any(name in buffers and buffers[name].role == "input" for k in kernels for name in k.writes)
 
-    # --- pieces -------------------------------------------------------------------------------------------------
+    # --- statements ---------------------------------------------------------------------------------------------
 
     def _run_segment(self, segment: int) -> None:
         self.line(f"native_{segment}(workspace.address)")

@@ -45,12 +45,12 @@ def reading(kernel: Product, read: Callable[[BodyBuilder, Load], int]) -> Loop:
     return with_values(kernel.loop, values, body)
 
 
-# --- sums in pieces ---------------------------------------------------------------------------------------------
+# --- sums in splits ---------------------------------------------------------------------------------------------
 
 
-def parts_of(kernel: Product, pieces: int) -> tuple[Buffer, Loop]:
+def parts_of(kernel: Product, splits: int) -> tuple[Buffer, Loop]:
     """Memory for the parts of a product's sums, each in the accumulator's order, and the epilogue that fills it."""
-    shape = (pieces, *kernel.product_shape)
+    shape = (splits, *kernel.product_shape)
     strides = (product(kernel.product_shape), *kernel.acc_strides)
     parts = Buffer(f"{kernel.acc}_parts", kernel.dtype, shape, strides, "temp")
     axes = tuple(make_axis(f"i{d}", size) for d, size in enumerate(shape) if size != 1)
@@ -64,10 +64,10 @@ def parts_of(kernel: Product, pieces: int) -> tuple[Buffer, Loop]:
 
 
 def sum_of_parts(body: BodyBuilder, load: Load, parts: Buffer) -> int:
-    pieces, stride = parts.shape[0], parts.strides[0]
-    assert isinstance(pieces, int)
+    splits, stride = parts.shape[0], parts.strides[0]
+    assert isinstance(splits, int)
     total = body.emit(Load(parts.name, load.index, load.dtype))
-    for p in range(1, pieces):
+    for p in range(1, splits):
         part = body.emit(Load(parts.name, load.index + stride * p, load.dtype))
         total = body.emit(Apply("add", (total, part), load.dtype))
     return total

@@ -9,10 +9,10 @@ import torch
 
 from burnish.ir.evaluate import evaluate_loop
 from burnish.ir.expr import Dim, evaluate
-from burnish.ir.reference import attention, attention_pieces, convolution, evaluate_extern
+from burnish.ir.reference import attention, convolution, evaluate_extern, split_attention_results
 from burnish.schedule.kernels import (
     AttendKernel,
-    AttendPieces,
+    AttendSplits,
     Buffer,
     ContractGroup,
     ContractKernel,
@@ -82,8 +82,8 @@ class ScheduleEvaluation:
             case ContractGroup(parts) | LoopGroup(parts):
                 for part in parts:
                     self.run_kernel(part)
-            case AttendPieces(op, operands):
-                results = attention_pieces(op, [self.window(o) for o in operands], kernel.length)
+            case AttendSplits(op, operands):
+                results = split_attention_results(op, [self.window(o) for o in operands], kernel.length)
                 for o, value in zip((kernel.sums, kernel.most, kernel.totals), results, strict=True):
                     self.window(o).copy_(value)
             case AttendKernel(op, operands, out, lse):
@@ -99,12 +99,12 @@ class ScheduleEvaluation:
     def _convolved(self, kernel: ConvolveKernel) -> torch.Tensor:
         wide = kernel.dtype.torch
         x, k = self.window(kernel.x).to(wide), self.window(kernel.k).to(wide)
-        if kernel.pieces == 1:
+        if kernel.splits == 1:
             return convolution(kernel.op, x, k)
         flat = k.permute(0, 2, 3, 1).flatten(1)
-        piece = torch.arange(flat.shape[1]) // (flat.shape[1] // kernel.pieces)
+        split = torch.arange(flat.shape[1]) // (flat.shape[1] // kernel.splits)
         shape = [k.shape[d] for d in (0, 2, 3, 1)]
-        alone = [(flat * (piece == p)).reshape(shape).permute(0, 3, 1, 2) for p in range(kernel.pieces)]
+        alone = [(flat * (split == p)).reshape(shape).permute(0, 3, 1, 2) for p in range(kernel.splits)]
         return torch.stack([convolution(kernel.op, x, part) for part in alone])
 
     def _keep(self, name: str, value: torch.Tensor) -> None:

@@ -5,7 +5,7 @@ Examples, as they are printed:
     library                                               the vendor's kernel
     fused                                                 the vendor's, with a convolution's epilogue in its call
     roomy                                                 ours, with few channels padded first
-    ours pieces=4                                         our product, split-K over four pieces
+    ours splits=4                                         our product, split-K over four splits
     tile YBLOCK=64 XBLOCK=32 KBLOCK=128 STAGES=4 warps=4  our kernel, with these block sizes
 """
 
@@ -42,5 +42,5 @@ class Form:
 LIBRARY = Form("library")
 
 
-def ours(pieces: int = 1) -> Form:
-    return Form("ours", (("pieces", pieces),))
+def ours(splits: int = 1) -> Form:
+    return Form("ours", (("splits", splits),))

@@ -89,23 +89,23 @@ def _refine(first: tuple[Axis, ...], second: tuple[Axis, ...], free_a: bool, fre
     """Split the axes of both into a common sequence: [128, 768] and [128, 12, 64] have the latter as common
     refinement."""
     axes: list[Axis] = []
-    pieces_a: list[list[Axis]] = [[] for _ in first]
-    pieces_b: list[list[Axis]] = [[] for _ in second]
+    factors_a: list[list[Axis]] = [[] for _ in first]
+    factors_b: list[list[Axis]] = [[] for _ in second]
     i = j = 0
     left_a: Dim = first[0].size if first else 1
     left_b: Dim = second[0].size if second else 1
     while i < len(first) and j < len(second):
-        piece = left_a if left_a == left_b else _common(left_a, left_b)
-        if piece is None:
+        factor = left_a if left_a == left_b else _common(left_a, left_b)
+        if factor is None:
             return None
         reduce_a, reduce_b = first[i].reduce, second[j].reduce
         if reduce_a != reduce_b and not (free_a or free_b):
             return None
-        axis = make_axis(f"i{len(axes)}", piece, reduce_b if free_a else reduce_a)
+        axis = make_axis(f"i{len(axes)}", factor, reduce_b if free_a else reduce_a)
         axes.append(axis)
-        pieces_a[i].append(axis)
-        pieces_b[j].append(axis)
-        left_a, left_b = _quotient(left_a, piece), _quotient(left_b, piece)
+        factors_a[i].append(axis)
+        factors_b[j].append(axis)
+        left_a, left_b = _quotient(left_a, factor), _quotient(left_b, factor)
         if left_a == 1:
             i += 1
             left_a = first[i].size if i < len(first) else 1
@@ -114,24 +114,24 @@ def _refine(first: tuple[Axis, ...], second: tuple[Axis, ...], free_a: bool, fre
             left_b = second[j].size if j < len(second) else 1
     if i < len(first) or j < len(second):
         return None
-    return Unified(tuple(axes), _joined(first, pieces_a), _joined(second, pieces_b))
+    return Unified(tuple(axes), _joined(first, factors_a), _joined(second, factors_b))
 
 
 def _common(a: Dim, b: Dim) -> Dim | None:
-    """The leading piece, split off first, is the smaller of the two if it divides the larger."""
+    """The leading factor, split off first, is the smaller of the two if it divides the larger."""
     for small, large in ((a, b), (b, a)):
         if small != 0 and floordiv(large, small) * small == large:
             return small
     return None
 
 
-def _quotient(x: Dim, piece: Dim) -> Dim:
-    return 1 if x == piece else floordiv(x, piece)
+def _quotient(x: Dim, factor: Dim) -> Dim:
+    return 1 if x == factor else floordiv(x, factor)
 
 
-def _joined(axes: tuple[Axis, ...], pieces: list[list[Axis]]) -> dict[str, Dim]:
+def _joined(axes: tuple[Axis, ...], factors: list[list[Axis]]) -> dict[str, Dim]:
     out: dict[str, Dim] = {}
-    for axis, parts in zip(axes, pieces, strict=True):
+    for axis, parts in zip(axes, factors, strict=True):
         value: Dim = 0
         for p in parts:
             value = value * p.size + p.expr
@@ -458,7 +458,7 @@ def _join_contract(contract: Product, loop: Loop, contract_first: bool, why: lis
     joined = join(a, b, contract.acc, why)
     env = None if joined is None else _whole(joined.axes, contract.loop.axes)
     if joined is None or env is None:
-        why += ["the loop cuts the product's rows or columns into pieces"] if joined is not None else []
+        why += ["the loop cuts the product's rows or columns into parts"] if joined is not None else []
         return None
     body = BodyBuilder()
     rebuild(joined.body, env, body)
@@ -468,11 +468,11 @@ def _join_contract(contract: Product, loop: Loop, contract_first: bool, why: lis
     return with_loop(contract, Loop(contract.loop.axes, tuple(body.instrs)))  # type: ignore[return-value]
 
 
-def _whole(pieces: tuple[Axis, ...], axes: tuple[Axis, ...]) -> dict[str, Dim] | None:
+def _whole(factors: tuple[Axis, ...], axes: tuple[Axis, ...]) -> dict[str, Dim] | None:
     """Keep the tile's rows and columns unsplit: express the axes into which the other loop split them by their
     positions."""
     env: dict[str, Dim] = {}
-    left = list(pieces)
+    left = list(factors)
     for axis in axes:
         mine: list[Axis] = []
         while left and product([p.size for p in mine]) != axis.size:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from burnish.ir.body import Instr, Load, Loop, Store
 from burnish.schedule.kernels import (
     AttendKernel,
-    AttendPieces,
+    AttendSplits,
     ContractGroup,
     ContractKernel,
     ConvolveKernel,
@@ -21,7 +21,7 @@ from burnish.schedule.kernels import (
     Product,
 )
 
-Printable = LoopKernel | LoopGroup | Product | ContractGroup | AttendKernel | AttendPieces  # all but ATen calls
+Printable = LoopKernel | LoopGroup | Product | ContractGroup | AttendKernel | AttendSplits  # all but ATen calls
 
 
 @dataclass(frozen=True)
@@ -64,13 +64,13 @@ class _Naming:
                     *self._loop(kernel.loop),
                 )
             case ConvolveKernel():
-                operands, rest = self._operands((kernel.x, kernel.k)), (kernel.op, kernel.dtype, kernel.pieces)
+                operands, rest = self._operands((kernel.x, kernel.k)), (kernel.op, kernel.dtype, kernel.splits)
                 return (*operands, self._number(kernel.acc), *rest, *self._loop(kernel.loop))
             case ContractGroup() | LoopGroup():
                 return tuple(self.kernel(part) for part in kernel.parts)
             case AttendKernel():
                 return (kernel.op, *self._operands((*kernel.inputs, kernel.out, kernel.lse)))
-            case AttendPieces():
+            case AttendSplits():
                 return (kernel.op, *self._operands((*kernel.inputs, kernel.sums, kernel.most, kernel.totals)))
 
     def _number(self, name: str) -> int:

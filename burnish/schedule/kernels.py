@@ -2,7 +2,7 @@
 
 Five kinds of kernel: Loop (maps and reductions), Contract and Convolve (a matrix product, a convolution, whose results
 go through a loop body), Attend, Extern (an ATen call); and, on a GPU, groups of loops or contractions that are one
-launch, and attention in pieces. Only buffers connect them, so a kernel's reads and writes are its only dependences.
+launch, and split attention. Only buffers connect them, so a kernel's reads and writes are its only dependences.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from burnish.ir.expr import Dim, contiguous_strides, floordiv, product
 from burnish.ir.graph import Attend, Convolve, Extern
 from burnish.schedule.form import Form
 
-KEY_BLOCK = 64  # keys that attention in pieces looks at together
+KEY_BLOCK = 64  # keys that split attention looks at together
 
 
 @dataclass(frozen=True)
@@ -158,8 +158,8 @@ class ConvolveKernel(_ThroughLoop):
     """acc[b, o, h, w] as `op` says, from x [b, c, h, w] and k [o, c, r, s]; `loop`'s body loads `acc`, whose channels
     lie next to one another, and stores results.
 
-    With several `pieces`, acc[p, b, o, h, w] is the p-th part of the sum: of k's taps and channels in the order
-    [r, s, c], equally many in a piece."""
+    With several `splits`, acc[p, b, o, h, w] is the p-th part of the sum: of k's taps and channels in the order
+    [r, s, c], equally many in a split."""
 
     op: Convolve
     x: Operand
@@ -167,7 +167,7 @@ class ConvolveKernel(_ThroughLoop):
     acc: str
     dtype: DType
     loop: Loop
-    pieces: int = 1
+    splits: int = 1
 
     @property
     def result_shape(self) -> tuple[Dim, Dim, Dim, Dim]:
@@ -180,20 +180,20 @@ class ConvolveKernel(_ThroughLoop):
 
     @property
     def product_shape(self) -> tuple[Dim, ...]:
-        return self.result_shape if self.pieces == 1 else (self.pieces, *self.result_shape)
+        return self.result_shape if self.splits == 1 else (self.splits, *self.result_shape)
 
     @property
     def acc_strides(self) -> tuple[Dim, ...]:
         last = channels_last_strides(self.result_shape)
-        return last if self.pieces == 1 else (product(self.result_shape), *last)
+        return last if self.splits == 1 else (product(self.result_shape), *last)
 
     @cached_property
     def operand_reads(self) -> frozenset[str]:
         return frozenset({self.x.buffer, self.k.buffer})
 
     def __str__(self) -> str:
-        pieces = "" if self.pieces == 1 else f" in {self.pieces} pieces"
-        return f"{self.acc} = convolve {self.x} x {self.k} {self.op}{pieces}\n{self.loop}"
+        splits = "" if self.splits == 1 else f" in {self.splits} pieces"
+        return f"{self.acc} = convolve {self.x} x {self.k} {self.op}{splits}\n{self.loop}"
 
 
 class _SideBySide:
@@ -250,8 +250,8 @@ class AttendKernel:
 
 
 @dataclass(frozen=True)
-class AttendPieces:
-    """Attention over equal pieces of the keys, to be put together: of piece p, `sums`[p, *q.shape] are the values
+class AttendSplits:
+    """Attention over equal splits of the keys, to be put together: of split p, `sums`[p, *q.shape] are the values
     weighted by 2**(score - most), `totals`[p, *q.shape[:-1]] the weights' sum, `most` the highest score, all with
     scores in powers of two."""
 
@@ -262,17 +262,17 @@ class AttendPieces:
     totals: Operand
 
     @property
-    def pieces(self) -> int:
-        pieces = self.sums.shape[0]
-        assert isinstance(pieces, int)
-        return pieces
+    def splits(self) -> int:
+        splits = self.sums.shape[0]
+        assert isinstance(splits, int)
+        return splits
 
     @property
     def length(self) -> int:
-        """Keys of a piece; the last may have fewer."""
+        """Keys of a split; the last may have fewer."""
         keys = self.inputs[1].shape[2]
         assert isinstance(keys, int)
-        return piece_length(keys, self.pieces)
+        return split_length(keys, self.splits)
 
     @cached_property
     def reads(self) -> frozenset[str]:
@@ -285,7 +285,7 @@ class AttendPieces:
     def __str__(self) -> str:
         made = f"{self.sums}, {self.most}, {self.totals}"
         flags = f"scale={self.op.scale:.6g}" + (f" cap={self.op.cap:.6g}" if self.op.cap else "")
-        return f"{made} = attend({', '.join(map(str, self.inputs))}) {flags} in {self.pieces} pieces"
+        return f"{made} = attend({', '.join(map(str, self.inputs))}) {flags} in {self.splits} pieces"
 
 
 @dataclass(frozen=True)
@@ -307,7 +307,7 @@ class ExternKernel:
 
 
 Product = ContractKernel | ConvolveKernel
-Kernel = LoopKernel | Product | ContractGroup | LoopGroup | AttendKernel | AttendPieces | ExternKernel
+Kernel = LoopKernel | Product | ContractGroup | LoopGroup | AttendKernel | AttendSplits | ExternKernel
 
 
 @dataclass(frozen=True)
@@ -394,9 +394,9 @@ def made_by(kernel: Kernel) -> str:
     return ", ".join(sorted(kernel.writes))
 
 
-def piece_length(keys: int, pieces: int) -> int:
-    """The keys of each piece, in whole blocks."""
-    return -(-keys // (pieces * KEY_BLOCK)) * KEY_BLOCK
+def split_length(keys: int, splits: int) -> int:
+    """The keys of each split, in whole blocks."""
+    return -(-keys // (splits * KEY_BLOCK)) * KEY_BLOCK
 
 
 def channels_last_strides(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:

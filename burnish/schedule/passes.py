@@ -51,7 +51,7 @@ class SchedulePass:
 # product then fuse with later loops.
 BEFORE_CHOICE = (
     SchedulePass("epilogues", lambda s, c: fuse(s, c.fuel, only_products=True)),  # what follows a product joins it
-    SchedulePass("split attention", lambda s, c: split_attention(s)),  # few queries: the keys are cut into pieces
+    SchedulePass("split attention", lambda s, c: split_attention(s)),  # few queries: the keys are cut into splits
     SchedulePass("vector products", lambda s, c: as_loops(s, c.fuel)),  # a product of one row is a loop
 )
 CHOICE = (
@@ -61,7 +61,7 @@ AFTER_CHOICE = (
     SchedulePass("fuse", lambda s, c: fuse(s, c.fuel, c.report), ("cpu", "cuda")),  # loops that share data join
     SchedulePass("columns", lambda s, c: join_columns(s, c.fuel)),  # sums over rows join what works on those rows
     SchedulePass("inline products", lambda s, c: inline_products(s, c.fuel)),  # a reader computes its vector product
-    SchedulePass("split reductions", lambda s, c: split_reductions(s, c.fuel)),  # few long rows are cut into pieces
+    SchedulePass("split reductions", lambda s, c: split_reductions(s, c.fuel)),  # few long rows are cut into splits
     SchedulePass("rotary", lambda s, c: join_rotary(s, c.fuel)),  # a rotation joins the product it is of
     SchedulePass("rows", lambda s, c: inline_rows(s, c.fuel)),  # a product makes the vector that it multiplies
     SchedulePass("factors", lambda s, c: factor_sums(s, c.fuel)),  # common factors of a row leave its sum

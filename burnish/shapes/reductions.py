@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 
+from burnish.ir.dtypes import DType
 from burnish.ir.expr import Dim
 from burnish.ir.graph import Contract, Map, Node, Pick, Reduce, Scan
 from burnish.shapes.analysis import Analysis
@@ -212,9 +213,8 @@ def product(ctx: Analysis, node: Node, a: State, b: State, a_shape: Sequence[Dim
     multiplied = {
         r: applied("mul", (a.within(r, a_to), b.within(r, b_to)), types, node.dtype) for r in ctx.padding.regions(axes)
     }
-    inside = [p for p in ctx.padding.places(axes) if p[0] == rank]
-    needs: set[Need] = set()
-    for region in subsets(inside):
+    inside = list(subsets([p for p in ctx.padding.places(axes) if p[0] == rank]))  # regions in the padding of k
+    for region in inside:
         if not multiplied[region].holds(0):
             left, right = a.within(region, a_to), b.within(region, b_to)
             label = ctx.padding.label(a_shape[-1])
@@ -222,18 +222,24 @@ def product(ctx: Analysis, node: Node, a: State, b: State, a_shape: Sequence[Dim
                 node,
                 f"sums products over the padded dimension {label}, whose padding holds {left} and {right}",
             )
-        needs |= multiplied[region].needs
-    contents: dict[Region, Content] = {}
-    for region in ctx.padding.regions(axes[:-1]):
-        parts = [multiplied[region]] + ([multiplied[region | w] for w in subsets(inside)] if region else [])
-        content = join(parts)
-        if content.holds(0):
-            contents[region] = Content(0.0, 0.0, needs=content.needs)
-        elif content.is_finite and node.types[0].dtype is not None:
-            contents[region] = FINITE_NUMBERS.relying(*content.needs)
-        else:
-            contents[region] = anything(node.types[0].dtype)
-    return ctx.made(node, axes[:-1], contents, [a, b], frozenset(needs))
+    needs = frozenset[Need]().union(*(multiplied[region].needs for region in inside))
+    contents = {
+        region: _sum_of(
+            join([multiplied[region]] + ([multiplied[region | w] for w in inside] if region else [])),
+            node.types[0].dtype,
+        )
+        for region in ctx.padding.regions(axes[:-1])
+    }
+    return ctx.made(node, axes[:-1], contents, [a, b], needs)
+
+
+def _sum_of(products: Content, dtype: DType | None) -> Content:
+    """The sums of any number of these products."""
+    if products.holds(0):
+        return Content(0.0, 0.0, needs=products.needs)
+    if products.is_finite and dtype is not None:
+        return FINITE_NUMBERS.relying(*products.needs)
+    return anything(dtype)
 
 
 def pick(ctx: Analysis, node: Node) -> tuple[State, ...]:

@@ -22,9 +22,9 @@ from burnish.trust.referee import ROOM, InFloat64, Opinion, Results, first_look,
 from burnish.trust.stored_verdicts import Verdicts
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
-# Runs eager's form of the backward, and passes on each result once: whole, or in pieces along a dimension from a start
+# Runs eager's form of the backward, and passes on each result once: whole, or in chunks along a dimension from a start
 # index. Each comes with the result of a second run, made within a context.
-Piecewise = Callable[[Sequence[Any], Handed, AbstractContextManager[Any] | None], None]
+Chunked = Callable[[Sequence[Any], Handed, AbstractContextManager[Any] | None], None]
 
 
 class WatchedBackward:
@@ -41,17 +41,17 @@ class WatchedBackward:
         judged: bool,
         draws: bool = False,
         coarsest: torch.dtype,
-        piecewise: Piecewise | None = None,
+        chunked: Chunked | None = None,
         verdicts: Verdicts | None = None,
         spent: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         """`draws`: the graph draws random numbers, so compared runs must start from the same generator state.
-        `piecewise` is `eager` for a comparison without memory for a second set of gradients. `spent` is called with the
+        `chunked` is `eager` for a comparison without memory for a second set of gradients. `spent` is called with the
         seconds that judging took."""
         self._draws = draws
         self._program = program
         self._eager = eager
-        self._piecewise = piecewise
+        self._chunked = chunked
         self._on_failure = on_failure
         self._coarsest = coarsest
         self._spent = spent
@@ -138,12 +138,12 @@ class WatchedBackward:
 
     def _look(self, result: Sequence[Any], held: tuple[Any, ...]) -> Opinion | None:
         """Compare eager's results one by one; None if they must all exist at the same time."""
-        piecewise, self._piecewise = self._piecewise, None  # which is needed once
-        if piecewise is None:
+        chunked, self._chunked = self._chunked, None  # which is needed once
+        if chunked is None:
             return None
         near = Nearness(result)
         try:
-            piecewise(held, near.see, rounding_beside(self._coarsest))
+            chunked(held, near.see, rounding_beside(self._coarsest))
         except Exception:
             return None
         return first_look(near)

@@ -1,7 +1,7 @@
-"""The distance between two tensors, measured in pieces so that it takes little memory.
+"""The distance between two tensors, measured in chunks so that it takes little memory.
 
 All gradients together are as large as their model. `distance` compares two existing tensors. `Nearness` compares
-results with eager's, which arrive once, in pieces and in any order, and are never held whole.
+results with eager's, which arrive once, in chunks and in any order, and are never held whole.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WORST_FLOORS = 8.0  # the worst element may be this many floors away
 _TINY = torch.finfo(torch.float32).tiny
 # Elements compared in one operation. On a CPU: few enough that the operation stays in one thread and in its cache,
 # because waiting for other threads takes long on a busy machine. On a GPU: enough that launch time does not matter.
-_PIECE, _DEVICE_PIECE = 1 << 15, 1 << 24
+_CHUNK, _DEVICE_CHUNK = 1 << 15, 1 << 24
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def distance(candidate: torch.Tensor, truth: torch.Tensor, like: torch.Tensor) -
 def unequal(ours: torch.Tensor, theirs: torch.Tensor, signs: bool) -> int:
     """The number of elements of exact results that differ. All NaNs are equal. `signs`: the signs of zeros count."""
     count = 0
-    for a, b in _pieces(ours.detach(), theirs.detach()):
+    for a, b in _chunks(ours.detach(), theirs.detach()):
         a, b = _readable(a), _readable(b)
         differs = a != b
         if a.is_floating_point():
@@ -90,7 +90,7 @@ class Nearness:
         self.unlike = ""  # errors that need no distance (a wrong type or shape)
 
     def see(self, index: int, theirs: Any, dim: int = 0, start: int | None = None, again: Any = None) -> None:
-        """Take eager's result or, with `start`, the piece of it from there on along `dim`. `again` is the same from a
+        """Take eager's result or, with `start`, the chunk of it from there on along `dim`. `again` is the same from a
         second run, which shows how far eager itself may be off."""
         ours = self._ours[index]
         if not isinstance(ours, torch.Tensor) and not isinstance(theirs, torch.Tensor):
@@ -134,7 +134,7 @@ def _is_rounded(kind: torch.dtype) -> bool:
 
 
 class _Sums:
-    """Running sums over the pieces of two tensors so far. `size` is the magnitude of a typical element."""
+    """Running sums over the chunks of two tensors so far. `size` is the magnitude of a typical element."""
 
     def __init__(self, kind: torch.dtype, size: float) -> None:
         self._is_rounded = _is_rounded(kind)
@@ -147,7 +147,7 @@ class _Sums:
         """`roughly`: an upper bound suffices for the worst element, if even that is near enough."""
         self.count += truth.numel()
         wide = torch.promote_types(_wide(candidate.dtype), _wide(truth.dtype))
-        for ours, exact, theirs in _pieces(candidate.detach(), truth.detach(), like.detach()):
+        for ours, exact, theirs in _chunks(candidate.detach(), truth.detach(), like.detach()):
             if self._is_rounded:
                 self._add_numbers(ours.to(wide), exact.to(wide), _readable(theirs), roughly)
             else:
@@ -186,12 +186,12 @@ class _Sums:
 def _size(values: torch.Tensor) -> float:
     """The root mean square of the finite elements."""
     total, count = 0.0, values.numel()
-    for (piece,) in _pieces(values.detach()):
-        wide = piece.to(_wide(piece.dtype))
+    for (chunk,) in _chunks(values.detach()):
+        wide = chunk.to(_wide(chunk.dtype))
         squares = _square_sum(wide)
         if not math.isfinite(squares):
             wide = wide[wide.isfinite()]
-            count -= piece.numel() - wide.numel()
+            count -= chunk.numel() - wide.numel()
             squares = _square_sum(wide)
         total += squares
     return math.sqrt(total / count) if count else 0.0
@@ -202,9 +202,9 @@ def _wide(kind: torch.dtype) -> torch.dtype:
     return torch.float32 if _is_eight_bit_float(kind) else torch.promote_types(kind, torch.float32)
 
 
-def _readable(piece: torch.Tensor) -> torch.Tensor:
+def _readable(chunk: torch.Tensor) -> torch.Tensor:
     """The same values in a type that supports comparison."""
-    return piece.float() if _is_eight_bit_float(piece.dtype) else piece
+    return chunk.float() if _is_eight_bit_float(chunk.dtype) else chunk
 
 
 def _is_eight_bit_float(kind: torch.dtype) -> bool:
@@ -217,16 +217,16 @@ def _most(values: torch.Tensor) -> float:
 
 
 def _square_sum(values: torch.Tensor) -> float:
-    """The sum for one piece: a float32 sum of many millions of squares would be off by percents. It may overflow to
+    """The sum for one chunk: a float32 sum of many millions of squares would be off by percents. It may overflow to
     infinity for very large finite values."""
     norm = float(torch.linalg.vector_norm(values))
     return norm * norm
 
 
-def _pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Corresponding pieces of tensors of the same shape."""
+def _chunks(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Corresponding chunks of tensors of the same shape."""
     first = tensors[0]
-    most = _PIECE if first.device.type == "cpu" else _DEVICE_PIECE
+    most = _CHUNK if first.device.type == "cpu" else _DEVICE_CHUNK
     if first.numel() <= most:
         if first.numel():
             yield tensors

@@ -1,7 +1,7 @@
 """An interpreter for AOTAutograd's graphs: runs op by op, passes on each result as soon as it exists, and frees it.
 
 It is used to compare gradients, which together are as large as their model. A single gradient can be large, too (that
-of a vocabulary, through a product and a lookup). The nodes that lead only to such a gradient run last and in pieces, by
+of a vocabulary, through a product and a lookup). The nodes that lead only to such a gradient run last and in chunks, by
 slicing their operands.
 """
 
@@ -17,26 +17,26 @@ from torch import fx
 
 from burnish.runtime.process import give_back_freed_memory
 
-_LARGE = 32 << 20  # bytes of a result above which it is computed in pieces
-_PIECE = 8 << 20
+_LARGE = 32 << 20  # bytes of a result above which it is computed in chunks
+_CHUNK = 8 << 20
 _GIVEN_BACK = 16 << 20  # bytes of a dead value above which its memory is returned to the system
 
 T = TypeVar("T")
 aten = torch.ops.aten
-# A result's number and its value, or a piece of it: its dimension and start index.
+# A result's number and its value, or a chunk of it: its dimension and start index.
 Part = tuple[int, Any, int, int | None]
 # Called with each part, and with the same part of the second run.
 Handed = Callable[[int, Any, int, int | None, Any], None]
 Operands = dict[int, int]  # the arguments that are sliced, and the dimension of each
 
 
-class PiecewiseGraph:
+class ChunkedGraph:
     """`run` passes on every result of `graph`, and returns nothing."""
 
     def __init__(self, graph: fx.GraphModule) -> None:
         """Raises NotImplementedError if the graph is not a plain list of operations."""
         self._graph = graph
-        self._cut: dict[fx.Node, int] = {}  # nodes that exist in pieces only, and along which dimension
+        self._cut: dict[fx.Node, int] = {}  # nodes that exist in chunks only, and along which dimension
         nodes = list(graph.graph.nodes)
         if any(node.op not in ("placeholder", "get_attr", "call_function", "output") for node in nodes):
             raise NotImplementedError("a graph with modules")
@@ -51,7 +51,7 @@ class PiecewiseGraph:
         self._dead_after = _by_last(nodes, self._readers())
 
     def _sources(self, result: Any) -> set[fx.Node]:
-        """The values needed to compute a result, or a piece of it."""
+        """The values needed to compute a result, or a chunk of it."""
         if not isinstance(result, fx.Node):
             return set()
         if result not in self._cut:
@@ -106,18 +106,18 @@ class PiecewiseGraph:
                 yield index, values[result] if isinstance(result, fx.Node) else result, 0, None
                 continue
             length = result.meta["val"].shape[dim]
-            step = max(1, length * _PIECE // _bytes(result))
+            step = max(1, length * _CHUNK // _bytes(result))
             for start in range(0, length, step):
                 where = slice(start, min(start + step, length))
-                yield index, self._piece(result, dim, where, values), dim, start
+                yield index, self._chunk(result, dim, where, values), dim, start
 
-    def _piece(self, node: Any, dim: int, where: slice, values: dict[fx.Node, Any]) -> Any:
+    def _chunk(self, node: Any, dim: int, where: slice, values: dict[fx.Node, Any]) -> Any:
         if node not in self._cut:
             return values[node].narrow(dim, where.start, where.stop - where.start)
         operands = _CUTS[node.target](node, dim)
         assert operands is not None
         args = [
-            self._piece(arg, operands[k], where, values) if k in operands else fx.map_arg(arg, values.__getitem__)
+            self._chunk(arg, operands[k], where, values) if k in operands else fx.map_arg(arg, values.__getitem__)
             for k, arg in enumerate(node.args)
         ]
         target: Any = node.target
@@ -134,17 +134,17 @@ def _by_last(nodes: Sequence[fx.Node], needs: dict[T, set[fx.Node]]) -> dict[fx.
     return found
 
 
-# -- what can be computed a piece at a time -----------------------------------------------------------------------
+# -- what can be computed a chunk at a time -----------------------------------------------------------------------
 
 
 def _best_cut(result: fx.Node) -> dict[fx.Node, int]:
-    """The cut along the dimension that keeps the most bytes in pieces."""
+    """The cut along the dimension that keeps the most bytes in chunks."""
     cuts = [_cut(result, dim) for dim in range(len(result.meta["val"].shape))]
     return max(cuts, key=lambda cut: sum(map(_bytes, cut)), default={})
 
 
 def _cut(node: fx.Node, dim: int) -> dict[fx.Node, int]:
-    """`node` and the nodes that only it needs, as far as a piece of the result needs only pieces of them."""
+    """`node` and the nodes that only it needs, as far as a chunk of the result needs only chunks of them."""
     operands = _CUTS[node.target](node, dim) if node.op == "call_function" and node.target in _CUTS else None
     if operands is None:
         return {}

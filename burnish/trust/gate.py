@@ -77,6 +77,16 @@ class _Trial:
     waited: float = 0.0  # for the compile
 
 
+@dataclass(frozen=True)
+class _Race:
+    """The outcome of the race, whose times are in the trial."""
+
+    winner: Engine
+    rival: Engine | None  # compared with eager in the record: the winner, or the first right engine if eager wins
+    rounds: int  # 0: there was no race
+    backward_us: tuple[float | None, float | None] = (None, None)  # eager's and the rival's
+
+
 class Gate:
     """Judges the engines of one variant on one call's inputs."""
 
@@ -131,43 +141,30 @@ class Gate:
         except CannotCopy as reason:
             return self._by_rule(engines, str(reason), started)
         try:
-            trial = self._one_by_one(runs, eager, engines) or self._side_by_side(runs, eager, engines, ready)
+            trial = self._compared(runs, eager, engines, ready)
         except torch.OutOfMemoryError:  # memory for both engines' results: each engine alone may still run
-            runs.same_numbers()
             return self._by_rule(engines, "no memory for a second run", started)
+        started += trial.waited
+        is_real = runs.eagers_is_real or (runs.results_are_real and bool(trial.raws))
+        after = RandomState(devices_of(args)) if runs.random is not None and is_real else runs.random
+        race = self._raced(runs, eager, engines, trial, started)
+        if after is not None:
+            after.restore()
+        verdict = Verdict(race.winner, self._record(trial, race, started), trial.failures)
+        if is_real:
+            verdict.result, verdict.has_result = trial.raws[race.rival] if race.rival else trial.eager_raw, True
+        return verdict
+
+    # -- the comparison ------------------------------------------------------------------------------------------
+
+    def _compared(
+        self, runs: ShadowRuns, eager: Call, engines: Mapping[Engine, Call], ready: Callable[[], object]
+    ) -> _Trial:
+        try:
+            return self._one_by_one(runs, eager, engines) or self._side_by_side(runs, eager, engines, ready)
         except Exception:
             runs.same_numbers()
             raise
-        started += trial.waited
-        raws, times, opinions = trial.raws, trial.times, trial.opinions
-        is_real = runs.eagers_is_real or (runs.results_are_real and bool(raws))
-        after = RandomState(devices_of(args)) if runs.random is not None and is_real else runs.random
-        rounds = self._race(runs, {"eager": eager, **{n: engines[n] for n in raws}}, times, started) if raws else 0
-        winner = self._winner(times, list(raws), rounds)
-        served = winner if winner != "eager" else next(iter(raws), None)
-        halves = self._backwards(runs, eager, engines[served], times, served) if served and rounds else (None, None)
-        if after is not None:
-            after.restore()
-        stats = GateStats(
-            eager_us=_best_us(times["eager"]) if rounds else None,
-            compiled_us=_best_us(times[served]) if rounds and served else None,
-            capture_us=self.capture_us,
-            modules_us=self.modules_us,
-            rounds=rounds,
-            compiled_error=opinions[served].error if self.compare and served in opinions else None,
-            eager_error=opinions[served].eager_error if self.compare and served in opinions else None,
-            seconds=self.clock() - started,
-            compile_seconds=self.compile_seconds,
-            engines_us=tuple((name, _best_us(times[name])) for name in raws) if rounds else (),
-            eager_backward_us=halves[0],
-            compiled_backward_us=halves[1],
-        )
-        if served and rounds:
-            stats = self._with_interval(stats, times, served)
-        verdict = Verdict(winner, stats, trial.failures)
-        if is_real:
-            verdict.result, verdict.has_result = raws[served] if served else trial.eager_raw, True
-        return verdict
 
     def _side_by_side(
         self, runs: ShadowRuns, eager: Call, engines: Mapping[Engine, Call], ready: Callable[[], object]
@@ -269,6 +266,18 @@ class Gate:
 
     # -- the race ------------------------------------------------------------------------------------------------
 
+    def _raced(
+        self, runs: ShadowRuns, eager: Call, engines: Mapping[Engine, Call], trial: _Trial, started: float
+    ) -> _Race:
+        if not trial.raws:
+            return _Race("eager", None, 0)
+        rounds = self._race(runs, {"eager": eager, **{n: engines[n] for n in trial.raws}}, trial.times, started)
+        winner = self._winner(trial.times, list(trial.raws), rounds)
+        rival = winner if winner != "eager" else next(iter(trial.raws))
+        if not rounds:
+            return _Race(winner, rival, 0)
+        return _Race(winner, rival, rounds, self._backwards(runs, eager, engines[rival], trial.times, rival))
+
     def _race(self, runs: ShadowRuns, calls: Mapping[str, Call], times: dict[str, list[float]], started: float) -> int:
         """Time the engines alternately; the runs of the comparison are the first round. Returns the number of
         rounds."""
@@ -320,16 +329,6 @@ class Gate:
         behind = [max(0.0, step - forward) * 1e6 for step, forward in zip(steps, forwards, strict=True)]
         return behind[0], behind[1]
 
-    def _with_interval(self, stats: GateStats, times: Mapping[str, list[float]], name: Engine) -> GateStats:
-        ratios = [
-            (ours * 1e6 + self.capture_us) / max(theirs * 1e6 + self.modules_us, 1e-9)
-            for ours, theirs in zip(times[name], times["eager"], strict=True)
-        ]
-        found = Interval.of(ratios)
-        if found is None:
-            return stats
-        return dataclasses.replace(stats, ratio_median=found.median, ratio_low=found.low, ratio_high=found.high)
-
     def _wins_at_once(self, times: Mapping[str, list[float]]) -> bool:
         """The first run of a program is its slowest. Where a second run is expensive, an engine that wins with its
         first run serves until the next call. (Eager's first run is slow, too, so the `Variant` races again at that
@@ -353,13 +352,47 @@ class Gate:
         return ours / max(min(times["eager"]) * 1e6 + self.modules_us, 1e-9)
 
     def _winner(self, times: Mapping[str, list[float]], right: list[Engine], rounds: int) -> Engine:
-        if not right:
-            return "eager"
         if not rounds:
             return right[0]
         best = min(right, key=lambda name: min(times[name]))
         limit = _LOSES_ABOVE if rounds >= _FEW_ROUNDS else _LOSES_UNPROVEN_ABOVE
         return best if self._ratio(times, best) <= limit else "eager"
+
+    # -- the record ----------------------------------------------------------------------------------------------
+
+    def _record(self, trial: _Trial, race: _Race, started: float) -> GateStats:
+        opinion = trial.opinions.get(race.rival) if self.compare and race.rival else None
+        stats = GateStats(
+            eager_us=None,
+            compiled_us=None,
+            capture_us=self.capture_us,
+            modules_us=self.modules_us,
+            rounds=race.rounds,
+            compiled_error=opinion.error if opinion else None,
+            eager_error=opinion.eager_error if opinion else None,
+            seconds=self.clock() - started,
+            compile_seconds=self.compile_seconds,
+        )
+        return self._with_times(stats, trial, race, race.rival) if race.rival and race.rounds else stats
+
+    def _with_times(self, stats: GateStats, trial: _Trial, race: _Race, rival: Engine) -> GateStats:
+        times, (eager_backward_us, compiled_backward_us) = trial.times, race.backward_us
+        stats = dataclasses.replace(
+            stats,
+            eager_us=_best_us(times["eager"]),
+            compiled_us=_best_us(times[rival]),
+            engines_us=tuple((name, _best_us(times[name])) for name in trial.raws),
+            eager_backward_us=eager_backward_us,
+            compiled_backward_us=compiled_backward_us,
+        )
+        ratios = [
+            (ours * 1e6 + self.capture_us) / max(theirs * 1e6 + self.modules_us, 1e-9)
+            for ours, theirs in zip(times[rival], times["eager"], strict=True)
+        ]
+        found = Interval.of(ratios)
+        if found is None:
+            return stats
+        return dataclasses.replace(stats, ratio_median=found.median, ratio_low=found.low, ratio_high=found.high)
 
 
 def _best_us(samples: Sequence[float]) -> float:

@@ -36,7 +36,7 @@ ROOM = 10.0  # allowed floors in a comparison with eager only
 _HALF = (torch.float16, torch.bfloat16)
 _WELL_KNOWN = 0.05  # rounding moves the result by less: a common factor of half a percent is an error
 _SMALL = 64 << 20  # bytes below which free memory is not checked
-_PIECE = 32 << 20  # bytes of a weight in float64
+_CHUNK = 32 << 20  # bytes of a weight in float64
 NARROW = (torch.float16, torch.bfloat16, torch.float32)
 _CASTS = (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16)
 _LOOKUPS = (torch.nn.functional.embedding, torch.embedding, torch.index_select, torch.Tensor.index_select)
@@ -274,7 +274,7 @@ class InFloat64(TorchFunctionMode):
 
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """Some rows of the weight at a time: in float64 a vocabulary's weight takes several times the memory of a step."""
-    rows = max(1, _PIECE // (weight.shape[-1] * torch.float64.itemsize))
+    rows = max(1, _CHUNK // (weight.shape[-1] * torch.float64.itemsize))
     if weight.dim() != 2 or len(weight) <= rows:
         return torch.nn.functional.linear(_wide(x), _wide(weight), _wide(bias))
     parts = [torch.nn.functional.linear(_wide(x), _wide(some)) for some in weight.split(rows)]

@@ -25,6 +25,7 @@ import torch
 
 from burnish.runtime.host.thread_state import CannotSnapshot, ProcessSettings, ThreadState
 from burnish.runtime.process import at_exit, give_way, has_started
+from burnish.trust.counts import Counts, Suspicions
 from burnish.trust.gate import Call, Failure, GraphFacts
 from burnish.trust.inputs import CannotCopy, RandomState, SideInputs, devices_of
 from burnish.trust.referee import InFloat64, Opinion, Results, judge
@@ -39,9 +40,8 @@ class Watched(Protocol):
 
     facts: GraphFacts
     eager: Call
-    samples: int
-    samples_dropped: int
-    doubts: int
+    counts: Counts
+    suspicions: Suspicions
     knows_infinity: bool
 
     def compiled(self) -> Call | None: ...
@@ -66,7 +66,7 @@ def sampled(variant: Watched, run: Callable[[Sequence[Any]], Any], args: Sequenc
     try:
         sample = Sample(variant, args)
     except (CannotCopy, CannotSnapshot, torch.OutOfMemoryError):
-        variant.samples_dropped += 1
+        variant.counts.samples_dropped += 1
         return run(args)
     start = time.perf_counter()
     result = run(args)
@@ -79,7 +79,7 @@ def sampled(variant: Watched, run: Callable[[Sequence[Any]], Any], args: Sequenc
             return sample.done_over(args)
         variant.knows_infinity |= infinite  # eager's has them, too: the next such call need not be compared at once
     elif not comparer.submit(sample):
-        variant.samples_dropped += 1
+        variant.counts.samples_dropped += 1
     return result
 
 
@@ -87,7 +87,7 @@ def _is_right(sample: Sample) -> bool:
     try:
         return sample.compare()
     except Exception:  # e.g. no memory for eager beside the call: no verdict
-        sample.variant.samples_dropped += 1
+        sample.variant.counts.samples_dropped += 1
         return True
 
 
@@ -147,7 +147,7 @@ class Sample:
         finally:
             if after is not None:
                 after.restore()
-        self.variant.samples += 1
+        self.variant.counts.samples += 1
         return not wrong
 
     def _is_wrong(self) -> bool:
@@ -158,7 +158,7 @@ class Sample:
         if opinion.doubt and not self._weights_changed():
             self._doubt(opinion.doubt)
         else:
-            self.variant.doubts = max(0, self.variant.doubts - 1)
+            self.variant.suspicions.doubts = max(0, self.variant.suspicions.doubts - 1)
         return False
 
     def done_over(self, args: Sequence[Any]) -> Any:
@@ -174,9 +174,9 @@ class Sample:
 
     def _doubt(self, what: str) -> None:
         """In half types, a single error of one percent may be rounding; the same error in several samples is not."""
-        self.variant.doubts += 1
-        if self.variant.doubts >= _MOST_DOUBTS:
-            self.variant.roll_back(Failure(f"in {self.variant.doubts} sampled calls, {what}"))
+        self.variant.suspicions.doubts += 1
+        if self.variant.suspicions.doubts >= _MOST_DOUBTS:
+            self.variant.roll_back(Failure(f"in {self.variant.suspicions.doubts} sampled calls, {what}"))
 
     @contextlib.contextmanager
     def _on_own_streams(self) -> Iterator[None]:
@@ -292,7 +292,7 @@ class Comparer:
             try:
                 sample.compare()
             except Exception:  # e.g. no memory for eager: no verdict
-                sample.variant.samples_dropped += 1
+                sample.variant.counts.samples_dropped += 1
             finally:
                 del sample
                 with self._changed:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
@@ -21,8 +21,8 @@ from burnish.runtime.host.checks import Boxed
 from burnish.runtime.host.extension import Host
 from burnish.runtime.signals import handlers_raise_through, is_handlers_own
 from burnish.trust.checkpoints import Checkpoint, RegionGraphs
+from burnish.trust.counts import Counts, Suspicions
 from burnish.trust.engines import EagersOwn, Engines
-from burnish.trust.faults import Fault
 from burnish.trust.gate import Call, Failure, Gate, GraphFacts, Verdict
 from burnish.trust.graph_function import graph_function
 from burnish.trust.record import Engine, GateStats, SizeClass, State, VariantStats
@@ -38,6 +38,14 @@ _MOST_UNJUDGED = 3  # trials that raised, after which eager serves
 _SHARE_FOR_CLASS = 0.03  # fraction of the compile time for a race at another size
 
 
+def nothing_left() -> None:
+    """For a compile that has no parts in the background."""
+
+
+def _no_backward() -> None:
+    """For a graph without a backward so far."""
+
+
 @dataclass(frozen=True)
 class Policy:
     """The checks of a compiled graph; made from Options."""
@@ -45,11 +53,25 @@ class Policy:
     verify: bool = True  # compare with eager before use
     gate: bool = True  # race against eager before use
     sample: float = 0.0  # share of live calls compared with eager
-    fault: Fault | None = None
 
     @property
     def tries(self) -> bool:
         return self.verify or self.gate
+
+
+@dataclass(frozen=True)
+class Compile:
+    """How the graph was compiled, as far as its trial depends on it."""
+
+    seconds: float = 0.0
+    ready: Callable[[], object] = nothing_left  # waits for the parts of engine "burnish" that are still being built
+    # ends the background work of the compile, before the trial or at once if there is none
+    before_trial: Callable[[], object] = nothing_left
+    # the results without gradients in the first backward; None before it
+    backward_without: Callable[[], frozenset[int] | None] = _no_backward
+
+
+_NO_COMPILE = Compile()
 
 
 class Listener(Protocol):
@@ -78,73 +100,51 @@ def _without_anomaly_mode() -> contextlib.AbstractContextManager[object]:
 
 
 class Variant:
-    """Give `call` to Dynamo. `engines` are compiled forms of the graph; the first is ours where there is one."""
+    """Give `call` to Dynamo. `engines` are eager and the compiled forms of the graph."""
 
     def __init__(
         self,
         number: int,
         facts: GraphFacts,
-        eager: Call,
-        engines: Mapping[Engine, Call],
+        engines: Engines,
         policy: Policy,
         *,
-        direct: Boxed | None = None,
-        compile_seconds: float = 0.0,
-        backward_without: Callable[[], frozenset[int] | None] = lambda: None,
+        compile: Compile = _NO_COMPILE,
         listener: Listener | None = None,
-        timed: Callable[[Engine, Boxed], Boxed] | None = None,
         verdicts: Verdicts | None = None,
-        ready: Callable[[], object] = lambda: None,
-        before_trial: Callable[[], object] | None = None,
-        host: Callable[[], Host | None] = lambda: None,
-        guarded: bool = True,
         owner: object = None,
     ) -> None:
-        """`direct` runs engine "burnish" on one list of arguments. `timed` adds the latency measurement. `verdicts` has
-        the verdicts of earlier processes and receives new ones. `ready` waits for the parts of engine "burnish" that
-        are still being built. `before_trial` ends the background work of the compile, before the trial or at once if
-        there is none. `host` returns the extension that checks assumptions natively, if available; `guarded`: Dynamo's
-        guards check all inputs, so only the assumptions that guards do not cover are left to check. `owner` identifies
-        the compiled object of the graph."""
+        """`verdicts` has the verdicts of earlier processes and receives new ones. `owner` identifies the compiled
+        object of the graph."""
         self.number = number
         self.facts = facts
-        self.eager = eager
+        self.eager = engines.eager
         self.policy = policy
-        self.compile_seconds = compile_seconds
         self.capture_us = 0.0  # Dynamo's overhead per call, from the capture layer
         self.modules_us = 0.0  # eager's overhead beside the graph
         self.on_verdict: Callable[[], None] = lambda: None
-        self.gate: GateStats | None = None
-        self.failure: Failure | None = None
-        self.rollbacks = 0
-        self.samples = 0
-        self.samples_dropped = 0
-        self.unmet = 0  # calls that did not meet the graph's assumptions: eager served them
-        self.doubts = 0  # doubtful samples, too few so far for a rollback
-        self.is_provisional = False  # serves because it won with first runs only: the next call races again
-        self.knows_infinity = False  # eager's results have had NaNs or infinities, too
-        self.state: State = "on trial"
-        self.engine: Engine = "eager"
-        if policy.fault is not None and "burnish" in engines:
-            engines = {**engines, "burnish": policy.fault.program(number, engines["burnish"])}
-            direct = None
-        self._engines = Engines(facts, eager, engines, direct=direct, timed=timed, host=host, guarded=guarded)
-        self._regions = RegionGraphs(owner, self._engines.alone)
-        self._backward_without = backward_without
-        self._forward_seen = False
+        self._engines = engines
+        self._compile = compile
         self._listener = listener
         self._verdicts = verdicts
-        self._ready = ready
-        self._before_trial = before_trial
-        self._lock = threading.Lock()  # held during changes of state, never while a graph runs
-        self._trying = threading.Lock()  # held by the call that is the trial; no other call waits for it
-        self._slow = 0  # sampled calls, less those that were not
-        self._repeated_races = 0
-        self._unjudged = 0  # trials that raised, of calls that did not
-        self.judgings = 0  # calls, or parts of calls, that were a trial
-        self._serving: Boxed = list
+        self._regions = RegionGraphs(owner, engines.alone)
+        # What serves, and why.
+        self.state: State = "on trial"
+        self.engine: Engine = "eager"
+        self.gate: GateStats | None = None
+        self.failure: Failure | None = None
+        self.is_provisional = False  # serves because it won with first runs only: the next call races again
         self._classes = SizeClasses(facts.sizes, self._other_size) if facts.sizes and policy.gate and engines else None
         self._size_class: int | None = None  # of the call that was judged last
+        self._serving: Boxed = list
+        # What calls have shown so far.
+        self.counts = Counts()
+        self.suspicions = Suspicions()
+        self.knows_infinity = False  # eager's results have had NaNs or infinities, too
+        self._forward_seen = False
+        self._is_prepared = False  # the compile's background work has been ended
+        self._lock = threading.Lock()  # held during changes of state, never while a graph runs
+        self._trying = threading.Lock()  # held by the call that is the trial; no other call waits for it
         self.call, self._put = graph_function(self, policy.sample)
         if not self._was_judged():
             self._begin()
@@ -161,7 +161,7 @@ class Variant:
             return False
         if self._classes is not None and found.size_class is None:
             return False
-        self.gate = dataclasses.replace(found, compile_seconds=self.compile_seconds)
+        self.gate = dataclasses.replace(found, compile_seconds=self._compile.seconds)
         self._size_class = found.size_class
         self._settle("compiled", "burnish")
         if policy.verify and not self.facts.draws and not self.facts.unjudgeable:
@@ -217,8 +217,8 @@ class Variant:
         trials is limited."""
         result = self._run(args)
         with self._lock:
-            self._unjudged += 1
-            if self._unjudged >= _MOST_UNJUDGED:
+            self.suspicions.unjudged += 1
+            if self.suspicions.unjudged >= _MOST_UNJUDGED:
                 if self.state == "on trial":
                     self._settle("eager", "eager", Failure(f"its trial raised {raised.__cause__!r}"))
                 elif self.is_provisional:
@@ -226,13 +226,13 @@ class Variant:
         return result
 
     def _end_preparing(self) -> None:
-        end, self._before_trial = self._before_trial, None
-        if end is not None:
-            end()
+        if not self._is_prepared:
+            self._is_prepared = True
+            self._compile.before_trial()
 
     @property
     def _has_backward(self) -> bool:
-        return self._backward_without() is not None
+        return self._compile.backward_without() is not None
 
     def _try(self, args: Sequence[Any]) -> Any:
         self._end_preparing()
@@ -287,7 +287,7 @@ class Variant:
         **settings: Any,
     ) -> Verdict:
         """`again`: the engines have been compared, and all have run before."""
-        self.judgings += 1
+        self.counts.judgings += 1
         self._size_class = self._classes.of(args) if self._classes is not None else None
         settings.setdefault("compare", self.policy.verify and not again)
         gate = Gate(
@@ -295,16 +295,16 @@ class Variant:
             **settings,
             race=race,
             backward=backward,
-            left_out=self._backward_without() or frozenset(),
+            left_out=self._compile.backward_without() or frozenset(),
             strict=strict,
             again=again,
-            compile_seconds=self.compile_seconds,
+            compile_seconds=self._compile.seconds,
             capture_us=self.capture_us,
             modules_us=self.modules_us,
         )
         try:
             with handlers_raise_through(), _without_anomaly_mode():
-                verdict = gate.judge(self.eager, self._engines.compiled, args, self._ready)
+                verdict = gate.judge(self.eager, self._engines.compiled, args, self._compile.ready)
         except Exception as error:
             if is_handlers_own(error):
                 raise
@@ -322,7 +322,8 @@ class Variant:
         try:
             assert self._classes is not None
             size = self._classes.of(args)
-            if self.state not in ("compiled", "eager") or not _can_be_tried(args) or self._unjudged >= _MOST_UNJUDGED:
+            may_race = self.state in ("compiled", "eager") and self.suspicions.unjudged < _MOST_UNJUDGED
+            if not may_race or not _can_be_tried(args):
                 return self._run(args)
             if not self._classes.knows(size):
                 with self._lock:
@@ -404,7 +405,7 @@ class Variant:
                     self.is_provisional = True
                     self._serve_with(self._trial)
             elif failed is not None:
-                self.rollbacks += 1
+                self.counts.rollbacks += 1
                 self._settle("rolled back", "eager", failed)
             else:
                 self._settle("eager", "eager", Failure(_slower(verdict.stats)))
@@ -484,13 +485,13 @@ class Variant:
         if self.facts.kind != "inference" or self._classes is not None or gate is None or gate.eager_us is None:
             return
         is_slow = seconds * 1e6 > _SLOW * gate.eager_us
-        self._slow = self._slow + 1 if is_slow else max(0, self._slow - 1)
-        if self._slow < _MOST_SLOW or self._repeated_races >= _MOST_REPEATED_RACES:
+        self.suspicions.slow = self.suspicions.slow + 1 if is_slow else max(0, self.suspicions.slow - 1)
+        if self.suspicions.slow < _MOST_SLOW or self.suspicions.repeated_races >= _MOST_REPEATED_RACES:
             return
         with self._lock:
             if self.state == "compiled" and self.policy.gate:
-                self._slow = 0
-                self._repeated_races += 1
+                self.suspicions.slow = 0
+                self.suspicions.repeated_races += 1
                 self.is_provisional = True
                 self._serve_with(self._trial)
 
@@ -518,7 +519,7 @@ class Variant:
 
     def _serve_unmet(self, why: str, args: Sequence[Any]) -> Any:
         """Nothing has run yet. The graph in eager accepts all inputs that its guards accept."""
-        self.unmet += 1
+        self.counts.unmet += 1
         if self._listener is not None:
             self._listener.unmet(why)
         return self.eager(*args)
@@ -539,7 +540,7 @@ class Variant:
         with self._lock:
             if self.state == "rolled back":
                 return
-            self.rollbacks += 1
+            self.counts.rollbacks += 1
             self._settle("rolled back", "eager", failure)
         if self._verdicts is not None and not failure.asked:
             self._verdicts.forget()
@@ -558,7 +559,7 @@ class Variant:
         with self._lock:
             self.failure = self.gate = None
             self._forward_seen = False
-            self.doubts = 0
+            self.suspicions.doubts = 0
             self._begin()
         if self._listener is not None:
             self._listener.retried(self)
@@ -575,10 +576,10 @@ class Variant:
                 reason=self.failure.reason if self.failure else (self.gate.note if self.gate else ""),
                 stack=self.failure.stack if self.failure else "",
                 gate=self.gate,
-                rollbacks=self.rollbacks,
-                samples=self.samples,
-                samples_dropped=self.samples_dropped,
-                unmet=self.unmet,
+                rollbacks=self.counts.rollbacks,
+                samples=self.counts.samples,
+                samples_dropped=self.counts.samples_dropped,
+                unmet=self.counts.unmet,
                 classes=self._classes.stats() if self._classes is not None else (),
             )
 

@@ -47,8 +47,8 @@ def title(kernel: Kernel) -> str:
         case ContractKernel(a, b):
             return f"product {_by((*a.shape, b.shape[-1]))} {_dtype(a)}"
         case ConvolveKernel(_, x, k):
-            pieces = "" if kernel.pieces == 1 else f" in {kernel.pieces}"
-            return f"convolution {_by(x.shape)} with {_by(k.shape)} {_dtype(x)}{pieces}"
+            splits = "" if kernel.splits == 1 else f" in {kernel.splits}"
+            return f"convolution {_by(x.shape)} with {_by(k.shape)} {_dtype(x)}{splits}"
         case AttendKernel(_, (q, k, *_)):
             return f"attention {_by(q.shape)} over {k.shape[2]} {_dtype(q)}"
         case LoopKernel(loop):

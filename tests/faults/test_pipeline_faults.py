@@ -400,7 +400,7 @@ def test_a_graph_break_inside_a_module():
 
 
 @pytest.mark.parametrize("fn", [prints, *BREAKS])
-def test_the_same_without_fullgraph_runs_in_pieces(fn, capsys):
+def test_the_same_without_fullgraph_runs_in_several_graphs(fn, capsys):
     compiled = burnish.compile(fn)
     result, messages = fallback_warnings(lambda: compiled(X))
     torch.testing.assert_close(result, fn(X))

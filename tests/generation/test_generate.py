@@ -247,19 +247,19 @@ def test_streaming(llm: CompiledLM) -> None:
 
     class Streamer:
         def __init__(self) -> None:
-            self.pieces: list[torch.Tensor] = []
+            self.columns: list[torch.Tensor] = []
             self.ended = False
 
-        def put(self, piece: torch.Tensor) -> None:
-            self.pieces.append(piece)
+        def put(self, tokens: torch.Tensor) -> None:
+            self.columns.append(tokens)
 
         def end(self) -> None:
             self.ended = True
 
     streamer = Streamer()
     llm.generate(ids[:1], max_new_tokens=9, do_sample=False, streamer=streamer)
-    assert streamer.ended and torch.equal(streamer.pieces[0], ids[:1])
-    assert torch.stack(streamer.pieces[1:], 1).tolist() == whole[:1, 6:].tolist()
+    assert streamer.ended and torch.equal(streamer.columns[0], ids[:1])
+    assert torch.stack(streamer.columns[1:], 1).tolist() == whole[:1, 6:].tolist()
 
 
 def test_a_stream_that_is_left_holds_nobody_up(llm: CompiledLM) -> None:

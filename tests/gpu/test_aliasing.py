@@ -45,7 +45,7 @@ def with_a_product(x: torch.Tensor) -> Results:
 
 
 def with_a_wait(x: torch.Tensor) -> Results:
-    """Cut into pieces where graphs are captured."""
+    """Cut into partitions where graphs are captured."""
     y = (x * 2).exp()
     found = torch.nonzero(y > 1)
     return y, y.float(), y.view(-1), found

@@ -35,12 +35,12 @@ class Block(nn.Module):
     [
         (1, 64, 256, 56, 1, 1, 1),  # a matrix product bound by latency,
         (32, 64, 256, 28, 1, 1, 1),  # by memory,
-        (32, 512, 256, 28, 1, 1, 1),  # by tensor cores: the sweeping form
+        (32, 512, 256, 28, 1, 1, 1),  # by tensor cores: the persistent form
         (1, 256, 512, 28, 1, 2, 1),
         (1, 64, 64, 56, 3, 1, 1),
         (3, 48, 40, 13, 3, 2, 1),
         (2, 32, 17, 15, 3, 1, 2),
-        (1, 512, 512, 7, 3, 1, 1),  # in pieces
+        (1, 512, 512, 7, 3, 1, 1),  # in splits
         (1, 3, 64, 64, 7, 2, 1),  # rows of taps
         (2, 3, 32, 33, 3, 2, 1),
         (16, 64, 64, 56, 3, 1, 1),  # the library's

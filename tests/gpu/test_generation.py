@@ -36,7 +36,7 @@ def test_greedy(name: str) -> None:
     [*((name, 1) for name in FAMILIES), *((name, 2) for name in ("llama", "gemma2", "gpt2", "mixtral"))],
 )
 def test_half_precision(name: str, rows: int) -> None:
-    """In the type that attention over pieces, strips and experts have kernels for: every token is one that the model in
+    """In the type that split attention, strips and experts have kernels for: every token is one that the model in
     full precision, shown the same tokens before it, finds as good as its best."""
     chosen_well(name, "cuda", rows)
 

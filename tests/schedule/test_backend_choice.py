@@ -101,7 +101,7 @@ def test_a_small_convolution_is_ours() -> None:
 def test_a_convolution_of_long_sums_is_cut() -> None:
     found = one_pass("products", lambda x, k: F.conv2d(x, k, padding=1), image(1, 512, 7, 7), image(64, 512, 3, 3))
     (convolution, reader) = found.after.kernels
-    assert isinstance(convolution, ConvolveKernel) and convolution.pieces > 1 and isinstance(reader, LoopKernel)
+    assert isinstance(convolution, ConvolveKernel) and convolution.splits > 1 and isinstance(reader, LoopKernel)
     found.require_same_results(2e-2)
 
 

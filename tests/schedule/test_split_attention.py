@@ -1,4 +1,4 @@
-"""Attention of few queries reads the keys in pieces, which a loop puts together."""
+"""Attention of few queries reads the keys in splits, which a loop puts together."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from burnish.lower.contractions import FEWEST_QUERIES
-from burnish.schedule.kernels import KEY_BLOCK, AttendKernel, AttendPieces, LoopKernel
+from burnish.schedule.kernels import KEY_BLOCK, AttendKernel, AttendSplits, LoopKernel
 from tests.schedule.one_pass import OnePass, one_pass
 
 
@@ -20,33 +20,33 @@ def attended(batch: int, heads: int, queries: int, keys: int, mask: torch.Tensor
     return one_pass("split attention", F.scaled_dot_product_attention, q, k, v, mask)
 
 
-def pieces_of(found: OnePass) -> AttendPieces:
-    (pieces,) = (k for k in found.after.kernels if isinstance(k, AttendPieces))
-    return pieces
+def splits_of(found: OnePass) -> AttendSplits:
+    (splits,) = (k for k in found.after.kernels if isinstance(k, AttendSplits))
+    return splits
 
 
-def test_one_querys_keys_are_cut_and_a_loop_puts_the_pieces_together() -> None:
+def test_one_querys_keys_are_cut_and_a_loop_puts_the_splits_together() -> None:
     found = attended(1, 4, 1, 8 * KEY_BLOCK)
-    assert [type(k) for k in found.after.kernels] == [AttendPieces, LoopKernel]
-    assert pieces_of(found).pieces == 8 and found.after.kernels[1].reads == pieces_of(found).writes
+    assert [type(k) for k in found.after.kernels] == [AttendSplits, LoopKernel]
+    assert splits_of(found).splits == 8 and found.after.kernels[1].reads == splits_of(found).writes
     found.require_same_results(2e-2)
 
 
-def test_the_last_piece_may_have_fewer_keys() -> None:
+def test_the_last_split_may_have_fewer_keys() -> None:
     found = attended(1, 4, 2, 2 * KEY_BLOCK + 1)
-    assert pieces_of(found).pieces == 3
+    assert splits_of(found).splits == 3
     found.require_same_results(2e-2)
 
 
-def test_no_piece_is_empty() -> None:
-    """33 blocks in 32 pieces would be two blocks in each: the first 17 have them all."""
-    assert pieces_of(attended(1, 2, 1, 33 * KEY_BLOCK)).pieces == 17
+def test_no_split_is_empty() -> None:
+    """33 blocks in 32 splits would be two blocks in each: the first 17 have them all."""
+    assert splits_of(attended(1, 2, 1, 33 * KEY_BLOCK)).splits == 17
 
 
-def test_heads_that_fill_the_gpu_have_one_piece_each_and_nothing_to_add() -> None:
+def test_heads_that_fill_the_gpu_have_one_split_each_and_nothing_to_add() -> None:
     found = attended(8, 33, 1, 3 * KEY_BLOCK)
     (together,) = (k for k in found.after.kernels if isinstance(k, LoopKernel))
-    assert pieces_of(found).pieces == 1 and not together.loop.reduction
+    assert splits_of(found).splits == 1 and not together.loop.reduction
     found.require_same_results(2e-2)
 
 
@@ -54,7 +54,7 @@ def test_a_query_that_sees_no_key_gets_zeros() -> None:
     mask = torch.rand(1, 1, 4, 130) < 0.5
     mask[:, :, 1] = False
     found = attended(1, 4, 4, 130, mask)
-    assert pieces_of(found).op.has_mask
+    assert splits_of(found).op.has_mask
     found.require_same_results(2e-2)
 
 

@@ -1,4 +1,4 @@
-"""Reductions cut into pieces mean what they meant whole."""
+"""Reductions cut into splits mean what they meant whole."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def split(fn: Callable[..., Any], *inputs: torch.Tensor, dynamic: bool = False, 
     for entry in capture(fn, *inputs, dynamic=dynamic):
         _, whole = schedules(entry.captured)
         sizes = sizes_of(entry.captured, entry.inputs)
-        pieces = split_reductions(whole, least=least)
-        pieces.verify()
-        generate(pieces)  # and every loop still prints
+        after = split_reductions(whole, least=least)
+        after.verify()
+        generate(after)  # and every loop still prints
         want = evaluate_schedule(whole, copies(entry.inputs), sizes)
-        got = evaluate_schedule(pieces, copies(entry.inputs), sizes)
+        got = evaluate_schedule(after, copies(entry.inputs), sizes)
         for w, g in zip(want, got, strict=True):
             torch.testing.assert_close(g, w, rtol=1e-5, atol=1e-4, equal_nan=True)
-        cut.append(pieces)
+        cut.append(after)
     return cut
 
 
@@ -62,7 +62,7 @@ def test_one_pass_after_another_ends_in_a_map() -> None:
     assert reducing(forward) == [True, True, True, True, False]
 
 
-@pytest.mark.parametrize("length", [40000, 40009])  # one that pieces divide, and a prime
+@pytest.mark.parametrize("length", [40000, 40009])  # one that splits divide, and a prime
 def test_a_reduction_over_everything(length: int) -> None:
     x = torch.randn(length)
     (cut,) = split(lambda x: (x.sum(), x.argmax(), x.amax(), x.argmin(), (x > 9).any(), (x.abs() > 0).all()), x)

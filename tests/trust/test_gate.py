@@ -421,7 +421,7 @@ def test_weights_are_widened_one_by_one_and_tables_not_at_all():
 
 @pytest.mark.parametrize("biased", [False, True])
 def test_of_a_vocabulary_some_rows_are_widened_at_a_time(monkeypatch, biased):
-    monkeypatch.setattr(referee, "_PIECE", 8 * 16 * 7)  # seven rows
+    monkeypatch.setattr(referee, "_CHUNK", 8 * 16 * 7)  # seven rows
     weight, x = torch.randn(100, 16).bfloat16(), torch.randn(2, 16)
     bias = torch.randn(100).bfloat16() if biased else None
     runs = ShadowRuns(GraphFacts("inference"), (x, weight, bias), backward=False, repeats=True)

@@ -9,6 +9,7 @@ import torch
 
 from burnish.trust import gate
 from burnish.trust.background_trial import try_in_background
+from burnish.trust.engines import Engines
 from burnish.trust.gate import GraphFacts
 from burnish.trust.record import GateStats
 from burnish.trust.variant import Policy, Variant
@@ -55,7 +56,8 @@ def no_time_for_a_second_round(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def variant_of(eager: Doubling, ours: Doubling, verdicts: Any = None) -> Variant:
-    return Variant(1, GraphFacts("inference"), eager, {"burnish": ours}, Policy(), verdicts=verdicts)
+    facts = GraphFacts("inference")
+    return Variant(1, facts, Engines(facts, eager, {"burnish": ours}), Policy(), verdicts=verdicts)
 
 
 def test_who_wins_cold_and_loses_warm_serves_one_call():
@@ -95,7 +97,7 @@ def test_what_raises_in_the_second_is_rolled_back_and_eager_returns():
     variant = variant_of(Doubling(400, 0), Failing(0))
     for _ in range(2):
         assert torch.equal(variant.call(X), 2 * X)
-    assert variant.state == "rolled back" and variant.rollbacks == 1
+    assert variant.state == "rolled back" and variant.counts.rollbacks == 1
 
 
 def test_rolled_back_meanwhile_it_does_not_come_back():

@@ -14,13 +14,15 @@ from torch import nn
 import burnish
 from burnish.runtime.cache.store import Cache, CacheKey, open_cache
 from burnish.stats import Stats
+from burnish.trust.engines import Engines
 from burnish.trust.gate import Gate, GraphFacts
-from burnish.trust.record import Engine, GateStats
+from burnish.trust.record import GateStats
 from burnish.trust.sampling import comparer
 from burnish.trust.stored_verdicts import KEPT_SECONDS, KIND, Verdicts
 from burnish.trust.variant import Policy, Variant
 
 X = torch.linspace(-1, 1, 24).reshape(4, 6)
+FACTS = GraphFacts("inference")
 MEASURED = dataclasses.replace(
     GateStats(20.0, 10.0, 1.0, 0.0, 5, 1e-7, None, 0.25, 2.0, engines_us=(("burnish", 10.0),)),
     ratio_median=0.56, ratio_low=0.5, ratio_high=0.6,
@@ -158,8 +160,8 @@ def verdicts(cache: Cache, now: Callable[[], float] = lambda: 0.0) -> Verdicts:
 def test_weights_for_which_it_is_wrong_are_found_beside_the_first_call(cache: Cache) -> None:
     found = verdicts(cache)
     found.keep("graph", MEASURED)
-    engines: dict[Engine, Any] = {"burnish": lambda x: (x + 2,)}
-    wrong = Variant(1, GraphFacts("inference"), lambda x: (x + 1,), engines, Policy(), verdicts=found)
+    engines = Engines(FACTS, lambda x: (x + 1,), {"burnish": lambda x: (x + 2,)})
+    wrong = Variant(1, FACTS, engines, Policy(), verdicts=found)
     assert wrong.state == "compiled"
     (served,) = wrong.call(torch.zeros(3))  # nobody waits for the comparison
     assert served.tolist() == [2.0] * 3 and comparer.settle(60)
@@ -170,7 +172,8 @@ def test_weights_for_which_it_is_wrong_are_found_beside_the_first_call(cache: Ca
 def test_a_retry_is_not_taken_from_memory(cache: Cache) -> None:
     found = verdicts(cache)
     found.keep("graph", MEASURED)
-    variant = Variant(1, GraphFacts("inference"), lambda x: (x,), {"burnish": lambda x: (x,)}, Policy(), verdicts=found)
+    engines = Engines(FACTS, lambda x: (x,), {"burnish": lambda x: (x,)})
+    variant = Variant(1, FACTS, engines, Policy(), verdicts=found)
     variant.retry()
     assert variant.state == "on trial" and variant.gate is None
 

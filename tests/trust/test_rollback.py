@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import burnish
+from burnish.trust.engines import Engines
 from burnish.trust.faults import Fault, RaisesAtRun, Slower
 from burnish.trust.gate import GraphFacts
 from burnish.trust.variant import Policy, Variant
@@ -209,7 +210,7 @@ def test_eager_takes_over_with_the_numbers_that_were_drawn_in_vain():
 
     eager = lambda x: x * torch.rand(3)  # noqa: E731
     facts, policy = GraphFacts("inference", draws=True), Policy(verify=False, gate=False)
-    variant, x = Variant(1, facts, eager, {"burnish": fails}, policy), torch.ones(3)
+    variant, x = Variant(1, facts, Engines(facts, eager, {"burnish": fails}), policy), torch.ones(3)
     torch.manual_seed(5)
     found = variant.call(x)
     torch.manual_seed(5)

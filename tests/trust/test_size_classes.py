@@ -11,6 +11,7 @@ import torch
 import burnish
 from burnish.runtime.cache.store import Cache
 from burnish.trust import size_classes, variant
+from burnish.trust.engines import Engines
 from burnish.trust.gate import Gate, GraphFacts
 from burnish.trust.size_classes import SizeClasses
 from burnish.trust.stored_verdicts import Verdicts
@@ -51,7 +52,7 @@ class Graph:
                 return super().judge(eager, engines, args, *rest)
 
         monkeypatch.setattr(variant, "Gate", Clocked)
-        self.variant = Variant(1, FACTS, eager, {"burnish": ours}, Policy(), verdicts=verdicts)
+        self.variant = Variant(1, FACTS, Engines(FACTS, eager, {"burnish": ours}), Policy(), verdicts=verdicts)
         self.variant.on_verdict = self._verdict
 
     def _serves(self, engine: str) -> None:
@@ -190,8 +191,9 @@ def test_a_model_at_another_size_is_raced_again_open_or_sealed(monkeypatch, seal
 
 def of_static_size(monkeypatch: pytest.MonkeyPatch) -> tuple[Graph, Variant]:
     graph = Graph(monkeypatch, limit=1000)
-    engines = graph.variant._engines.compiled
-    return graph, Variant(1, GraphFacts("inference"), graph.variant.eager, engines, Policy())
+    facts = GraphFacts("inference")
+    engines = Engines(facts, graph.variant.eager, graph.variant._engines.compiled)
+    return graph, Variant(1, facts, engines, Policy())
 
 
 def test_sampled_calls_that_are_slow_have_the_graph_raced_again(monkeypatch):

@@ -20,7 +20,7 @@ from burnish.tuning.record import Tuned, Tuning
 from burnish.tuning.tuner import tuner_for
 
 ENTRIES = (
-    Tuned("backend product 8x8x8 bf16 #1", "library", "ours pieces=1", 1e-6, 2e-6, 3, device="a GPU"),
+    Tuned("backend product 8x8x8 bf16 #1", "library", "ours splits=1", 1e-6, 2e-6, 3, device="a GPU"),
     Tuned("launch loop 8 #2", "map XBLOCK=32 warps=1", "map XBLOCK=32 warps=1", source="cached", device="a GPU"),
 )
 
@@ -67,7 +67,7 @@ def test_stats_tell() -> None:
         log.tuned(entry)
     stats = log.snapshot()
     assert stats.tuning == ENTRIES and stats.tuning_record == Tuning.of(ENTRIES)
-    assert "library (measured, 2.00 x as fast as ours pieces=1)" in str(stats)
+    assert "library (measured, 2.00 x as fast as ours splits=1)" in str(stats)
     assert stats.to_dict()["tuning"][0]["form"] == "library"
 
 

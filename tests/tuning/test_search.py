@@ -249,7 +249,7 @@ def test_forms_of_a_product() -> None:
     assert backend_forms(schedule, first) == [ours(1), LIBRARY]
     assert backend_forms(schedule, second) == [ours(1), LIBRARY, ours(2), ours(4)]
     assert Form.parse(str(ours(4))) == ours(4) and Form.parse("library") == LIBRARY
-    for text in ("", "Library", "ours pieces", "ours pieces=x", "tile A=1 B=-1"):
+    for text in ("", "Library", "ours splits", "ours splits=x", "tile A=1 B=-1"):
         with pytest.raises(ValueError):
             Form.parse(text)
 

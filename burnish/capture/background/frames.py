@@ -215,20 +215,45 @@ class DeferredFrames:
             self.pending_calls.is_over(job)
 
     def _compile(self, key: Key, frame: FrameSnapshot, cache_entry: Any, frame_state: Any, job: Job) -> None:
-        code = frame.f_code
         begin = time.perf_counter()
         fallbacks = len(self._log.fallbacks)
+        made = self._made_now(key, frame, cache_entry, frame_state, job)
+        if made is None:
+            return
+        result, doubts = made
+        if result.guarded_code is not None:
+            self._keep(key, result)
+        elif result.apply_to_code:
+            self._decided[frame.f_code] = result
+        settlement = self._settlements[job]
+        settlement.compiled(doubts)
+        failures = self._log.fallbacks[fallbacks:]
+        if failures:
+            job.finish("failed", str(failures[-1]))
+        elif settlement.raised_in(frame.f_code):
+            job.finish("failed", _CALLERS_MISTAKE)
+            return
+        if self._background:
+            kind: EventKind = "background_failed" if failures else "background_ready"
+            why = str(failures[-1]) if failures else f"{job.function}({job.inputs})"
+            self._log.emit(kind, seconds=time.perf_counter() - begin, reason=why)
+
+    def _made_now(
+        self, key: Key, frame: FrameSnapshot, cache_entry: Any, frame_state: Any, job: Job
+    ) -> tuple[ConvertFrameReturn, list[Doubt]] | None:
+        """Dynamo's answer, and what is doubtful about it; None if it is not needed any more."""
+        code = frame.f_code
         try:
             with self._compiling(key[1], job), collecting() as variants:
                 if self._closed or self._serves_already(frame):
-                    return
+                    return None
                 result = self._compile_now(frame, self._newest_entry(code, cache_entry), frame_state)
                 job.deadline.check("gate")
                 if self._background:  # otherwise the waiting call is the trial
                     for variant, inputs in variants:
                         try_in_background(variant, inputs)
                 job.deadline.check("done")
-                doubts = self._doubts.taken()
+                return result, self._doubts.taken()
         except GRAPH_BREAKS as error:
             if not is_callers_mistake(error):
                 self._errors[code] = error
@@ -241,22 +266,6 @@ class DeferredFrames:
             raise
         finally:
             self._doubts.taken()  # of what was not finished
-        if result.guarded_code is not None:
-            self._keep(key, result)
-        elif result.apply_to_code:
-            self._decided[code] = result
-        settlement = self._settlements[job]
-        settlement.compiled(doubts)
-        failures = self._log.fallbacks[fallbacks:]
-        if failures:
-            job.finish("failed", str(failures[-1]))
-        elif settlement.raised_in(code):
-            job.finish("failed", _CALLERS_MISTAKE)
-            return
-        if self._background:
-            kind: EventKind = "background_failed" if failures else "background_ready"
-            why = str(failures[-1]) if failures else f"{job.function}({job.inputs})"
-            self._log.emit(kind, seconds=time.perf_counter() - begin, reason=why)
 
     @contextlib.contextmanager
     def _compiling(self, state: ThreadState, job: Job) -> Iterator[None]:

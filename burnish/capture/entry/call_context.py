@@ -53,7 +53,7 @@ class EntranceSurroundings(Surroundings):
         return ""
 
     def activity(self) -> int:
-        return self._compiler.compiles + sum(variant.judgings for variant in self._compiler.variants())
+        return self._compiler.compiles + sum(variant.counts.judgings for variant in self._compiler.variants())
 
     def synchronise(self, args: tuple[Any, ...]) -> None:
         if torch.cuda.is_initialized():

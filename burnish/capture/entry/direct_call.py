@@ -61,7 +61,7 @@ class DirectCall:
         self._general = general
         self._definition = definition
         self._afresh = afresh
-        self._fullgraph = options.fullgraph
+        self._as_error = GRAPH_BREAKS if options.fullgraph else ()
         self._log = log
         self._place = place
         self.call = self._make_call()
@@ -76,37 +76,12 @@ class DirectCall:
         stances, ordinary, target = eval_frame, ORDINARY_STANCE, self._target
         fx_tracing, jit_tracing, duals = is_fx_symbolic_tracing, is_tracing, forward_ad
         frame, callback, is_ending = self._frame, self._callback, sys.is_finalizing
-        definition, afresh = self._definition, self._afresh
-        as_error = GRAPH_BREAKS if self._fullgraph else ()
+        definition, afresh, as_error = self._definition, self._afresh, self._as_error
         doubts, settle = callback.doubts.open, callback.doubts.settle
-
-        def entered(*args: Any, **kwargs: Any) -> Any:
-            prior = set_callback(callback)
-            try:
-                return frame(*args, **kwargs)
-            finally:
-                set_callback(prior)
-
-        def settling(enter: Callable[..., Any]) -> Callable[..., Any]:
-            def run(*args: Any, **kwargs: Any) -> Any:
-                try:
-                    result = enter(*args, **kwargs)
-                except LookAgain:
-                    return self._look_again(enter, args, kwargs)
-                except as_error as error:
-                    return self._refuse(error, args, kwargs)
-                except BaseException as error:
-                    settle(error)
-                    raise
-                settle()
-                return result
-
-            return run
-
-        generally, owner = settling(self._general), self._log
+        generally, owner = self._settling(self._general), self._log
         # The special cases may change between the forward of a checkpointed region and its recomputation (torch.fx
         # traces in some thread, a stance was set). The recomputation uses the path of the forward.
-        in_region = RegionCalls(owner, target, settling(entered)).run
+        in_region = RegionCalls(owner, target, self._settling(self._enter)).run
         saved_tensor_hooks = innermost_hooks
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -129,7 +104,7 @@ class DirectCall:
                 result = frame(*args, **kwargs)
             except LookAgain:
                 set_callback(prior)
-                return self._look_again(entered, args, kwargs)
+                return self._look_again(self._enter, args, kwargs)
             except as_error as error:
                 set_callback(prior)
                 broken = error
@@ -150,6 +125,32 @@ class DirectCall:
             return target(*args, **kwargs) if broken is None else self._refuse(broken, args, kwargs)
 
         return call
+
+    def _enter(self, *args: Any, **kwargs: Any) -> Any:
+        prior = set_eval_frame(self._callback)
+        try:
+            return self._frame(*args, **kwargs)
+        finally:
+            set_eval_frame(prior)
+
+    def _settling(self, enter: Callable[..., Any]) -> Callable[..., Any]:
+        """`enter`, with its end reported to those who doubt what Dynamo said. For rare paths: `call` does the same."""
+        settle, as_error = self._callback.doubts.settle, self._as_error
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            try:
+                result = enter(*args, **kwargs)
+            except LookAgain:
+                return self._look_again(enter, args, kwargs)
+            except as_error as error:
+                return self._refuse(error, args, kwargs)
+            except BaseException as error:
+                settle(error)
+                raise
+            settle()
+            return result
+
+        return run
 
     def _refuse(self, error: BaseException, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
         """A graph break under fullgraph=True: raise an error, or eager's exception if the call raises in eager."""

@@ -1,7 +1,7 @@
 """The entrance that serves every call in eager, for a torch without a private name that compiling needs, or that cannot
 load the name's module.
 
-It replaces `entrance.Entrance`, which cannot be imported then, and has the same methods.
+It replaces `entrance.Entrance`, which cannot be imported then.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def tell(log: CompileLog, lack: Lack) -> None:
 
 
 class EagerEntrance:
-    """`foreign`, as for an Entrance: arguments for torch.compile, which then does the work."""
+    """An entrance (`any_entrance.py`). `foreign`, as for an `Entrance`: arguments for torch.compile, which then does it
+    all."""
 
     deferred = None
     is_racing = False
@@ -57,4 +58,4 @@ class EagerEntrance:
     def _nothing(self) -> None:
         pass
 
-    suspend = resume = reconsider = stop_compiling = seal_off = unseal = _nothing
+    suspend = resume = seal_off = unseal = _nothing

@@ -26,6 +26,7 @@ from burnish.capture.entry.definition import Definition, definition_of
 from burnish.capture.entry.diagnosis import GRAPH_BREAKS, graph_break_error
 from burnish.capture.entry.direct_call import ORDINARY_STANCE, DirectCall, is_ordinary
 from burnish.capture.entry.frame_compiler import FrameCompiler
+from burnish.capture.entry.frame_values import locals_of
 from burnish.capture.entry.own_frame import own_frame, place_of, runs_outside_its_call
 from burnish.capture.entry.prefetch import wanted_by
 from burnish.capture.entry.seal import Seal
@@ -379,25 +380,6 @@ class Entrance:
 
 def _entries(frame: types.FunctionType, compiler: FrameCompiler) -> list[DynamoEntry]:
     return [DynamoEntry(entry, frame) for entry in compiler.ready(frame.__code__)]
-
-
-def locals_of(frame: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
-    """The local variables of a frame as it is entered; None if it does not take these arguments."""
-    code = frame.__code__
-    free = zip(code.co_freevars, frame.__closure__ or (), strict=True)
-    if code.co_argcount == 0 and code.co_flags & 0x0C == 0x0C and not code.co_kwonlyargcount:  # (*args, **kwargs)
-        first, second = code.co_varnames[:2]
-        values: dict[str, Any] = {first: args, second: kwargs}
-    else:
-        try:
-            bound = inspect.signature(frame).bind(*args, **kwargs)
-        except TypeError:
-            return None
-        bound.apply_defaults()
-        values = dict(bound.arguments)
-    for name, cell in free:
-        values[name] = cell.cell_contents
-    return values
 
 
 def _called_weakly(method: Callable[[], None]) -> Callable[[], None]:

@@ -174,34 +174,18 @@ class FrameCompiler:
             key = self._warm_key(frame) if frame.f_code is self.root else None
             if key is not None and (restored := self._warm.restored(key, frame)) is not None:
                 self._made(frame, restored.guarded_code, graphs, asked)
-                if (guarded := restored.guarded_code) is not None:
-                    self._note_stored(guarded.code, key)
+                self._note_stored(restored, key)
                 return restored
             self._preload_libraries()
             watch = Watch()
-            breaks: list[bool] = []
             try:
                 with self._building_beside() as wait, self._warm.storing(key, frame) as store:
-                    with (
-                        self._log.stage("dynamo"),
-                        guards_apart(self._log),
-                        without_headlines(),
-                        without_meta_failures(),
-                        tracing_as_eager_runs() as differs,
-                        breaking_graphs(),
-                        asked.noticed(),
-                        noticing_breaks(breaks.append),
-                        _copying_blocks(frame, self._options.regions, self._log),
-                    ):
-                        result = self._inner(frame, cache_entry, frame_state)
-                    if breaks and breaks[-1] and result.guarded_code is not None:
-                        note_broken(result.guarded_code.code)
+                    result, differs = self._traced(frame, cache_entry, frame_state, asked)
                     raises = watch.says_it_raises() and frame.f_code not in self._goes_on
                     if not raises and not asked and not differs:  # another process has another environment
                         with self._log.stage("store"):
                             store(result)
-                        if key is not None and (guarded := result.guarded_code) is not None:
-                            self._note_stored(guarded.code, key)
+                        self._note_stored(result, key)
                     wait()
             except MakesItsWeights:
                 return ONCE_IN_EAGER
@@ -226,6 +210,25 @@ class FrameCompiler:
             return self._in_doubt(frame, result.frame_exec_strategy, always, failed)
         return result
 
+    def _traced(self, frame: Any, cache_entry: Any, frame_state: Any, asked: Asked) -> tuple[ConvertFrameReturn, bool]:
+        """Dynamo's answer, and whether its code differs from what another process would get."""
+        breaks: list[bool] = []
+        with (
+            self._log.stage("dynamo"),
+            guards_apart(self._log),
+            without_headlines(),
+            without_meta_failures(),
+            tracing_as_eager_runs() as differs,
+            breaking_graphs(),
+            asked.noticed(),
+            noticing_breaks(breaks.append),
+            _copying_blocks(frame, self._options.regions, self._log),
+        ):
+            result = self._inner(frame, cache_entry, frame_state)
+        if breaks and breaks[-1] and result.guarded_code is not None:
+            note_broken(result.guarded_code.code)
+        return result, bool(differs)
+
     def _warm_key(self, frame: Any) -> Any:
         try:
             key = self._warm.key(frame)
@@ -234,7 +237,10 @@ class FrameCompiler:
             self._log.noticed(f"frame not stored: {failure_reason(error)[:80]}")
             return None
 
-    def _note_stored(self, code: types.CodeType, key: CacheKey) -> None:
+    def _note_stored(self, result: ConvertFrameReturn, key: CacheKey | None) -> None:
+        if key is None or result.guarded_code is None:
+            return
+        code = result.guarded_code.code
         # a key has no guards in it: what was stored before under the same one has been overwritten
         self._stored = {n: each for n, each in self._stored.items() if each[1].key != key}
         self._stored[id(code)] = weakref.ref(code), StoredUnder(key, torch.is_inference_mode_enabled())

@@ -15,6 +15,8 @@ import torch
 from torch.nn.modules import module as module_globals
 from torch.utils.hooks import RemovableHandle
 
+from burnish.capture.entry.frame_values import cell_content
+
 _OF_MODULE = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _OF_ALL_MODULES = tuple("_global" + name for name in _OF_MODULE)
 
@@ -76,10 +78,3 @@ def without_new_hooks(held: Callable[[], bool] | None, frame: types.FunctionType
     if not found:
         return held
     return lambda: (held is None or held()) and not any(hooks.changed() for hooks in found)
-
-
-def cell_content(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # empty
-        return None

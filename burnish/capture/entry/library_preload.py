@@ -33,7 +33,7 @@ _ONCE: Final = frozenset(  # a kernel each, whatever the shape; none of them can
 )
 _MOST_SHAPES: Final = 8  # of one operation
 _MOST_BYTES: Final = 256 << 20  # memory limit of one operation: larger shapes are skipped
-_MOST_WIDE: Final = 32 << 20  # in float64, where the referee's run also widens tables and vocabularies in pieces
+_MOST_WIDE: Final = 32 << 20  # in float64, where the referee's run also widens tables and vocabularies in chunks
 _SIDE: Final = 64  # of the first products' matrices
 
 Kind = tuple[torch.dtype, torch.device]

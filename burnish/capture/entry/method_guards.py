@@ -21,7 +21,7 @@ from weakref import ref
 
 import torch
 
-from burnish.capture.entry.hooks import cell_content
+from burnish.capture.entry.frame_values import cell_content
 from burnish.runtime.host.extension import host_if_built, host_was_sought
 
 Unchanged = Callable[..., bool]

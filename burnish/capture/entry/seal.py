@@ -9,7 +9,6 @@ every call without a C compiler, makes a key in Python and looks it up.
 
 from __future__ import annotations
 
-import inspect
 import threading
 import types
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -20,6 +19,7 @@ from torch.autograd import forward_ad
 
 from burnish.assumptions import AssumptionUnmet
 from burnish.capture.entry.definition import Attribute, Definition, definition_of
+from burnish.capture.entry.frame_values import locals_of
 from burnish.capture.entry.hooks import without_new_hooks
 from burnish.capture.entry.known_calls import KnownCalls
 from burnish.errors import SealedError
@@ -101,7 +101,6 @@ class Seal:
         self._frame = frame
         self._entries = entries
         self._log = log
-        self._signature = inspect.signature(frame)
         self._lock = threading.Lock()
         self._codes: dict[Hashable, Unguarded] = {}
         self._routes: dict[Key, Route] = {}
@@ -193,14 +192,9 @@ class Seal:
 
     def _fitting(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Guarded | None:
         """The compiled code whose guards pass."""
-        try:
-            bound = self._signature.bind(*args, **kwargs)
-        except TypeError:
+        values = locals_of(self._frame, args, kwargs)
+        if values is None:
             return None  # eager raises its own exception
-        bound.apply_defaults()
-        values = dict(bound.arguments)
-        free = self._frame.__code__.co_freevars
-        values |= {name: cell.cell_contents for name, cell in zip(free, self._frame.__closure__ or (), strict=True)}
         return next((entry for entry in self._entries() if entry.fits(values)), None)
 
     def _remember(self, key: Key, run: Callable[..., Any], held: Callable[[], bool] = _nothing_to_hold) -> None:

@@ -19,7 +19,7 @@ from burnish.torch_private.dispatch import (
     DisableAutocast,
 )
 from burnish.torch_private.graphs import LazyGraphModule
-from burnish.trust.eager_interpreter import PiecewiseGraph
+from burnish.trust.eager_interpreter import ChunkedGraph
 
 
 def eager_graph(graph: fx.GraphModule) -> Callable[..., Any]:
@@ -38,9 +38,9 @@ def traced_graph(graph: fx.GraphModule) -> Callable[..., Any]:
     return without_autocast(eager_graph(graph))
 
 
-def piecewise(graph: fx.GraphModule) -> Callable[..., Any]:
+def chunked(graph: fx.GraphModule) -> Callable[..., Any]:
     """The same, passing on each result separately so that it can be compared and freed."""
-    return without_autocast(lambda *arguments: PiecewiseGraph(graph).run(*arguments))
+    return without_autocast(lambda *arguments: ChunkedGraph(graph).run(*arguments))
 
 
 def without_autocast(run: Callable[..., Any]) -> Callable[..., Any]:

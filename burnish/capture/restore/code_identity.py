@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from burnish.capture.entry.frame_values import cell_content
 from burnish.capture.restore import NotWarm
 from burnish.torch_private.operators import OpOverload, OpOverloadPacket
 
@@ -212,7 +213,7 @@ def codes_in(value: object, depth: int = 6) -> Iterator[types.CodeType]:
     inner: list[object] = []
     if isinstance(value, types.FunctionType):
         yield from codes_in(value.__code__, depth)
-        inner = [held for cell in value.__closure__ or () if (held := _content(cell)) is not value]
+        inner = [held for cell in value.__closure__ or () if (held := cell_content(cell)) is not value]
         inner = [held for held in inner if isinstance(held, types.FunctionType | types.MethodType)]
     else:
         inner = list(_wrapped_in(value))
@@ -229,13 +230,6 @@ def _wrapped_in(value: object) -> Iterator[object]:
         yield from (each for each in (value.fget, value.fset) if each is not None)
     elif isinstance(value, functools.partial | functools.cached_property):
         yield value.func
-
-
-def _content(cell: types.CellType) -> object:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return None
 
 
 # -- things found by their names ----------------------------------------------------------------------------------

@@ -340,27 +340,20 @@ class WarmFrames:
 
     def _prepared(self, key: CacheKey, frame: Any, code: types.CodeType, compiling: _Compiling) -> Callable[[], None]:
         """Everything except the graph, recorded now because the frame's values may change. Raises NotWarm."""
-        output: _Output | None = compiling.output
-        if output is None or len(compiling.graphs) != 1:
-            raise NotWarm(f"it has {len(compiling.graphs)} graphs")
-        if compiling.graphs[0].problem:
-            raise NotWarm(compiling.graphs[0].problem)
-        if isinstance(output.guards, NotWarm):
-            raise output.guards
+        output, listed, parts = _can_be_stored(compiling)
         _require_no_hooks(frame.f_locals)
         graph = next((name for name in code.co_names if name.startswith(_GRAPH)), "")
-        known = {graph, output.builtins, *dict(output.guards.imports)}
+        known = {graph, output.builtins, *dict(listed.imports)}
         others = {name: value for name, value in output.installed.items() if name not in known}
         used = tuple((name, code_identity.place_of(value)) for name, value in sorted(others.items()))
         codes = (frame.f_code, *output.traced)
         marks = code_identity.Fingerprints(code_identity.names_in(codes), codes)
-        listed, builtins = output.guards, output.builtins
         live = _fingerprints(output, listed, frame, used, marks)
         traced = code_identity.traced((each for each in output.traced if each is not frame.f_code), marks)
         names = tuple(sorted(marks.names or ()))
         root, own_code = _root_mark(frame.f_code), code.replace(co_filename="", co_name="")
-        breaks = is_broken(code)
-        parts, options, refuse = compiling.graphs[0], self._options, self._not_stored
+        breaks, builtins = is_broken(code), output.builtins
+        options, refuse = self._options, self._not_stored
 
         def store() -> None:
             try:
@@ -444,6 +437,19 @@ def _with_globals(
     if names.setdefault(guards.BUILTINS, builtins) is not builtins:
         raise NotWarm("the builtins are others here")
     return names
+
+
+def _can_be_stored(compiling: _Compiling) -> tuple[_Output, guards.GuardList, Parts]:
+    """The parts of what was compiled: Dynamo's, its guards as data, and its only graph. Raises NotWarm."""
+    output: _Output | None = compiling.output
+    if output is None or len(compiling.graphs) != 1:
+        raise NotWarm(f"it has {len(compiling.graphs)} graphs")
+    (parts,) = compiling.graphs
+    if parts.problem:
+        raise NotWarm(parts.problem)
+    if isinstance(output.guards, NotWarm):
+        raise output.guards
+    return output, output.guards, parts
 
 
 def _require_no_hooks(scope: Mapping[str, Any]) -> None:

@@ -30,7 +30,7 @@ from burnish.runtime.signals import handlers_raise_through, is_handlers_own
 from burnish.trust.backward import WatchedBackward
 from burnish.trust.gate import Failure
 from burnish.trust.stored_verdicts import Verdicts
-from burnish.trust.variant import Variant
+from burnish.trust.variant import Compile, Variant
 
 
 def server(options: Options, log: CompileLog) -> Callable[[StoredGraph], Callable[..., Any]]:
@@ -49,8 +49,9 @@ def server(options: Options, log: CompileLog) -> Callable[[StoredGraph], Callabl
             _eager(stored.eager),
             {"burnish": engine},
             direct=direct,
-            compile_seconds=time.perf_counter() - start,
-            backward_without=lambda: losses[0] if losses else None,
+            compile=Compile(
+                seconds=time.perf_counter() - start, backward_without=lambda: losses[0] if losses else None
+            ),
             verdicts=verdicts,
         )
         known.append(weakref.ref(variant))

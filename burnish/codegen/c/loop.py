@@ -498,16 +498,7 @@ class _ColumnNest(_Nest):
         p = self.p
         reductions = self.reductions(phase)
         for n in reductions:
-            i = self.body[n]
-            assert isinstance(i, Reduced)
-            start = reduction_identity(
-                i.kind.removeprefix("arg"), self.body[i.arg].dtype if i.kind.startswith("arg") else i.dtype
-            )
-            if i.kind.startswith("arg"):
-                p.line(f"{VALUE_TYPE[self.body[i.arg].dtype]} m{n}[{_STRIP}] BN_ALIGN;")
-                p.line(f"for (int64_t l = 0; l < width; l++) {{ m{n}[l] = {start}; w{n}[l] = 0; }}")
-            else:
-                p.line(f"for (int64_t l = 0; l < width; l++) w{n}[l] = {start};")
+            self._start_reduction(n)
         blocked = self.long_sums(reductions, _BLOCK_ROWS)
         for n in blocked:
             p.line(f"double d{n}[{_STRIP}] BN_ALIGN = {{0}};")
@@ -516,15 +507,7 @@ class _ColumnNest(_Nest):
         for a in p.loop.reduction:
             x = p.axis_names[a.name]
             p.open(f"for (int64_t {x} = 0; {x} < {p.index(a.size)}; {x}++)")
-        values = self.needed(self.pass_roots(phase), set())
-        if not any(p.may_raise(n) for n in values):
-            p.line("#pragma omp simd")
-        p.open("for (int64_t l = 0; l < width; l++)")
-        for n in values:
-            p.statement(n)
-        for n in reductions:
-            _accumulate(p, n, f"w{n}[l]", p.loop.reduction, best=f"m{n}[l]")
-        p.close()
+        self._reduce_lanes(phase, reductions)
         if blocked:
             p.open(f"if (++rows{phase} == {_BLOCK_ROWS})")
             p.line(f"rows{phase} = 0;")
@@ -535,6 +518,32 @@ class _ColumnNest(_Nest):
             p.close()
         for n in blocked:
             p.line(f"for (int64_t l = 0; l < width; l++) w{n}[l] += d{n}[l];")
+
+    def _start_reduction(self, n: int) -> None:
+        """Its value in every lane of the strip, before the first element."""
+        i = self.body[n]
+        assert isinstance(i, Reduced)
+        if i.kind.startswith("arg"):
+            best = self.body[i.arg].dtype
+            start = reduction_identity(i.kind.removeprefix("arg"), best)
+            self.p.line(f"{VALUE_TYPE[best]} m{n}[{_STRIP}] BN_ALIGN;")
+            self.p.line(f"for (int64_t l = 0; l < width; l++) {{ m{n}[l] = {start}; w{n}[l] = 0; }}")
+        else:
+            start = reduction_identity(i.kind, i.dtype)
+            self.p.line(f"for (int64_t l = 0; l < width; l++) w{n}[l] = {start};")
+
+    def _reduce_lanes(self, phase: int, reductions: list[int]) -> None:
+        """One element of each lane's row."""
+        p = self.p
+        values = self.needed(self.pass_roots(phase), set())
+        if not any(p.may_raise(n) for n in values):
+            p.line("#pragma omp simd")
+        p.open("for (int64_t l = 0; l < width; l++)")
+        for n in values:
+            p.statement(n)
+        for n in reductions:
+            _accumulate(p, n, f"w{n}[l]", p.loop.reduction, best=f"m{n}[l]")
+        p.close()
 
 
 def _parallel_for(loops: int, condition: str, simd: str = "") -> str:

@@ -136,7 +136,7 @@ class _Printer:
     def print(self, launch: Launch) -> TritonKernel:
         blocks = dict(launch.blocks)
         self._place(blocks)
-        self._sweep(blocks)
+        self._loop_over_keys(blocks)
         self._finish()
         names = [f"p{k}" for k in range(len(self.signature.buffers))]
         names += [f"s{k}" for k in range(len(self.signature.sizes))]
@@ -174,7 +174,7 @@ class _Printer:
     def _along(mask: str, d: int) -> str:
         return mask and (f"{mask}[None, :]" if d == 1 else f"{mask}[:, None]")
 
-    def _sweep(self, blocks: dict[str, int]) -> None:
+    def _loop_over_keys(self, blocks: dict[str, int]) -> None:
         keys = self.k.shape[2]
         ragged = not _whole(keys, blocks["XBLOCK"])
         limit = self.index(keys)

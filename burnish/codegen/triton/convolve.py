@@ -7,18 +7,26 @@ loads masked for it; a 1 x 1 convolution of stride 1 reads x as the matrix it is
 
 Which tile: as for products (contract.py) where latency decides; where memory does, one of which several fit on a
 multiprocessor, and neighbouring programs share rows. A convolution that is a large matrix product uses that product's
-sweeping form.
+persistent form.
 """
 
 from __future__ import annotations
 
 from burnish.codegen.triton.launch import Lane, Launch, LaunchPlan, cdiv
 from burnish.codegen.triton.loop import AHEAD, TritonKernel
-from burnish.codegen.triton.tile import Tile, TilePrinter, enough, static_size, sweep_forms, sweep_launch, tile_forms
+from burnish.codegen.triton.tile import (
+    Tile,
+    TilePrinter,
+    enough,
+    persistent_forms,
+    persistent_launch,
+    static_size,
+    tile_forms,
+)
 from burnish.device import Gpu
 from burnish.ir.expr import Dim, Expr, product
 from burnish.schedule.form import Form
-from burnish.schedule.gpu.convolutions import depth, length, matrices, row_of_taps, sweeps, takes_rows
+from burnish.schedule.gpu.convolutions import depth, is_persistent, length, matrices, row_of_taps, takes_rows
 from burnish.schedule.gpu.limits import describable, most_tiles
 from burnish.schedule.kernels import ConvolveKernel, Operand
 
@@ -27,10 +35,10 @@ def print_convolve(
     kernel: ConvolveKernel, gpu: Gpu, unwritten: frozenset[str] = frozenset(), form: Form | None = None
 ) -> TritonKernel:
     """`unwritten` are buffers that no kernel of the program writes; `form` is one of `convolve_forms`."""
-    if form.name == "sweep" if form else sweeps(kernel, gpu):
-        return _print_sweep(kernel, gpu, form)
+    if form.name == "persistent" if form else is_persistent(kernel, gpu):
+        return _print_persistent(kernel, gpu, form)
     tile = Tile.of(form) if form else tile_of(kernel, gpu)
-    programs = kernel.pieces * cdiv(_places(kernel), tile.rows) * cdiv(kernel.k.shape[0], tile.columns)
+    programs = kernel.splits * cdiv(_places(kernel), tile.rows) * cdiv(kernel.k.shape[0], tile.columns)
     launch = Launch(programs, tile.blocks, warps=tile.warps, stages=tile.stages)
     printer = (_ConvolutionOfRows if takes_rows(kernel) else _Convolution)(kernel, launch)
     printer.place()
@@ -43,22 +51,22 @@ def convolve_forms(kernel: ConvolveKernel, gpu: Gpu) -> list[Form]:
     """The forms that a search tries, the rule's first."""
     operands = matrices(kernel)
     static = isinstance(_places(kernel), int) and isinstance(kernel.k.shape[0], int)
-    flat = operands is not None and kernel.pieces == 1 and all(map(describable, operands)) and static
-    sweeping = sweep_forms(kernel.k.shape[0]) if flat else []
+    flat = operands is not None and kernel.splits == 1 and all(map(describable, operands)) and static
+    persistent = persistent_forms(kernel.k.shape[0]) if flat else []
     tile = tile_of(kernel, gpu)
     assert kernel.x.dtype is not None
     tiles = tile_forms(
         tile, _places(kernel), kernel.k.shape[0], depth(kernel), kernel.x.dtype.itemsize, gpu, takes_rows(kernel)
     )
-    return sweeping + tiles if sweeps(kernel, gpu) else tiles + sweeping[:2]
+    return persistent + tiles if is_persistent(kernel, gpu) else tiles + persistent[:2]
 
 
-def _print_sweep(kernel: ConvolveKernel, gpu: Gpu, form: Form | None = None) -> TritonKernel:
+def _print_persistent(kernel: ConvolveKernel, gpu: Gpu, form: Form | None = None) -> TritonKernel:
     operands = matrices(kernel)
     assert operands is not None
-    launch = sweep_launch(*operands, gpu, form)
+    launch = persistent_launch(*operands, gpu, form)
     printer = _Convolution(kernel, launch, operands)
-    printer.sweep()
+    printer.multiply_persistently()
     return TritonKernel(printer.text(), printer.signature, printer.types(), launch, printer.reach)
 
 
@@ -77,7 +85,7 @@ def tile_of(kernel: ConvolveKernel, gpu: Gpu) -> Tile:
         return Tile(128, min(widest, 64), min(depth(kernel), 64), 3)
     rows = 16 if m <= 16 else 32 if m <= 32 else 64
     across = min(widest, 64)
-    while across > 16 and kernel.pieces * -(-m // rows) * -(-n // across) < enough(gpu):
+    while across > 16 and kernel.splits * -(-m // rows) * -(-n // across) < enough(gpu):
         across //= 2
     return Tile(rows, across, depth(kernel), 4)
 
@@ -107,21 +115,21 @@ class _Convolution(TilePrinter):
 
     def convolve(self, unwritten: frozenset[str], fetch: bool) -> None:
         k = self.kernel.k
-        piece = length(self.kernel) // self.kernel.pieces
+        split = length(self.kernel) // self.kernel.splits
         right = self._at(k, k.offset)
         first: Dim = 0
-        if self.kernel.pieces > 1:
-            first = piece * Expr({(self.plan.outside[0].sym,): 1})
+        if self.kernel.splits > 1:
+            first = split * Expr({(self.plan.outside[0].sym,): 1})
         self._rows()
         self.line(f"pb = {right} + {self.along_weights} + x * {self._stride(k, 0)}")
         if fetch:
             base = right if first == 0 else f"{right} + {self.index(first)}"
-            self.fetch(base, k, piece, k.shape[0], k.strides[0])
+            self.fetch(base, k, split, k.shape[0], k.strides[0])
         self.vectors(unwritten)
         self.lines.append(AHEAD)
         self.tiles()
         self.line("acc = tl.zeros([YBLOCK, XBLOCK], tl.float32)")
-        steps = self._steps(piece)
+        steps = self._steps(split)
         begin: Dim = 0 if first == 0 else steps * Expr({(self.plan.outside[0].sym,): 1})
         self.line(f"for step in tl.range({self.index(begin)}, {self.index(begin + steps)}, num_stages=STAGES):")
         self.indent += 1
@@ -132,8 +140,8 @@ class _Convolution(TilePrinter):
         self.line("acc = tl.dot(a, b, acc)")
         self.indent -= 1
 
-    def _steps(self, piece: int) -> int:
-        return piece // self._block("KBLOCK")
+    def _steps(self, split: int) -> int:
+        return split // self._block("KBLOCK")
 
     def _weights(self) -> tuple[str, list[str]]:
         return "step * KBLOCK", []
@@ -192,7 +200,7 @@ class _ConvolutionOfRows(_Convolution):
         steps = f"top * {self._stride(x, 2)} + side"
         self.line(f"pa = {self._at(x, x.offset)} + y // {product((h, w))} * {self._stride(x, 0)} + {steps}")
 
-    def _steps(self, piece: int) -> int:
+    def _steps(self, split: int) -> int:
         rows = self.kernel.k.shape[2]
         assert isinstance(rows, int)
         return -(-rows // self.each)
@@ -218,9 +226,9 @@ class _ConvolutionOfRows(_Convolution):
 
 
 def _plan(kernel: ConvolveKernel, launch: Launch) -> LaunchPlan:
-    """Places and channels as lanes; pieces in the program's number. A dimension of size 1 has no axis."""
+    """Places and channels as lanes; splits in the program's number. A dimension of size 1 has no axis."""
     named = {a.name: a for a in kernel.loop.axes}
-    lead = 0 if kernel.pieces == 1 else 1
+    lead = 0 if kernel.splits == 1 else 1
     b, o, h, w = (f"i{lead + d}" for d in range(4))
     blocks = dict(launch.blocks)
     places, channels = _places(kernel), kernel.k.shape[0]

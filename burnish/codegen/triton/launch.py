@@ -4,8 +4,8 @@ Five forms. Lanes are the dimensions of the tile; each runs over some of the loo
   map    x: every axis                                       nothing is reduced
   tile   y, x: two axes, the others in the program's number  a load runs along one axis, a store along another
   row    x: rows, r: the whole row                           every value is computed once and stays in registers
-  long   x: rows, r: a chunk of the row                      one sweep over the row per dependent reduction
-  sweep  x: rows, a few at a time, r: the whole row          one program takes many rows and adds up their columns
+  long   x: rows, r: a chunk of the row                      one pass over the row per dependent reduction
+  mixed  x: rows, a few at a time, r: the whole row          one program takes many rows and adds up their columns
 
 The cost model. Loops are bound by memory, so the launch is the one whose threads each move 16 bytes of the
 narrowest type at once along the contiguous axis, provided that leaves a few programs for every multiprocessor; a loop
@@ -73,7 +73,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    form: str  # map | tile | row | long | sweep
+    form: str  # map | tile | row | long | mixed
     lanes: tuple[Lane, ...]
     outside: tuple[Axis, ...]  # axes that only the program's number runs over
     launch: Launch
@@ -85,7 +85,7 @@ Shape = tuple[list[int], int]  # the block of each lane, and the warps
 def plan(loop: Loop, gpu: Gpu, form: Form | None = None) -> LaunchPlan:
     """The form and launch of a normalised loop's kernel: those of the cost model, or `form`."""
     if any(s.mode == "total" for s in loop.stores):
-        return _plan_sweep(loop, form)
+        return _plan_mixed(loop, form)
     if form is not None:
         return _plan_form(loop, form)
     if loop.reduction:
@@ -285,7 +285,7 @@ def _long_row_shape(loop: Loop, gpu: Gpu, rows: int, length: int, columns: bool)
     return [1, chunk], _warps(chunk, 2 * _per_access(loop))
 
 
-def _plan_sweep(loop: Loop, form: Form | None) -> LaunchPlan:
+def _plan_mixed(loop: Loop, form: Form | None) -> LaunchPlan:
     """Rows along the axis that no total mentions, by one program; the other axes count the programs."""
     totals = [s.index for s in loop.stores if s.mode == "total"]
     (along,) = (a for a in loop.parallel if not any(mentions(index, {a.name}) for index in totals))
@@ -298,7 +298,7 @@ def _plan_sweep(loop: Loop, form: Form | None) -> LaunchPlan:
         shape = [rows, length], _warps(rows * length, _per_access(loop))
     else:
         shape = [form["XBLOCK"], form["RBLOCK"]], form["warps"]
-    planned = _finish("sweep", lanes, outside, shape)
+    planned = _finish("mixed", lanes, outside, shape)
     return replace(planned, launch=replace(planned.launch, programs=product([a.size for a in outside])))
 
 
@@ -316,7 +316,7 @@ def loop_forms(loop: Loop, gpu: Gpu) -> list[Form]:
     if not loop.axes or not all(isinstance(a.size, int) for a in loop.axes):
         return [chosen]
     shapes = {
-        "map": _map_shapes, "tile": _tile_shapes, "row": _row_shapes, "long": _chunk_shapes, "sweep": _sweep_shapes
+        "map": _map_shapes, "tile": _tile_shapes, "row": _row_shapes, "long": _chunk_shapes, "mixed": _mixed_shapes
     }[planned.form]  # fmt: skip
     near = [_form(planned.form, blocks, lanes, warps) for blocks, warps in shapes(loop, first)]
     near.sort(key=lambda f: _distance(f, chosen))
@@ -364,9 +364,9 @@ def _row_shapes(loop: Loop, first: Launch) -> list[Shape]:
     return [([x, length], w) for x in _around(rows, least, most) for w in _threads(x * length)]
 
 
-def _sweep_shapes(loop: Loop, first: Launch) -> list[Shape]:
+def _mixed_shapes(loop: Loop, first: Launch) -> list[Shape]:
     (_, rows), (_, length) = first.blocks
-    (along,) = _plan_sweep(loop, None).lanes[0].axes
+    (along,) = _plan_mixed(loop, None).lanes[0].axes
     return [([x, length], w) for x in _around(rows, 1, 8) if _divides(x, along.size) for w in _threads(x * length)]
 
 

@@ -14,7 +14,7 @@ _INT32 = 2**31 - 1
 
 
 class LongRows(Phases):
-    """Rows swept in chunks, once per dependent reduction; each sweep recomputes the element values it needs.
+    """Rows read in chunks, once per dependent reduction; each pass recomputes the element values it needs.
 
     The sum of exp(x - max(x)) does not wait for the maximum: it is kept relative to the greatest element so far."""
 
@@ -45,7 +45,7 @@ class LongRows(Phases):
             for n in self.row_values(phase):
                 p.statement(n)
             if self.reductions(phase) or self.element_stores(phase):
-                self._sweep(phase)
+                self._pass(phase)
 
     def _open(self, values: list[int], bounds: str | None = None) -> None:
         p = self.p
@@ -53,7 +53,7 @@ class LongRows(Phases):
         p.indent += 1
         p.open_lane("r", "start + ", values)
 
-    def _sweep(self, phase: int) -> None:
+    def _pass(self, phase: int) -> None:
         p = self.p
         reductions = self.reductions(phase)
         for n in reductions:

@@ -2,7 +2,8 @@
 
 `codegen/c/loop.py` prints the same body as a loop nest. Here it is printed over tiles: `launch.plan` selects the axes
 that are lanes of the tile, and the block of each. A value's shape follows from the lanes it varies with, so one printer
-serves the forms map, tile and row. `long_rows.py` prints rows in chunks, pass by pass; `sweep.py` prints column sums.
+serves the forms map, tile and row. `long_rows.py` prints rows in chunks, pass by pass; `mixed_order.py` prints
+rows together with sums of columns.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from burnish.codegen.signature import Signature
 from burnish.codegen.triton.body import BodyPrinter
 from burnish.codegen.triton.launch import LONGEST_ROW, Launch, LaunchPlan, loop_forms, plan
 from burnish.codegen.triton.long_rows import LongRows
+from burnish.codegen.triton.mixed_order import MixedOrder
 from burnish.codegen.triton.scalar import reduce_text
 from burnish.codegen.triton.shared_loads import load_for_neighbours
 from burnish.codegen.triton.small_integers import small_weights
-from burnish.codegen.triton.sweep import Sweep
 from burnish.device import REFERENCE, Gpu
 from burnish.ir.body import Apply, Instr, Load, Loop, Reduced, Store, value_refs
 from burnish.ir.dtypes import DType
@@ -107,8 +108,8 @@ class LoopPrinter(BodyPrinter):
     # --- whole kernels ------------------------------------------------------------------------------------------
 
     def print(self) -> TritonKernel:
-        if self.plan.form == "sweep":
-            Sweep(self, AHEAD).print()
+        if self.plan.form == "mixed":
+            MixedOrder(self, AHEAD).print()
             return TritonKernel(self.text(), self.signature, self.types(), self.plan.launch, self.reach)
         if self.plan.form == "tile":
             self._tile_lanes()

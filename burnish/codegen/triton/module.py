@@ -16,14 +16,14 @@ from burnish.codegen.triton.convolve import convolve_forms, print_convolve
 from burnish.codegen.triton.group import print_loops
 from burnish.codegen.triton.launch import Launch
 from burnish.codegen.triton.loop import AHEAD, TritonKernel, forms_of, print_loop
-from burnish.codegen.triton.split_kv import print_pieces
+from burnish.codegen.triton.split_kv import print_split_attention
 from burnish.device import REFERENCE, Gpu
 from burnish.ir.expr import Dim
 from burnish.schedule.form import Form
 from burnish.schedule.identical import Nameless, Printable, nameless
 from burnish.schedule.kernels import (
     AttendKernel,
-    AttendPieces,
+    AttendSplits,
     ContractGroup,
     ContractKernel,
     ConvolveKernel,
@@ -178,8 +178,8 @@ def _printed(
             return print_convolve(kernel, gpu, unwritten, form)
         case LoopGroup():
             return print_loops(kernel, gpu, unwritten)
-        case AttendPieces():
-            return print_pieces(kernel, gpu, overlapped=bool(unwritten))
+        case AttendSplits():
+            return print_split_attention(kernel, gpu, overlapped=bool(unwritten))
         case AttendKernel():
             return print_attend(kernel, gpu, form)
 

@@ -1,8 +1,9 @@
-"""Attention in pieces → one Triton kernel: a program takes a piece of one key head for all the queries that share it.
+"""Split-KV attention → one Triton kernel: a program takes a split of one key head for all the queries that
+share it.
 
-Queries of all heads of a group are rows of one tile, so each key and value is read once. The mask of the whole piece is
+Queries of all heads of a group are rows of one tile, so each key and value is read once. The mask of the whole split is
 read first, and only keys from the first visible one to the last are read. So the cost depends on the cache's filled
-length, not on its capacity. Blocks in that range are prefetched without checking the mask. A piece of one block is read
+length, not on its capacity. Blocks in that range are prefetched without checking the mask. A split of one block is read
 at once, which is faster than reading its mask. It must be prefetched before the queries are ready: later loads queue
 behind the matrices that the following kernels prefetch.
 """
@@ -18,7 +19,7 @@ from burnish.codegen.triton.scalar import MEMORY_TYPE, STORED_TYPE
 from burnish.device import Gpu
 from burnish.ir.dtypes import DType
 from burnish.ir.reference import UNSEEN
-from burnish.schedule.kernels import KEY_BLOCK, AttendPieces, Operand
+from burnish.schedule.kernels import KEY_BLOCK, AttendSplits, Operand
 
 _INT32 = 2**31 - 1
 _LEAST = 16  # rows and columns of a product on tensor cores
@@ -28,17 +29,17 @@ _MOST_STAGES = 4  # blocks of keys and values of which one is worked on and the 
 _MOST_LOOKED_AT = 1 << 15  # elements of a mask that a program holds
 
 
-def print_pieces(kernel: AttendPieces, gpu: Gpu, overlapped: bool = False) -> TritonKernel:
+def print_split_attention(kernel: AttendSplits, gpu: Gpu, overlapped: bool = False) -> TritonKernel:
     """`overlapped`: the kernel is there before the one ahead of it ends."""
     operands = (*kernel.inputs, kernel.sums, kernel.most, kernel.totals)
     if not all(isinstance(n, int) for o in operands for n in (*o.shape, *o.strides, o.offset)):
-        raise NotPrintable("attention in pieces of sizes known only at launch")
+        raise NotPrintable("split attention of sizes known only at launch")
     if not kernel.inputs[0].shape[2] or _rows(kernel) > _MOST_ROWS:
-        raise NotPrintable("attention in pieces of so many queries")
+        raise NotPrintable("split attention of so many queries")
     return _Printer(kernel, gpu, overlapped).print()
 
 
-def _rows(kernel: AttendPieces) -> int:
+def _rows(kernel: AttendSplits) -> int:
     """Queries that share a key head."""
     (_, heads, queries, _), (_, shared, _, _) = kernel.inputs[0].shape, kernel.inputs[1].shape
     assert isinstance(heads, int) and isinstance(queries, int) and isinstance(shared, int)
@@ -46,7 +47,7 @@ def _rows(kernel: AttendPieces) -> int:
 
 
 class _Printer:
-    def __init__(self, kernel: AttendPieces, gpu: Gpu, overlapped: bool) -> None:
+    def __init__(self, kernel: AttendSplits, gpu: Gpu, overlapped: bool) -> None:
         self.kernel = kernel
         self.gpu = gpu
         self.overlapped = overlapped
@@ -69,9 +70,9 @@ class _Printer:
         batch, shared = self.k.shape[:2]
         assert isinstance(batch, int) and isinstance(shared, int)
         blocks = (("YBLOCK", self.down), ("DBLOCK", self.across))
-        launch = Launch(batch * shared * self.kernel.pieces, blocks, warps=8 if self.one_block else 4, stages=2)
+        launch = Launch(batch * shared * self.kernel.splits, blocks, warps=8 if self.one_block else 4, stages=2)
         self._place(shared)
-        self._sweep()
+        self._loop_over_keys()
         self._finish()
         names = [*(f"p{k}" for k in range(len(self.signature.buffers))), "YBLOCK: tl.constexpr", "DBLOCK: tl.constexpr"]
         text = "\n".join(["@triton.jit", f"def @({', '.join(names)}):", *self.lines])
@@ -110,9 +111,9 @@ class _Printer:
         group = int(self.q.shape[1]) // shared  # type: ignore[arg-type]
         queries = int(self.q.shape[2])  # type: ignore[arg-type]
         self.line("program = tl.program_id(0)")
-        self.line(f"piece = program % {self.kernel.pieces}")
-        self.line(f"shared = program // {self.kernel.pieces} % {shared}")
-        self.line(f"batch = program // {self.kernel.pieces * shared}")
+        self.line(f"piece = program % {self.kernel.splits}")
+        self.line(f"shared = program // {self.kernel.splits} % {shared}")
+        self.line(f"batch = program // {self.kernel.splits * shared}")
         self.line("row = tl.arange(0, YBLOCK)")
         self.line(f"head = shared * {group} + row // {queries}")
         self.line(f"y = row % {queries}")
@@ -127,7 +128,7 @@ class _Printer:
         self.line(f"q = {q}")
 
     def _fetch(self) -> None:
-        """Prefetch the piece's keys and values into L2. Later writes of the previous kernel are still seen, because L2
+        """Prefetch the split's keys and values into L2. Later writes of the previous kernel are still seen, because L2
         is shared by all multiprocessors."""
         length = self.kernel.length
         self.line(f"ahead = tl.minimum(piece * {length} + tl.arange(0, {KEY_BLOCK}), {self.keys - 1})")
@@ -136,7 +137,7 @@ class _Printer:
             at = f"ahead[:, None] * {o.strides[2]} + tl.minimum(sector, {self.width - 1})[None, :] * {o.strides[3]}"
             self.line(f"bn.fetch({self.base(o, 'shared')} + {at})")
 
-    def _sweep(self) -> None:
+    def _loop_over_keys(self) -> None:
         self.line('most = tl.full([YBLOCK], float("-inf"), tl.float32)')
         self.line("total = tl.zeros([YBLOCK], tl.float32)")
         self.line("acc = tl.zeros([YBLOCK, DBLOCK], tl.float32)")

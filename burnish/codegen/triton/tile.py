@@ -137,9 +137,9 @@ class TilePrinter(LoopPrinter):
         self.line(f"ahead = tl.minimum(tl.arange(0, {lines}) * {line}, {length - 1})[:, None]")
         self.line(f"bn.fetch({base} + ahead + tl.minimum(x, {columns - 1}) * {self.index(step)})")
 
-    # --- the sweeping form --------------------------------------------------------------------------------------
+    # --- the persistent form ------------------------------------------------------------------------------------
 
-    def sweep(self) -> None:
+    def multiply_persistently(self) -> None:
         """The product of the operands, two matrices, tile by tile, each with its epilogue."""
         a, b = self.operands
         (m, k), n = a.shape, b.shape[-1]
@@ -186,9 +186,9 @@ def enough(gpu: Gpu) -> int:
     return gpu.multiprocessors // 2
 
 
-def sweep_launch(a: Operand, b: Operand, gpu: Gpu, form: Form | None = None) -> Launch:
+def persistent_launch(a: Operand, b: Operand, gpu: Gpu, form: Form | None = None) -> Launch:
     """Two programs on each multiprocessor, while there are tiles for them."""
-    form = form or _SWEEPS[0]
+    form = form or _PERSISTENT[0]
     rows, columns, stages = form["YBLOCK"], form["XBLOCK"], form["STAGES"]
     tiles = cdiv(a.shape[-2], rows) * cdiv(b.shape[-1], columns)
     assert isinstance(tiles, int)
@@ -200,21 +200,21 @@ def sweep_launch(a: Operand, b: Operand, gpu: Gpu, form: Form | None = None) -> 
 # --- what a search tries ----------------------------------------------------------------------------------------
 
 
-def _sweep(rows: int, columns: int, depth: int, stages: int, each: int, warps: int) -> Form:
+def _persistent(rows: int, columns: int, depth: int, stages: int, each: int, warps: int) -> Form:
     blocks = (("YBLOCK", rows), ("XBLOCK", columns), ("KBLOCK", depth), ("STAGES", stages))
-    return Form("sweep", (*blocks, ("each", each), ("warps", warps)))
+    return Form("persistent", (*blocks, ("each", each), ("warps", warps)))
 
 
-# Tiles of the sweeping form, the one used without a search first. `each`: programs on a multiprocessor.
-_SWEEPS = (
-    _sweep(128, 128, 64, 3, 2, 4), _sweep(128, 128, 64, 4, 1, 8), _sweep(128, 256, 64, 3, 1, 8),
-    _sweep(128, 64, 64, 4, 2, 4), _sweep(64, 128, 64, 4, 2, 4),
+# Tiles of the persistent form, the one used without a search first. `each`: programs on a multiprocessor.
+_PERSISTENT = (
+    _persistent(128, 128, 64, 3, 2, 4), _persistent(128, 128, 64, 4, 1, 8), _persistent(128, 256, 64, 3, 1, 8),
+    _persistent(128, 64, 64, 4, 2, 4), _persistent(64, 128, 64, 4, 2, 4),
 )  # fmt: skip
 
 
-def sweep_forms(whole: Dim = 0) -> list[Form]:
+def persistent_forms(whole: Dim = 0) -> list[Form]:
     """Those whose tiles are whole along this many columns."""
-    return [form for form in _SWEEPS if isinstance(whole, int) and whole % form["XBLOCK"] == 0]
+    return [form for form in _PERSISTENT if isinstance(whole, int) and whole % form["XBLOCK"] == 0]
 
 
 def tile_forms(

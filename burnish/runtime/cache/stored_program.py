@@ -144,7 +144,7 @@ def store(key: CacheKey, data: bytes, options: Options) -> None:
 def packed(program: Program, fusion: str) -> bytes:
     """Raises NotStored."""
     if program.device.type == "cuda" and (why := next(iter(obstacles(program).values()), "")):
-        raise NotStored(why)  # then it may be cut into pieces, for which its kernels are needed
+        raise NotStored(why)  # then it may be cut into partitions, for which its kernels are needed
     kernels = [k if isinstance(k, ExternKernel) else _without_body(k) for k in program.schedule.kernels]
     schedule = dataclasses.replace(program.schedule, kernels=kernels, notes=[], forms={})  # the source has them, too
     found = StoredProgram(schedule, program.unit, dict(program.sources), program.arguments, program.device, fusion)

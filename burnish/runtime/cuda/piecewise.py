@@ -1,4 +1,4 @@
-"""A program with steps that cannot be captured: captured segments, with these steps run normally in between."""
+"""A program with steps that cannot be captured: captured partitions, with these steps run normally in between."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from burnish.runtime.cuda.graphs import GraphedProgram, GraphPool
 from burnish.runtime.cuda.program import CudaRun, generate_cuda, load_cuda_program
 from burnish.runtime.graph_plan import graph_plan
 from burnish.runtime.program import Program, build_program
+from burnish.schedule.graph_partitions import Partition, cut
 from burnish.schedule.kernels import Kernel
-from burnish.schedule.segments import Piece, cut
 
 
-class PiecedProgram:
-    """A boxed callable. A piece passes graph memory to the next pieces, so a whole call holds the pool's lock."""
+class PiecewiseProgram:
+    """A boxed callable. A partition passes graph memory to the next ones, so a whole call holds the pool's lock."""
 
     _boxed_call = True
 
@@ -26,7 +26,7 @@ class PiecedProgram:
         self._is_ready = False
 
     def __call__(self, args: list[Any]) -> tuple[Any, ...]:
-        if not self._is_ready:  # all of it: once a piece has run, a call cannot be repeated in eager
+        if not self._is_ready:  # all of it: once a partition has run, a call cannot be repeated in eager
             self.ready()
         given = tuple(args)
         args.clear()
@@ -46,7 +46,7 @@ class PiecedProgram:
             part.release()
 
 
-def load_pieces(
+def load_piecewise(
     program: Program,
     reasons: dict[int, str],
     static: frozenset[int],
@@ -54,19 +54,19 @@ def load_pieces(
     log: CompileLog,
     pool: GraphPool,
     overlapped: bool,
-) -> PiecedProgram:
+) -> PiecewiseProgram:
     """`reasons` says of kernels, by number, why they cannot be captured."""
     by_identity = {id(program.schedule.kernels[n]): why for n, why in reasons.items()}
     alone = lambda kernel: by_identity.get(id(kernel), "")  # noqa: E731
-    pieces = cut(program.schedule, program.arguments, alone)
+    partitions = cut(program.schedule, program.arguments, alone)
     kept = program.schedule.result_buffers
     for why in dict.fromkeys(reasons.values()):
         log.noticed(f"CUDA graph split: {why}")
-    return PiecedProgram([_load(p, kept, program, static, options, log, pool, overlapped) for p in pieces], pool)
+    return PiecewiseProgram([_load(p, kept, program, static, options, log, pool, overlapped) for p in partitions], pool)
 
 
 def _load(
-    piece: Piece,
+    partition: Partition,
     kept: set[str],
     whole: Program,
     static: frozenset[int],
@@ -75,15 +75,15 @@ def _load(
     pool: GraphPool,
     overlapped: bool,
 ) -> CudaRun | GraphedProgram:
-    unit = generate_cuda(piece.schedule, overlapped)
-    count = whole.arguments + len(piece.carried_in)
-    program = build_program(piece.schedule, unit, whole.sources, count, whole.device)
+    unit = generate_cuda(partition.schedule, overlapped)
+    count = whole.arguments + len(partition.carried_in)
+    program = build_program(partition.schedule, unit, whole.sources, count, whole.device)
     run = load_cuda_program(program, options, log, static)
     log.kernels(unit.kernels)
-    if piece.reason or not _is_worth_it(piece.schedule.kernels):
+    if partition.reason or not _is_worth_it(partition.schedule.kernels):
         log.program(run)
         return run
-    internal = frozenset(n for n, name in enumerate(piece.carried_out) if name not in kept)
+    internal = frozenset(n for n, name in enumerate(partition.carried_out) if name not in kept)
     graphed = GraphedProgram(run, graph_plan(program, static, None, options.reuse_outputs, internal), pool, log)
     log.program(graphed)
     return graphed

@@ -28,8 +28,8 @@ enum {
 typedef struct {
     const bn_attend_args *args;
     int64_t group, rows;     /* query heads for each key head, and the rows they make */
-    int64_t chunks;          /* pieces of each problem: of rows if wide, of keys if thin */
-    int64_t chunk;           /* the length of such a piece */
+    int64_t chunks;          /* tasks of each problem: of rows if wide, of keys if thin */
+    int64_t chunk;           /* the length of such a task */
     float *partial;          /* thin: results of spans, to be merged */
     int64_t tasks;
     bn_share *shares;

@@ -23,7 +23,7 @@
 #define BN_ONE_CHUNK 192
 /* The most a thread packs for itself alone: it must stay in the second-level cache. */
 #define BN_OWN_BYTES (1 << 20)
-/* Panels packed in one go: long runs of memory, but small enough pieces to share among threads. */
+/* Panels packed in one go: long runs of memory, but small enough tasks to share among threads. */
 #define BN_PACK_PANELS 4
 /* The shared packed operand: what is larger is packed in rounds. */
 #define BN_PACKED_BYTES ((int64_t)16 << 20)

@@ -129,7 +129,7 @@ static bn_fetch TYPE(fetch_for)(const TYPE(plan) * plan, const TYPE(task) * now,
     return fetch;
 }
 
-/* Where the pieces of a thread's scratch lie. */
+/* Where the parts of a thread's scratch lie. */
 typedef struct {
     REAL *block, *tile, *sums, *panels;
 } TYPE(scratch);
@@ -188,16 +188,16 @@ BN_INLINE int64_t TYPE(packed_size)(const TYPE(plan) * plan)
     return plan->round_batches * TYPE(panels)(plan->round_v) * PANEL * plan->k;
 }
 
-/* The size of a thread's scratch; its pieces too where memory is given. */
-static size_t TYPE(divide_scratch)(const TYPE(plan) * plan, REAL *memory, TYPE(scratch) * pieces)
+/* The size of a thread's scratch; its parts too where memory is given. */
+static size_t TYPE(divide_scratch)(const TYPE(plan) * plan, REAL *memory, TYPE(scratch) * parts)
 {
     const int64_t block = TILE_ROWS * TYPE(copy_stride), tile = BN_DELIVER_ROWS * BN_DELIVER_COLUMNS;
     const int64_t sums = plan->s_chunk * plan->v_chunk;
     if (memory) {
-        pieces->block = memory;
-        pieces->tile = pieces->block + block;
-        pieces->sums = pieces->tile + tile;
-        pieces->panels = pieces->sums + sums;
+        parts->block = memory;
+        parts->tile = parts->block + block;
+        parts->sums = parts->tile + tile;
+        parts->panels = parts->sums + sums;
     }
     const int64_t panels = plan->share_v == BN_BY_ALL ? 0 : TYPE(packed_size)(plan);
     return (size_t)(block + tile + sums + panels) * sizeof(REAL);
@@ -213,7 +213,7 @@ typedef struct {
     bn_share *unit_shares, *task_shares;
 } TYPE(round);
 
-/* One piece of packing covers one slab of k and up to BN_PACK_PANELS panels. */
+/* One task of packing covers one slab of k and up to BN_PACK_PANELS panels. */
 BN_INLINE int64_t TYPE(pack_groups)(const TYPE(round) * round)
 {
     return bn_ceil_div(TYPE(panels)(round->v1 - round->v0), BN_PACK_PANELS);

@@ -447,7 +447,7 @@ BN_MATH float bn_powf(float x, float y)
 /* ------------------------------------------------------------------ sine and cosine
  *
  * x in quarter turns, modulo 4, for every float: |x| = m 2^(8j) with m < 2^32, and column j holds
- * 2^(8j) 2/pi modulo 4 in three pieces, of which the first two times m are exact in double. The
+ * 2^(8j) 2/pi modulo 4 in three parts, of which the first two times m are exact in double. The
  * last column is that of Inf and NaN, whose result is NaN anyway. */
 static const double bn_quarter_turns[3][14] __attribute__((unused)) = {
     {0x1.45f306cp-1, -0x1.067c91ap+0, 0x1.836e4e4p+0, -0x1.236377cp-1, -0x1.b1bbeacp+0,

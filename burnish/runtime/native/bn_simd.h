@@ -153,28 +153,28 @@ BN_INLINE int bn_threads(void) { return omp_in_parallel() ? 1 : omp_get_max_thre
 BN_INLINE int bn_threads(void) { return 1; }
 #endif
 
-/* Numbered pieces of work. Each thread has a share of them, always the same one for the same number of
- * pieces, so that what it wrote in one call is still in its cache in the next; a thread that has
+/* Numbered tasks. Each thread has a share of them, always the same one for the same number of
+ * tasks, so that what it wrote in one call is still in its cache in the next; a thread that has
  * finished its own share helps with the others'. */
 typedef struct {
     int64_t taken __attribute__((aligned(64)));
 } bn_share;
 
-/* The next piece for thread `me`, or -1 when all are taken. */
-BN_INLINE int64_t bn_draw(bn_share *shares, int64_t pieces, int me, int threads)
+/* The next task for thread `me`, or -1 when all are taken. */
+BN_INLINE int64_t bn_draw(bn_share *shares, int64_t tasks, int me, int threads)
 {
     for (int i = 0; i < threads; i++) {
         const int owner = (me + i) % threads;
-        const int64_t first = pieces * owner / threads, count = pieces * (owner + 1) / threads - first;
+        const int64_t first = tasks * owner / threads, count = tasks * (owner + 1) / threads - first;
         if (__atomic_load_n(&shares[owner].taken, __ATOMIC_RELAXED) >= count) continue;
-        const int64_t piece = __atomic_fetch_add(&shares[owner].taken, 1, __ATOMIC_RELAXED);
-        if (piece < count) return first + piece;
+        const int64_t task = __atomic_fetch_add(&shares[owner].taken, 1, __ATOMIC_RELAXED);
+        if (task < count) return first + task;
     }
     return -1;
 }
 
-/* How many pieces are done, and waiting until `count` are. Waiting usually takes microseconds, so it
- * spins at first; a thread that lost its core in the middle of a piece may take much longer. */
+/* How many tasks are done, and waiting until `count` are. Waiting usually takes microseconds, so it
+ * spins at first; a thread that lost its core in the middle of a task may take much longer. */
 typedef struct {
     int64_t done __attribute__((aligned(64)));
 } bn_progress;

@@ -1,4 +1,4 @@
-/* The innermost pieces of a contraction: the register tile, and packing for it.
+/* The innermost parts of a contraction: the register tile, and packing for it.
  *
  * A contraction has two roles here, which either matrix may play:
  *   the vector operand    packed into panels of PANEL rows, k-major: panel[k*PANEL + row]

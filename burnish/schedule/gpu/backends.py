@@ -44,7 +44,7 @@ def backend(schedule: Schedule, kernel: Kernel) -> Backend | None:
 
 
 def backend_forms(schedule: Schedule, kernel: Kernel) -> list[Form]:
-    """The candidate backends and numbers of pieces, the rule's choice first. Empty if there is no choice."""
+    """The candidate backends and numbers of splits, the rule's choice first. Empty if there is no choice."""
     chooser = backend(schedule, kernel)
     return chooser.forms() if chooser is not None else []
 

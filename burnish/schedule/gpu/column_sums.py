@@ -201,29 +201,29 @@ class _Finish:
         assert isinstance(self.inner.size, int)
         self.outer = [*rows.parallel[:-1], make_axis("piece", self.inner.size // step)]
         self.taking = make_axis("step", step)
-        self.pieces = product([a.size for a in self.outer])
+        self.splits = product([a.size for a in self.outer])
 
     def loops(self) -> tuple[Loop, list[Loop]]:
         body = BodyBuilder()
         env: dict[str, Dim] = {self.inner.name: self.outer[-1].expr * self.step + self.taking.expr}
         kept = rebuild(self.rows.body, env, body)
-        piece: Dim = 0
+        split: Dim = 0
         for a in self.outer:
-            piece = piece * a.size + a.expr
+            split = split * a.size + a.expr
         finished: list[Loop] = []
         for sums in self.taken:
             width = product([a.size for a in sums.loop.parallel])
             parts: dict[int, str] = {}
             for n, value in sums.values:
                 name = f"columns{len(self.buffers)}"
-                self.buffers[name] = Buffer(name, DType.f32, (self.pieces, width), (width, 1), "temp")
-                body.emit(Store(name, piece * width + sums.columns, kept[value], "total", DType.f32))
+                self.buffers[name] = Buffer(name, DType.f32, (self.splits, width), (width, 1), "temp")
+                body.emit(Store(name, split * width + sums.columns, kept[value], "total", DType.f32))
                 parts[n] = name
             finished.append(self._combined(sums.loop, parts, width))
         return Loop((*self.outer, self.taking, *self.rows.reduction), tuple(body.instrs)), _side_by_side(finished)
 
     def _combined(self, loop: Loop, parts: dict[int, str], width: Dim) -> Loop:
-        along = make_axis("piece", self.pieces, True)
+        along = make_axis("piece", self.splits, True)
         column: Dim = 0
         for a in loop.parallel:
             column = column * a.size + a.expr

@@ -46,7 +46,7 @@ def library_epilogue(kernel: ConvolveKernel) -> Epilogue | None:
     """A convolution's epilogue, if the library can compute it in the same call."""
     half = kernel.x.dtype
     stores = kernel.loop.stores
-    if half not in (DType.bf16, DType.f16) or kernel.pieces > 1 or len(stores) != 1:
+    if half not in (DType.bf16, DType.f16) or kernel.splits > 1 or len(stores) != 1:
         return None
     (store,) = stores
     if store.mode != "set" or store.dtype is not half:

@@ -8,9 +8,9 @@ considerations for products (products.py) apply. It runs where
   the time; or the sum at each position is short (up to 256 elements: a 1 x 1 convolution of a few channels), so that
   memory bounds the time and a fused epilogue saves a pass over it (except for rows of taps, whose loads are slow); or
   it is a large matrix product (1 x 1, stride 1) with an epilogue beyond rounding, which then overlaps with the products
-  (`sweeps`); or it has few channels, which are padded first (`few_channels.py`). With few tiles and long sums, split-K
-  is used: the next kernel adds the partial sums. All other convolutions use the library: large ones are bound by the
-  tensor cores, and other layouts by its copies. The library computes the epilogue in the same call where it can
+  (`is_persistent`); or it has few channels, which are padded first (`few_channels.py`). With few tiles and long sums,
+  split-K is used: the next kernel adds the partial sums. All other convolutions use the library: large ones are bound
+  by the tensor cores, and other layouts by its copies. The library computes the epilogue in the same call where it can
   (`convolution_epilogues.py`), which saves a pass over the result.
 """
 
@@ -35,7 +35,7 @@ from burnish.schedule.form import LIBRARY, Form, ours
 from burnish.schedule.gpu.convolution_epilogues import FUSED, Epilogue, fused_call, library_epilogue
 from burnish.schedule.gpu.few_channels import ROOMY, room_for, with_room
 from burnish.schedule.gpu.limits import describable, most_tiles
-from burnish.schedule.gpu.split_k import Sums, in_pieces, tiles_of
+from burnish.schedule.gpu.split_k import Sums, in_splits, tiles_of
 from burnish.schedule.kernels import (
     Buffer,
     ConvolveKernel,
@@ -70,25 +70,25 @@ class ConvolutionBackend:
             room = room_for(kernel)
             assert room is not None, "a form that is none of its forms"
             return with_room(schedule, kernel, room)
-        pieces = form["pieces"]
-        if pieces == 1:
+        splits = form["splits"]
+        if splits == 1:
             return [kernel]
-        return in_pieces(schedule, kernel, pieces, lambda acc, loop: replace(kernel, acc=acc, loop=loop, pieces=pieces))
+        return in_splits(schedule, kernel, splits, lambda acc, loop: replace(kernel, acc=acc, loop=loop, splits=splits))
 
     def forms(self) -> list[Form]:
         kernel, sums = self.kernel, _sums(self.kernel)
         if sums is None:
             return [self.rule()]
-        pieces = [1] if is_readable(kernel) and not looks_up(kernel.loop) else []
-        pieces += sums.to_measure(self.schedule.gpu) if pieces and not takes_rows(kernel) else []
+        splits = [1] if is_readable(kernel) and not looks_up(kernel.loop) else []
+        splits += sums.to_measure(self.schedule.gpu) if splits and not takes_rows(kernel) else []
         fused = [FUSED] if _Library(self.schedule, kernel).can_fuse() else []
         roomy = [ROOMY] if _can_have_room(kernel) else []
-        return list(dict.fromkeys([self.rule(), LIBRARY, *fused, *roomy, *map(ours, pieces)]))
+        return list(dict.fromkeys([self.rule(), LIBRARY, *fused, *roomy, *map(ours, splits)]))
 
     def rule(self) -> Form:
         kernel, gpu = self.kernel, self.schedule.gpu
         if is_ours(kernel, gpu):
-            return ours(pieces_of(kernel, gpu))
+            return ours(splits_of(kernel, gpu))
         if _can_have_room(kernel) and _is_many(kernel, gpu):
             return ROOMY
         return FUSED if _Library(self.schedule, kernel).can_fuse() else LIBRARY
@@ -109,13 +109,13 @@ def is_ours(kernel: ConvolveKernel, gpu: Gpu) -> bool:
         return True
     if tiles is not None and tiles <= most_tiles(gpu) and tiles * each <= _MOST_WORK * gpu.multiprocessors:
         return True
-    return sweeps(kernel, gpu) and any(isinstance(i, Apply) and i.fn != "cast" for i in kernel.loop.body)
+    return is_persistent(kernel, gpu) and any(isinstance(i, Apply) and i.fn != "cast" for i in kernel.loop.body)
 
 
-def sweeps(kernel: ConvolveKernel, gpu: Gpu) -> bool:
+def is_persistent(kernel: ConvolveKernel, gpu: Gpu) -> bool:
     """Whether it is a matrix product, large enough for 128 x 128 tiles through tensor descriptors."""
     found = matrices(kernel)
-    if found is None or kernel.pieces > 1 or length(kernel) <= _SHORT or not all(map(describable, found)):
+    if found is None or kernel.splits > 1 or length(kernel) <= _SHORT or not all(map(describable, found)):
         return False
     rows, columns = found[0].shape[0], found[1].shape[1]
     if not isinstance(rows, int) or not isinstance(columns, int) or columns % 128 != 0:
@@ -204,9 +204,9 @@ def _is_many(kernel: ConvolveKernel, gpu: Gpu) -> bool:
     return tiles is None or tiles > most_tiles(gpu)
 
 
-def pieces_of(kernel: ConvolveKernel, gpu: Gpu) -> int:
+def splits_of(kernel: ConvolveKernel, gpu: Gpu) -> int:
     sums = None if takes_rows(kernel) else _sums(kernel)
-    return 1 if sums is None else sums.pieces(gpu)
+    return 1 if sums is None else sums.splits(gpu)
 
 
 # --- the library ------------------------------------------------------------------------------------------------

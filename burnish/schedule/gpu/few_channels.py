@@ -40,7 +40,7 @@ def room_for(kernel: ConvolveKernel) -> Room | None:
     """The copy's sizes, if the convolution is one of few channels whose taps lie side by side."""
     (_, c, h, w), (_, _, r, s) = kernel.x.shape, kernel.k.shape
     half = kernel.x.dtype is not None and kernel.x.dtype.itemsize == 2 and kernel.k.dtype is kernel.x.dtype
-    if not half or kernel.pieces > 1 or kernel.op.dilation[1] != 1:
+    if not half or kernel.splits > 1 or kernel.op.dilation[1] != 1:
         return None
     if not all(isinstance(size, int) for size in (c, h, w, r, s, kernel.k.shape[0])) or c > _MOST_CHANNELS:  # type: ignore[operator]
         return None

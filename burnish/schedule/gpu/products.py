@@ -7,7 +7,7 @@ The rule, from measurements on an H200 (bf16, in a chain of dependent kernels):
   padded (`row_padding.py`).
 - A smaller one is bound by latency: our kernel, whose fused epilogue costs no extra time.
 - Where there are few tiles and k is long, one program per tile would leave multiprocessors idle: k is split (split-K),
-  each piece stores its part of the sum, and the kernel that reads the product adds the parts (a normalisation after it
+  each split stores its part of the sum, and the kernel that reads the product adds the parts (a normalisation after it
   does so in its first pass).
 - A product of one row is bound by the memory its matrix comes from: a loop (`vector_products.py`), fused as others are.
 - A product of a few rows is also bound by memory, but needs tensor cores: our kernel, with a program for a strip of
@@ -38,7 +38,7 @@ from burnish.schedule.epilogue import (
 from burnish.schedule.form import LIBRARY, Form, ours
 from burnish.schedule.gpu.limits import describable, most_tiles
 from burnish.schedule.gpu.row_padding import even_part, is_ragged, rest_of_sum, with_more_rows
-from burnish.schedule.gpu.split_k import TILE, Sums, in_pieces, tiles_of
+from burnish.schedule.gpu.split_k import TILE, Sums, in_splits, tiles_of
 from burnish.schedule.kernels import (
     Buffer,
     ContractGroup,
@@ -57,7 +57,7 @@ FEW_ROWS = 32  # rows of a product whose time is that of reading its matrix
 _LONG = 512  # k-elements, and columns, from which that read takes longer than a kernel launch
 
 
-def can_sweep(kernel: ContractKernel) -> bool:
+def can_be_persistent(kernel: ContractKernel) -> bool:
     """Whether the operands are ones a tensor descriptor can describe, as the form for large products needs them."""
     return len(kernel.a.shape) == 2 and all(describable(o) for o in (kernel.a, kernel.b))
 
@@ -107,7 +107,7 @@ class ProductBackend:
     def kernels(self, form: Form) -> list[Kernel]:
         if form == LIBRARY:
             return self._library()
-        return self._split(form["pieces"]) if form["pieces"] > 1 else [self.kernel]
+        return self._split(form["splits"]) if form["splits"] > 1 else [self.kernel]
 
     def forms(self) -> list[Form]:
         sums, work = _sums(self.kernel), _work(self.kernel)
@@ -115,14 +115,14 @@ class ProductBackend:
             return [self.rule()]
         own = not looks_up(self.kernel.loop) and self.kernel.a.dtype is not DType.f64
         slow = self.kernel.a.dtype is DType.f32 and work > 16 * _TINY
-        pieces = [1, *sums.to_measure(self.schedule.gpu)] if own and not slow else []
+        splits = [1, *sums.to_measure(self.schedule.gpu)] if own and not slow else []
         library = [LIBRARY] if self.kernel.b.dtype is self.kernel.a.dtype else []
-        return list(dict.fromkeys([self.rule(), *library, *map(ours, pieces)]))
+        return list(dict.fromkeys([self.rule(), *library, *map(ours, splits)]))
 
     # --- the rule -----------------------------------------------------------------------------------------------
 
     def rule(self) -> Form:
-        return ours(self._pieces()) if self._is_ours() else LIBRARY
+        return ours(self._splits()) if self._is_ours() else LIBRARY
 
     def _is_ours(self) -> bool:
         work = _work(self.kernel)
@@ -134,7 +134,7 @@ class ProductBackend:
             return work <= _TINY
         if not is_large(self.kernel, self.schedule.gpu):
             return True
-        return can_sweep(self.kernel) and (self._works_after() or self._library_is_slow())
+        return can_be_persistent(self.kernel) and (self._works_after() or self._library_is_slow())
 
     def _library_is_slow(self) -> bool:
         """Whether rows have odd length and cannot be padded."""
@@ -149,16 +149,16 @@ class ProductBackend:
             return False  # it computes the epilogue itself
         return sum(isinstance(i, Apply) and i.fn != "cast" for i in self.kernel.loop.body) > 1
 
-    def _pieces(self) -> int:
+    def _splits(self) -> int:
         sums = _sums(self.kernel)
-        return 1 if sums is None or has_few_rows(self.kernel) else sums.pieces(self.schedule.gpu)
+        return 1 if sums is None or has_few_rows(self.kernel) else sums.splits(self.schedule.gpu)
 
     # --- split along k ------------------------------------------------------------------------------------------
 
-    def _split(self, pieces: int) -> list[Kernel]:
+    def _split(self, splits: int) -> list[Kernel]:
         kernel = self.kernel
-        a, b = _piece(kernel.a, -1, pieces), _piece(kernel.b, -2, pieces)
-        return in_pieces(self.schedule, kernel, pieces, lambda acc, loop: ContractKernel(a, b, acc, kernel.dtype, loop))
+        a, b = _split_along(kernel.a, -1, splits), _split_along(kernel.b, -2, splits)
+        return in_splits(self.schedule, kernel, splits, lambda acc, loop: ContractKernel(a, b, acc, kernel.dtype, loop))
 
     # --- the library --------------------------------------------------------------------------------------------
 
@@ -294,13 +294,13 @@ class ProductBackend:
         return None
 
 
-def _piece(o: Operand, d: int, pieces: int) -> Operand:
-    """The operand with its dimension d cut into pieces, which become a batch in front."""
+def _split_along(o: Operand, d: int, splits: int) -> Operand:
+    """The operand with its dimension d cut into splits, which become a batch in front."""
     size = o.shape[d]
     assert isinstance(size, int)
     shape = list(o.shape)
-    shape[d] = size // pieces
-    return replace(o, shape=(pieces, *shape), strides=(o.strides[d] * (size // pieces), *o.strides))
+    shape[d] = size // splits
+    return replace(o, shape=(splits, *shape), strides=(o.strides[d] * (size // splits), *o.strides))
 
 
 def _is_add(i: Instr) -> bool:

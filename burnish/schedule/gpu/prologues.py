@@ -135,13 +135,14 @@ def _loads(body: BodyBuilder) -> list[Load]:
 
 
 def side_by_side(
-    body: BodyBuilder, loop: Loop, short: Axis, pieces: int, made: Callable[[int, Load], int | None] = lambda k, i: None
+    body: BodyBuilder, loop: Loop, short: Axis, count: int, made: Callable[[int, Load], int | None] = lambda k, i: None
 ) -> list[dict[int, int]] | None:
-    """Emit a loop whose row is cut into so many pieces, point by point of all pieces at once: the values of each. What
-    it would store at the points of a row is left to the caller; `made` may give the value of a load of a piece."""
+    """Emit a loop whose row is cut into `count` parts, side by side: a point computes an element of each. Returns the
+    values of each part. What the loop would store at the points of a row is left to the caller; `made` may give the
+    value of a load of a part."""
     (along,) = loop.reduction
     level = loop.element_level()
-    sides: list[dict[int, int]] = [{} for _ in range(pieces)]
+    sides: list[dict[int, int]] = [{} for _ in range(count)]
     for n, i in enumerate(loop.body):
         if isinstance(i, Reduced):
             if i.kind not in _COMBINED:

@@ -1,8 +1,8 @@
 """Split reductions: those with fewer rows than the GPU has multiprocessors are cut along the row, into partial results.
 
-One loop becomes up to three: `partial` reduces each piece of the rows into a buffer of its own, `combine` reduces the
-pieces and does the row-level work, `rest` needs the results at every element. A rest that still reduces is split again.
-Pieces and their order depend on sizes only, so results are deterministic.
+One loop becomes up to three: `partial` reduces each split of the rows into a buffer of its own, `combine` reduces the
+splits and does the row-level work, `rest` needs the results at every element. A rest that still reduces is split again.
+Splits and their order depend on sizes only, so results are deterministic.
 
 Splitting pays if a worker's share of one pass is long compared with a kernel launch: a bias gradient over 8192 rows, a
 batch norm of 64 channels, a sum over everything. A row of a softmax is not.
@@ -40,9 +40,9 @@ from burnish.schedule.kernels import Buffer, Kernel, LoopKernel, Schedule
 from burnish.schedule.phases import Phases
 
 _STRIP = 64  # neighbouring columns one worker takes together
-_PIECES = 8  # per worker: a column's sum waits for memory, so several have loads in flight
+_SPLITS = 8  # per worker: a column's sum waits for memory, so several have loads in flight
 _SHORT_COLUMN = 512  # elements that a worker asks for all at once
-_SHORTEST = 2048  # elements in a worker's share of a piece
+_SHORTEST = 2048  # elements in a worker's share of a split
 
 
 def split_reductions(
@@ -77,7 +77,7 @@ def _split(loop: Loop, buffers: dict[str, Buffer], workers: int, least: int, fue
 
 
 def _choose_cut(loop: Loop, workers: int, least: int) -> tuple[Axis, int] | None:
-    """The axis to cut and into how many pieces, if that pays."""
+    """The axis to cut and into how many splits, if that pays."""
     rows, length = (product([a.size for a in axes]) for axes in (loop.parallel, loop.reduction))
     if not isinstance(rows, int):
         return None
@@ -93,9 +93,9 @@ def _choose_cut(loop: Loop, workers: int, least: int) -> tuple[Axis, int] | None
     axis = max(loop.reduction, key=lambda a: _static(a.size))
     places = any(isinstance(i, Reduced) and i.kind.startswith("arg") for i in loop.body)
     if places and len(loop.reduction) > 1:
-        return None  # the first of equal elements would depend on the order of the pieces
-    pieces = _pieces(axis.size, min(-(-_PIECES * workers // strips), elements // _SHORTEST), exact=stores)
-    return None if pieces < 2 else (axis, pieces)
+        return None  # the first of equal elements would depend on the order of the splits
+    splits = _splits(axis.size, min(-(-_SPLITS * workers // strips), elements // _SHORTEST), exact=stores)
+    return None if splits < 2 else (axis, splits)
 
 
 def _static(size: Dim) -> int:
@@ -107,8 +107,8 @@ def _bytes_per_element(loop: Loop) -> int:
     return sum(i.dtype.itemsize for n, i in enumerate(loop.body) if isinstance(i, Load | Store) and level[n])
 
 
-def _pieces(size: Dim, wanted: int, exact: bool) -> int:
-    """A number of pieces that divides the axis, near the wanted one; any number if elements past the end can be
+def _splits(size: Dim, wanted: int, exact: bool) -> int:
+    """A number of splits that divides the axis, near the wanted one; any number if elements past the end can be
     masked."""
     if not isinstance(size, int):
         return 1 if exact else wanted
@@ -123,16 +123,16 @@ def _pieces(size: Dim, wanted: int, exact: bool) -> int:
 
 
 class _Split:
-    def __init__(self, loop: Loop, axis: Axis, pieces: int, buffers: dict[str, Buffer]) -> None:
-        self.loop, self.axis, self.pieces, self.buffers = loop, axis, pieces, buffers
+    def __init__(self, loop: Loop, axis: Axis, splits: int, buffers: dict[str, Buffer]) -> None:
+        self.loop, self.axis, self.splits, self.buffers = loop, axis, splits, buffers
         self.phases = Phases(loop)
         self.first = self.phases.reductions(0)
         self.rows = [a.size for a in loop.parallel]
         self.row: Dim = 0
         for a in loop.parallel:
             self.row = self.row * a.size + a.expr
-        self.length: Dim = floordiv(axis.size + (pieces - 1), pieces)
-        self.piece = make_axis("piece", pieces)
+        self.length: Dim = floordiv(axis.size + (splits - 1), splits)
+        self.split = make_axis("piece", splits)
         self.stored: dict[int, list[str]] = {}  # reduction -> buffers of its partial results
 
     def loops(self) -> tuple[Loop, Loop, Loop | None]:
@@ -145,30 +145,30 @@ class _Split:
         return name
 
     def _partial(self) -> Loop:
-        """Each piece's reductions, and the element-level stores that depend on none."""
+        """Each split's reductions, and the element-level stores that depend on none."""
         step = make_axis(self.axis.name, self.length, True)
-        at = self.piece.expr * self.length + step.expr
+        at = self.split.expr * self.length + step.expr
         out = PartialBody(self.loop, {self.axis.name: at})
-        exact = self.axis.size == self.length * self.pieces
+        exact = self.axis.size == self.length * self.splits
         if not exact:
             out.guard_past(at, self.axis.size)
         for n in self.phases.element_stores(0):
             out.value(n)
-        where = self.piece.expr * product(self.rows) + self.row
+        where = self.split.expr * product(self.rows) + self.row
         for n in self.first:
             i = self._reduced(n)
             value = out.masked(i.arg, _identity(i.kind, self.loop.body[i.arg].dtype))
             self.stored[n] = []
             for part in self._parts(i):
-                name = self._buffer(part.dtype, [self.pieces, *self.rows])
+                name = self._buffer(part.dtype, [self.splits, *self.rows])
                 reduced = out.emit(remap(replace(part, arg=0), {0: value}, out.axes))
                 out.emit(Store(name, where, reduced, "set", part.dtype))
                 self.stored[n].append(name)
         inner = tuple(step if a is self.axis else a for a in self.loop.reduction)
-        return Loop((*self.loop.parallel, self.piece, *inner), prune(out.instrs))
+        return Loop((*self.loop.parallel, self.split, *inner), prune(out.instrs))
 
     def _parts(self, i: Reduced) -> list[Reduced]:
-        """The stored parts of a piece: its result, and for an argmax also the value at that position."""
+        """The stored parts of a split: its result, and for an argmax also the value at that position."""
         if not i.kind.startswith("arg"):
             return [i]
         held = self.loop.body[i.arg].dtype.compute
@@ -180,8 +180,8 @@ class _Split:
         return i
 
     def _combine(self) -> Loop:
-        """The pieces' results reduced, and all row-level work that needs no more than those."""
-        along = make_axis("piece", self.pieces, True)
+        """The splits' results reduced, and all row-level work that needs no more than those."""
+        along = make_axis("piece", self.splits, True)
         out = PartialBody(self.loop, {})
         where = along.expr * product(self.rows) + self.row
         for n in self.first:
@@ -201,8 +201,8 @@ class _Split:
         if not i.kind.startswith("arg"):
             return out.emit(replace(i, arg=out.emit(Load(parts[0], where, i.dtype))))
         value = out.emit(Load(parts[1], where, self.buffers[parts[1]].dtype or i.dtype))
-        piece = out.emit(Reduced(i.kind, value, DType.i64, along))
-        return out.emit(Load(parts[0], value_symbol(piece) * product(self.rows) + self.row, i.dtype))
+        split = out.emit(Reduced(i.kind, value, DType.i64, along))
+        return out.emit(Load(parts[0], value_symbol(split) * product(self.rows) + self.row, i.dtype))
 
     def _frontier(self) -> list[int]:
         """Row-level results of the first pass that later passes read."""
@@ -274,7 +274,7 @@ class PartialBody(BodyBuilder):
 
 
 def _identity(kind: str, dtype: DType) -> bool | int | float:
-    """The identity of a reduction. For an argmax it must only never win: a piece is never empty."""
+    """The identity of a reduction. For an argmax it must only never win: a split is never empty."""
     if kind in ("sum", "any", "prod", "all"):
         one = kind in ("prod", "all")
         return float(one) if dtype.is_float else one if dtype is DType.bool else int(one)

@@ -107,13 +107,13 @@ def _with_row(kernel: Kernel, row: Loop) -> Loop | None:
     along, length = loop.reduction[0], row.reduction[0].size
     if not isinstance(along.size, int) or not isinstance(length, int) or length % along.size != 0:
         return None
-    pieces = length // along.size  # of a row that the product takes side by side
-    here = [along.expr + k * along.size for k in range(pieces)]
+    count = length // along.size  # of a row that the product takes side by side
+    here = [along.expr + k * along.size for k in range(count)]
     loads = [i for i in loop.loads if i.buffer == store.buffer]
     if any(i.index not in here or i.guard is not None for i in loads):
         return None
     body = BodyBuilder()
-    sides = side_by_side(body, row, along, pieces)
+    sides = side_by_side(body, row, along, count)
     if sides is None:
         return None
     splice(body, loop.body, {}, (store.buffer,), lambda load: sides[here.index(load.index)][store.value])

@@ -7,7 +7,7 @@ from typing import Any
 
 from burnish.ir.graph import Attend, Extern, Full, Graph, Input, Map, Node, Pick, View
 from burnish.record import GraphRecord
-from burnish.schedule.kernels import AttendKernel, AttendPieces, ExternKernel, Kernel, LoopGroup, LoopKernel, Schedule
+from burnish.schedule.kernels import AttendKernel, AttendSplits, ExternKernel, Kernel, LoopGroup, LoopKernel, Schedule
 from burnish.tools.explain.findings import GraphFacts, KernelFacts, RefusedFusion
 from burnish.tools.explain.profile import kernel_seconds
 from burnish.tools.explain.traffic import eager_bytes, kernel_bytes, kernel_flops, schedule_bytes
@@ -49,7 +49,7 @@ def kind_of(kernel: Kernel) -> str:
     match kernel:
         case ExternKernel():
             return "ATen"
-        case AttendKernel() | AttendPieces():
+        case AttendKernel() | AttendSplits():
             return "attention"
         case LoopKernel() | LoopGroup():
             return "loop"
@@ -69,7 +69,7 @@ def kernel_ops(record: GraphRecord) -> list[tuple[str, ...]]:
 def _ops(kernel: Kernel, stored: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
     if isinstance(kernel, ExternKernel):
         return (short_name(kernel.op.name),)
-    if isinstance(kernel, AttendKernel | AttendPieces):
+    if isinstance(kernel, AttendKernel | AttendSplits):
         return ("scaled_dot_product_attention",)
     return tuple(dict.fromkeys(op for name in sorted(kernel.writes) for op in stored.get(name, ("copy",))))
 

@@ -14,7 +14,7 @@ from burnish.lower.aten_calls import is_aten_call, memory_of
 from burnish.lower.symbols import Symbols
 from burnish.schedule.kernels import (
     AttendKernel,
-    AttendPieces,
+    AttendSplits,
     ContractGroup,
     ContractKernel,
     ConvolveKernel,
@@ -48,7 +48,7 @@ def kernel_bytes(kernel: Kernel, schedule: Schedule, sizes: Sizes) -> int:
             return sum(kernel_bytes(part, schedule, sizes) for part in parts) - shared
         case LoopGroup(parts):
             return sum(kernel_bytes(part, schedule, sizes) for part in parts)
-        case AttendPieces(_, inputs, sums, most, totals):
+        case AttendSplits(_, inputs, sums, most, totals):
             return sum(_window_bytes(o, sizes) for o in (*inputs, sums, most, totals))
         case AttendKernel(_, inputs, out, lse):
             return sum(_window_bytes(o, sizes) for o in (*inputs, out, lse))
@@ -68,7 +68,7 @@ def kernel_flops(kernel: Kernel, sizes: Sizes) -> int:
             return 2 * _product((*kernel.result_shape, *kernel.k.shape[1:]), sizes)
         case ContractGroup(parts):
             return sum(kernel_flops(part, sizes) for part in parts)
-        case AttendKernel(op, (q, k, v, *_)) | AttendPieces(op, (q, k, v, *_)):
+        case AttendKernel(op, (q, k, v, *_)) | AttendSplits(op, (q, k, v, *_)):
             work = 2 * _product((*q.shape[:3], k.shape[2]), sizes) * _product((q.shape[3] + v.shape[3],), sizes)
             return work // 2 if op.causal else work
     return 0

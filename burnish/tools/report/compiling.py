@@ -5,7 +5,7 @@ from __future__ import annotations
 import burnish.tools.bench.cells as cells
 from burnish.tools.bench.measured import CandidateResult, Measured
 from burnish.tools.report.markup import Markup, join, tag
-from burnish.tools.report.parts import Piece, bar, bars, card, colours, legend
+from burnish.tools.report.parts import Fill, bar, bars, card, colours, legend
 from burnish.tools.report.plot import Series, line_plot
 
 
@@ -19,10 +19,10 @@ def compile_card(result: Measured) -> Markup | None:
     for row in shown:
         assert row.compile
         number = colour[row.name]
-        items.append(bar(f"{row.title}, cold", cells.cold(row), [Piece(_seconds(row) / longest, number)]))
+        items.append(bar(f"{row.title}, cold", cells.cold(row), [Fill(_seconds(row) / longest, number)]))
         if row.compile.warm_seconds is not None:
             warm = row.compile.warm_seconds
-            items.append(bar(f"{row.title}, warm", cells.warm(row), [Piece(warm / longest, number, light=True)]))
+            items.append(bar(f"{row.title}, warm", cells.warm(row), [Fill(warm / longest, number, light=True)]))
     parts: list[Markup] = [bars(items)]
     for row in shown:
         parts += _stages(row, colour[row.name])
@@ -46,13 +46,13 @@ def _stages(row: CandidateResult, colour: int) -> list[Markup]:
     shown = [(name, round(seconds, 2)) for name, seconds in stages if seconds > 0.01 * total and seconds >= 0.005]
     left = round(total, 2) - sum(seconds for _, seconds in shown)
     rest = round(total - known, 2) if total - known > 0.01 * total else 0.0  # what no stage is charged with
-    items = [bar(name, f"{seconds:.2f} s", [Piece(seconds / total, colour)]) for name, seconds in shown]
+    items = [bar(name, f"{seconds:.2f} s", [Fill(seconds / total, colour)]) for name, seconds in shown]
     if (small := left - rest) >= 0.005:
-        items.append(bar("smaller stages", f"{small:.2f} s", [Piece(small / total, colour)]))
+        items.append(bar("smaller stages", f"{small:.2f} s", [Fill(small / total, colour)]))
     else:
         rest = left
     if rest >= 0.005:
-        items.append(bar("imports and the rest", f"{rest:.2f} s", [Piece(rest / total, colour, light=True)]))
+        items.append(bar("imports and the rest", f"{rest:.2f} s", [Fill(rest / total, colour, light=True)]))
     side_by_side = f" in {cold:.2f} s, some side by side" if known > 1.01 * cold else ""
     return [tag("h3", f"Where {row.title}'s cold compile goes: {total:.2f} s{side_by_side}"), bars(items)]
 
@@ -67,14 +67,12 @@ def memory_card(result: Measured) -> Markup | None:
     for row in shown:
         assert row.memory
         before = (row.memory.before or 0) / top
-        pieces = [
-            Piece(
-                before, colour[row.name], light=True, title=f"with the model loaded: {cells.size(row.memory.before)}"
-            ),
-            Piece(_peak(row) / top - before, colour[row.name], title="added while compiling"),
+        fills = [
+            Fill(before, colour[row.name], light=True, title=f"with the model loaded: {cells.size(row.memory.before)}"),
+            Fill(_peak(row) / top - before, colour[row.name], title="added while compiling"),
         ]
         added = cells.size(_peak(row) - (row.memory.before or 0))
-        items.append(bar(row.title, join(cells.size(_peak(row)), " ", tag("small", f"+{added}")), pieces))
+        items.append(bar(row.title, join(cells.size(_peak(row)), " ", tag("small", f"+{added}")), fills))
     calls = [
         part
         for row in shown

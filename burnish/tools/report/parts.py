@@ -1,4 +1,4 @@
-"""Pieces that several cards of the report share."""
+"""Parts that several cards of the report share."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def swatch(colour: int) -> Markup:
 
 
 @dataclass(frozen=True)
-class Piece:
+class Fill:
     """A part of a bar, as a fraction of the whole track."""
 
     fraction: float
@@ -49,21 +49,21 @@ class Piece:
     title: str = ""
 
 
-def bar(name: Part, figure: Part, pieces: Sequence[Piece]) -> Markup:
+def bar(name: Part, figure: Part, fills: Sequence[Fill]) -> Markup:
     """A name and a figure above a track that is filled from the left."""
-    fills = [
+    drawn = [
         tag(
             "i",
-            class_=f"fill s{piece.colour}" + (" light" if piece.light else "") + (" part" if len(pieces) > 1 else ""),
-            style=f"width:{100 * min(max(piece.fraction, 0.0), 1.0):.2f}%",
-            title=piece.title or None,
+            class_=f"fill s{fill.colour}" + (" light" if fill.light else "") + (" part" if len(fills) > 1 else ""),
+            style=f"width:{100 * min(max(fill.fraction, 0.0), 1.0):.2f}%",
+            title=fill.title or None,
         )
-        for piece in pieces
+        for fill in fills
     ]
     return tag(
         "li",
         tag("div", tag("span", name), tag("b", figure), class_="head"),
-        tag("div", fills, class_="track"),
+        tag("div", drawn, class_="track"),
     )
 
 

@@ -10,7 +10,7 @@ from burnish.tools.measure import duration, quantile
 from burnish.tools.report.latency import round_time
 from burnish.tools.report.markup import Markup, join, tag
 from burnish.tools.report.page import whole
-from burnish.tools.report.parts import Piece, bar, bars, card, swatch, table
+from burnish.tools.report.parts import Fill, bar, bars, card, swatch, table
 from burnish.tools.report.plot import Series, line_plot, step_points
 
 _MOST_GROUPS = 24  # of requests of about the same size, in a plot
@@ -53,7 +53,7 @@ def _speed(result: ShapesResult) -> Markup:
     for row in sorted(result.measured, key=lambda row: -row.requests_per_s):
         ratio = result.against_eager(row)
         figure = join(f"{row.requests_per_s:,.1f}/s", tag("small", f" {ratio:.2f} ×") if ratio is not None else None)
-        items.append(bar(row.name, figure, [Piece(row.requests_per_s / most, _colour(result, row))]))
+        items.append(bar(row.name, figure, [Fill(row.requests_per_s / most, _colour(result, row))]))
     hint = "Requests per second in the second pass over the traffic; beside it, against eager."
     return card("Throughput", bars(items), hint=hint)
 

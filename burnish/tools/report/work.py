@@ -10,7 +10,7 @@ from burnish.tools.bench.verdict import is_wrong, most_error
 from burnish.tools.bench.words import percent
 from burnish.tools.measure import duration
 from burnish.tools.report.markup import Markup, join, tag
-from burnish.tools.report.parts import Piece, bar, bars, card, colours, swatch
+from burnish.tools.report.parts import Fill, bar, bars, card, colours, swatch
 
 _TOP = 6
 
@@ -25,7 +25,7 @@ def around_card(result: Measured) -> Markup | None:
         (share.data, 1, "fetching data"),
         (share.other, 0, "Python around the model"),
     ]
-    pieces = [Piece(value / share.total, colour, title=name) for value, colour, name in parts if value > 0]
+    fills = [Fill(value / share.total, colour, title=name) for value, colour, name in parts if value > 0]
     items = [
         tag("li", swatch(colour), f"{name} {percent(value / share.total)} ({duration(value)})")
         for value, colour, name in parts
@@ -34,7 +34,7 @@ def around_card(result: Measured) -> Markup | None:
     best = "without limit" if math.isinf(share.best_gain) else f"{share.best_gain:.2f} ×"
     return card(
         "A whole step",
-        bars([bar(f"one step, median of {share.steps}", duration(share.total), pieces)]),
+        bars([bar(f"one step, median of {share.steps}", duration(share.total), fills)]),
         tag("ul", items, class_="legend"),
         tag(
             "p", f"If the model took no time at all, a step would be {best} faster: that is the most a compiler can do."
@@ -69,7 +69,7 @@ def _operators(row: CandidateResult, colour: int, on_gpu: bool) -> list[Markup]:
         bar(
             join(operator.name, " ", tag("small", f"{operator.calls:.0f} ×")),
             duration(operator.seconds),
-            [Piece(operator.seconds / whole, colour)],
+            [Fill(operator.seconds / whole, colour)],
         )
         for operator in row.profile.top[:_TOP]
     ]
@@ -79,12 +79,12 @@ def _operators(row: CandidateResult, colour: int, on_gpu: bool) -> list[Markup]:
         others, rest = others + rest, 0.0
     if others > 0.001 * whole:
         items.append(
-            bar("other kernels" if on_gpu else "other operators", duration(others), [Piece(others / whole, colour)])
+            bar("other kernels" if on_gpu else "other operators", duration(others), [Fill(others / whole, colour)])
         )
     if rest > 0:
         ours = "generated kernels and Python" if row.candidate.compiles else "Python"
         name = "the GPU waits" if on_gpu else ours
-        items.append(bar(name, duration(rest), [Piece(rest / whole, colour, light=True)]))
+        items.append(bar(name, duration(rest), [Fill(rest / whole, colour, light=True)]))
     return [tag("h3", swatch(colour), f"{row.title}: {_whole_call(row, whole, on_gpu)}"), bars(items)]
 
 
@@ -120,7 +120,7 @@ def parity_card(result: Measured) -> Markup | None:
         wrong = row.candidate.compiles and is_wrong(row, eager)
         ratio = f"{row.error / eager.error:.1f} × eager's" if eager.error and row is not eager else ""
         badge = tag("span", "wrong", class_="badge bad") if wrong else tag("small", ratio)
-        items.append(bar(row.title, join(f"{row.error:.1e} ", badge), [Piece(place(row.error), colour[row.name])]))
+        items.append(bar(row.title, join(f"{row.error:.1e} ", badge), [Fill(place(row.error), colour[row.name])]))
     return card(
         "Exactness",
         bars(items),
@@ -146,7 +146,7 @@ def energy_card(result: Measured) -> Markup | None:
         bar(
             row.title,
             cells.energy(row),
-            [Piece((row.energy.joules or 0.0) / most if row.energy else 0, colour[row.name])],
+            [Fill((row.energy.joules or 0.0) / most if row.energy else 0, colour[row.name])],
         )
         for row in shown
     ]

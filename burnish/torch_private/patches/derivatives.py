@@ -10,8 +10,9 @@ import torch
 
 from burnish.torch_private.operators import DispatchKey
 
-# Two whose gradients at NaN are not those of their pieces, and one whose pieces read targets behind the end of a row.
-_OF_PIECES = (
+# Two whose gradients at NaN are not those of their decompositions, and one whose decomposition reads targets behind the
+# end of a row.
+_DECOMPOSED = (
     torch.ops.aten.hardshrink.default,
     torch.ops.aten.softshrink.default,
     torch.ops.aten.multilabel_margin_loss_forward.default,
@@ -22,7 +23,7 @@ _OF_PIECES = (
 def own_derivatives() -> Iterator[None]:
     """While open, autograd differentiates such operations as in eager."""
     with contextlib.ExitStack() as stack:
-        for op in _OF_PIECES:
+        for op in _DECOMPOSED:
             stack.enter_context(_with_kernel(op, DispatchKey.Autograd, None))
         yield
 

@@ -266,16 +266,8 @@ def _called(orders: _Orders, call: Callable[..., Any]) -> Callable[..., Any]:
                 return call(variable, tx, name, args, kwargs)
             raise Unsupported(_REASON)
         if name in _ONE_BY_ONE:
-            was_grown = orders.is_grown(variable)
-            is_literal = was_grown and name == "update" and not variable.items and len(given) == 1
-            literal = _literal(given[0], tx) if is_literal else orders.literal(variable) if was_grown else None
-            orders.forget(variable)
-            with orders.unasked(variable, *given):
-                result = call(variable, tx, name, args, kwargs)
-            jumbles = name != "add" and any(_is_set(each) or isinstance(each, ConstDictVariable) for each in given)
-            if was_grown and (not jumbles or (is_literal and literal is not None)):
-                orders.grows(variable, literal)
-            return result
+            run = functools.partial(call, variable, tx, name, args, kwargs)
+            return _grown_by(orders, variable, tx, name, given, run)
         runs_code = not all(_has_no_code(each) for each in given)
         if name in _CHANGES:
             orders.forget(variable)
@@ -286,6 +278,20 @@ def _called(orders: _Orders, call: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return called
+
+
+def _grown_by(orders: _Orders, variable: Any, tx: Any, name: str, given: list[Any], run: Callable[[], Any]) -> Any:
+    """`run` adds elements one after the other: the order stays known, if that of what is added is."""
+    was_grown = orders.is_grown(variable)
+    is_literal = was_grown and name == "update" and not variable.items and len(given) == 1
+    literal = _literal(given[0], tx) if is_literal else orders.literal(variable) if was_grown else None
+    orders.forget(variable)
+    with orders.unasked(variable, *given):
+        result = run()
+    jumbles = name != "add" and any(_is_set(each) or isinstance(each, ConstDictVariable) for each in given)
+    if was_grown and (not jumbles or (is_literal and literal is not None)):
+        orders.grows(variable, literal)
+    return result
 
 
 def _has_no_code(variable: Any) -> bool:

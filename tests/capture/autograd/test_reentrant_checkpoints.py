@@ -49,7 +49,7 @@ class InPlace(Stack):
         return self.h(checkpoint(self.b, y, use_reentrant=True))
 
 
-class Pieces(Stack):
+class Parts(Stack):
     def forward(self, x):
         return checkpoint_sequential(nn.Sequential(self.a, self.b, self.h), 2, x, use_reentrant=True)
 
@@ -78,7 +78,7 @@ def _step(model, x):
         Nested,
         Inside,
         InPlace,
-        Pieces,
+        Parts,
     ],
 )
 def test_gradients_are_eagers(make, requires):

@@ -23,8 +23,9 @@ from burnish.capture.entry.library_preload import (
     preload_for_products,
     preload_libraries,
 )
+from burnish.trust.engines import Engines
 from burnish.trust.gate import GraphFacts
-from burnish.trust.variant import Policy, Variant
+from burnish.trust.variant import Compile, Policy, Variant
 
 
 def captured(function: Callable[..., Any], *args: Any, dynamic: bool | None = False) -> fx.GraphModule:
@@ -198,10 +199,10 @@ def twice(x: torch.Tensor) -> torch.Tensor:
 
 def test_it_is_over_before_the_trial_and_ended_once():
     ended: list[str] = []
-    variant = Variant(
-        1, GraphFacts("inference"), twice, {"burnish": lambda x: ended.append("call") or twice(x)}, Policy(gate=False),
-        before_trial=lambda: ended.append("over"),
-    )  # fmt: skip
+    facts = GraphFacts("inference")
+    engines = Engines(facts, twice, {"burnish": lambda x: ended.append("call") or twice(x)})
+    over = Compile(before_trial=lambda: ended.append("over"))
+    variant = Variant(1, facts, engines, Policy(gate=False), compile=over)
     assert ended == []
     variant.call(X)
     variant.call(X)
@@ -211,8 +212,9 @@ def test_it_is_over_before_the_trial_and_ended_once():
 @pytest.mark.parametrize("engines", [{}, {"burnish": twice}], ids=["not compiled", "trusted"])
 def test_without_a_trial_it_ends_at_once(engines: Any):
     ended: list[str] = []
-    policy = Policy(verify=False, gate=False)
-    Variant(1, GraphFacts("inference"), twice, engines, policy, before_trial=lambda: ended.append("over"))
+    facts, policy = GraphFacts("inference"), Policy(verify=False, gate=False)
+    over = Compile(before_trial=lambda: ended.append("over"))
+    Variant(1, facts, Engines(facts, twice, engines), policy, compile=over)
     assert ended == ["over"]
 
 

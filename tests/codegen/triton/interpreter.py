@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import io
 import multiprocessing
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
@@ -154,6 +157,38 @@ def _mend_interpreter() -> None:
     for name in [n for n in vars(builder) if n.startswith(("create_icmp", "create_fcmp"))]:
         setattr(builder, name, _bits_of(getattr(builder, name)))
     TritonSemantic.load = _given(TritonSemantic.load)
+    # Without `debug` the result of its checks for overflow is thrown away: a quarter of the time.
+    options = interpreter.interpreter_builder.options
+    interpreter.interpreter_builder.options = dataclasses.replace(options, sanitize_overflow=False)
+    interpreter._patch_lang = _once_a_launch(interpreter._patch_lang)
+
+
+def _once_a_launch(patch_lang: Callable[..., Any]) -> Callable[..., Any]:
+    """The interpreter patches Triton's modules at a launch, and again at each call of a function in the kernel. What
+    it patches depends only on which of two modules the function sees."""
+    from triton import language
+    from triton.runtime.interpreter import _LangPatchScope
+
+    patched: set[frozenset[int]] = set()  # in the launch that is under way
+
+    class Launch(_LangPatchScope):  # type: ignore[misc]
+        def __init__(self, scope: Any) -> None:
+            self._scope = scope
+
+        def restore(self) -> None:
+            patched.clear()
+            self._scope.restore()
+
+    def patch_once(fn: Any) -> Any:
+        seen = frozenset(id(x) for x in fn.__globals__.values() if x is language or x is language.core)
+        if seen in patched:
+            return _LangPatchScope()
+        is_launch = not patched
+        patched.add(seen)
+        scope = patch_lang(fn)
+        return Launch(scope) if is_launch else scope
+
+    return patch_once
 
 
 def _bits_of(comparison: Callable[..., Any]) -> Callable[..., Any]:
@@ -224,13 +259,19 @@ def _reduce_by_halves(self: Any, inputs: Any) -> Any:
     return [self.to_tensor(d, x.dtype) for d, x in zip(data, inputs, strict=True)]
 
 
+@functools.lru_cache(4)
+def _module(text: str) -> ModuleType:
+    """The launches of a program's kernels share what the interpreter has rewritten."""
+    return load_python(text)
+
+
 def _run(jobs: list[Job], packed: bytes) -> tuple[bytes, int]:
     import triton.language as tl
 
     buffers = torch.load(io.BytesIO(packed))
     error = torch.zeros(1, dtype=torch.int64)
     for j in jobs:
-        kernel = getattr(load_python(j.text), j.function)
+        kernel = getattr(_module(j.text), j.function)
         args = [error if a == "error" else buffers[a] if isinstance(a, str) else a for a in j.arguments]
         constants = {k: getattr(tl, v) if isinstance(v, str) else v for k, v in j.constants}
         kernel[j.grid](*args, **constants)

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from burnish.schedule.evaluate import evaluate_schedule
-from burnish.schedule.kernels import AttendPieces
+from burnish.schedule.kernels import AttendSplits
 from tests.codegen.triton.interpreter import Interpreter
 from tests.codegen.triton.test_decode import captured, for_gpu, same_as_unfused, same_under
 from tests.programs import copies
@@ -100,8 +100,8 @@ def test_of_any_size(s: Sizes, interpreter: Interpreter) -> None:
     attention = called if s.cap is None else written_out
     found = captured(lambda *t: attention(s, *t), q, k, v, seen)
     schedule = for_gpu(found)
-    (pieces,) = [kernel for kernel in schedule.kernels if isinstance(kernel, AttendPieces)]
-    assert pieces.op.cap == (s.cap or 0.0) and pieces.inputs[1].shape[1] == s.groups, "keys are not repeated"
+    (splits,) = [kernel for kernel in schedule.kernels if isinstance(kernel, AttendSplits)]
+    assert splits.op.cap == (s.cap or 0.0) and splits.inputs[1].shape[1] == s.groups, "keys are not repeated"
     same_under(interpreter, found, schedule)
     want = written_out(s, q.double(), k.double(), v.double(), seen)
     (ours,), eager = evaluate_schedule(schedule, copies(found.inputs)), attention(s, q, k, v, seen)
@@ -115,8 +115,8 @@ def test_written_out_is_one_operation(attention, interpreter: Interpreter) -> No
     s = Sizes(2, 1, 4, 1, 16, 70, 40, window=None, cap=30.0 if attention is written_out else None)
     found = captured(lambda *t: attention(s, *t), *s.tensors())
     schedule = for_gpu(found)
-    (pieces,) = [kernel for kernel in schedule.kernels if isinstance(kernel, AttendPieces)]
-    assert pieces.op.cap == (s.cap or 0.0) and abs(pieces.op.scale - s.width**-0.5) < 1e-6
-    assert len(schedule.kernels) == 3, "the mask, the pieces, and all together"
+    (splits,) = [kernel for kernel in schedule.kernels if isinstance(kernel, AttendSplits)]
+    assert splits.op.cap == (s.cap or 0.0) and abs(splits.op.scale - s.width**-0.5) < 1e-6
+    assert len(schedule.kernels) == 3, "the mask, the splits, and all together"
     same_as_unfused(found, schedule)
     same_under(interpreter, found, schedule)

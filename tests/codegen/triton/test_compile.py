@@ -35,7 +35,7 @@ LOOPS: dict[str, Loop] = {
     "tile": transposed(4, 512, 768, DType.bf16),
     "row": softmax(512, 768, DType.bf16),
     "long": softmax(8, 50257, DType.bf16),
-    "sweep": row_and_column_sums(8, 16, 768, DType.bf16),
+    "mixed": row_and_column_sums(8, 16, 768, DType.bf16),
     "long_symbolic": softmax(N, M),
     "columns": column_sums(64, 768),
     "columns_long": column_sums(8192, 768, DType.bf16),

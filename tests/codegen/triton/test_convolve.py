@@ -23,7 +23,7 @@ from burnish.schedule.form import Form
 from burnish.schedule.fuse import fuse
 from burnish.schedule.gpu.backends import backend_forms, choose_backends
 from burnish.schedule.gpu.convolution_epilogues import FUSED
-from burnish.schedule.gpu.convolutions import is_ours, pieces_of
+from burnish.schedule.gpu.convolutions import is_ours, splits_of
 from burnish.schedule.kernels import (
     Buffer,
     ContractKernel,
@@ -158,18 +158,18 @@ def test_result_in_another_layout(interpreter: Interpreter) -> None:
     check(interpreter, found)
 
 
-def test_long_sum_is_cut_in_pieces_and_its_reader_adds_them(interpreter: Interpreter) -> None:
+def test_long_sum_is_cut_in_splits_and_its_reader_adds_them(interpreter: Interpreter) -> None:
     found = on_cuda(block, *block_inputs(1, 256, 32, 5, 3))
     assert kinds(found[0]) == [ConvolveKernel, LoopKernel]
-    assert convolution(found[0]).pieces == 2
+    assert convolution(found[0]).splits == 2
     check(interpreter, found)
 
 
 @pytest.mark.parametrize("size", [12, 11])
-def test_large_matrix_product_sweeps_its_tiles(
+def test_large_matrix_product_is_persistent(
     interpreter: Interpreter, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    monkeypatch.setattr("burnish.codegen.triton.convolve.sweeps", lambda kernel, gpu: True)
+    monkeypatch.setattr("burnish.codegen.triton.convolve.is_persistent", lambda kernel, gpu: True)
     found = on_cuda(block, *block_inputs(2, 64, 128, size, 1))
     check(interpreter, found)
     assert "make_tensor_descriptor" in generate(found[0]).text
@@ -402,7 +402,7 @@ def test_batch_of_a_size_known_at_launch(interpreter: Interpreter, compiler: Com
     body.emit(Store("out", place, body.emit(Load("acc", place, DType.f32)), "set", DType.bf16))
     op = Convolve((1, 1), (taps // 2, taps // 2), (1, 1))
     kernel = ConvolveKernel(op, x, k, "acc", DType.f32, Loop(axes, tuple(body.instrs)))
-    assert is_ours(kernel, H200) and pieces_of(kernel, H200) == 1  # a sum this short is, however many of them there are
+    assert is_ours(kernel, H200) and splits_of(kernel, H200) == 1  # a sum this short is, however many of them there are
     out = Buffer("out", DType.bf16, shape, channels_last_strides(shape), "temp")
     buffers = {o.buffer: Buffer(o.buffer, o.dtype, o.shape, o.strides, "temp") for o in (x, k)}
     schedule = Schedule({**buffers, "out": out}, [kernel], [])
@@ -418,7 +418,7 @@ def test_batch_of_a_size_known_at_launch(interpreter: Interpreter, compiler: Com
     assert ".target sm_" in compiler.compile(generate(schedule), 0, 90)
 
 
-def test_a_program_of_ours_the_librarys_and_pieces(cudnn_on_cpu: None) -> None:
+def test_a_program_of_ours_the_librarys_and_splits(cudnn_on_cpu: None) -> None:
     def chain(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
         for k in weights:
             x = torch.relu(F.conv2d(x, k, padding=k.shape[-1] // 2))

@@ -1,4 +1,4 @@
-"""A step of decoding: one row times matrices, loops side by side, attention in pieces; as the reference has them."""
+"""A step of decoding: one row times matrices, loops side by side, split attention; as the reference has them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from burnish.ir.expr import Expr
 from burnish.passes import run_passes
 from burnish.schedule.evaluate import ScheduleEvaluation, evaluate_schedule
 from burnish.schedule.gpu.vector_products import is_vector_product
-from burnish.schedule.kernels import AttendPieces, ExternKernel, LoopGroup, LoopKernel, Schedule
+from burnish.schedule.kernels import AttendSplits, ExternKernel, LoopGroup, LoopKernel, Schedule
 from burnish.schedule.lower import lower_graph
 from burnish.schedule.passes import Context, run_schedule_passes
 from burnish.schedule.phases import Phases
@@ -123,7 +123,7 @@ def test_a_block_is_six_kernels(step: Capture) -> None:
     projections, attend, together, *rest = (k for k in schedule.kernels if k not in maps)
     assert isinstance(projections, LoopGroup) and len(projections.parts) == 3
     assert all(is_vector_product(p.loop) for p in projections.parts)
-    assert isinstance(attend, AttendPieces) and attend.inputs[1].shape[1] == GROUPS, "keys are not repeated"
+    assert isinstance(attend, AttendSplits) and attend.inputs[1].shape[1] == GROUPS, "keys are not repeated"
     cache = {attend.inputs[1].buffer, attend.inputs[2].buffer}
     assert cache < projections.writes, "keys are rotated and written by the kernel that makes them"
     assert isinstance(together, LoopKernel) and together.reads == attend.writes
@@ -152,7 +152,7 @@ def test_a_block_compiles_for_every_target(
 def test_keys_are_asked_for_before_the_queries_are_there(compiler: Compiler, keys: int, width: int) -> None:
     q, k, v = (torch.randn(1, 4, n, width).bfloat16() for n in (1, keys, keys))
     schedule = for_gpu(captured(F.scaled_dot_product_attention, q, k, v))
-    (number,) = (n for n, kernel in enumerate(schedule.kernels) if isinstance(kernel, AttendPieces))
+    (number,) = (n for n, kernel in enumerate(schedule.kernels) if isinstance(kernel, AttendSplits))
     text = compiler.compile(generate(schedule, overlapped=True), number, 90)
     wait = text.index("griddepcontrol.wait")
     assert 0 < text.index("prefetch.global.L2") < wait < text.index("ld.global")
@@ -163,7 +163,7 @@ def test_keys_are_asked_for_before_the_queries_are_there(compiler: Compiler, key
     ("heads", "shared", "queries", "keys", "width"), [(6, 2, 1, 64, 16), (4, 4, 3, 200, 24), (8, 1, 2, 70, 64)]
 )
 @pytest.mark.parametrize("mask", ["none", "rows", "alike", "added"])
-def test_attention_in_pieces(
+def test_attention_in_splits(
     interpreter: Interpreter, heads: int, shared: int, queries: int, keys: int, width: int, mask: str
 ) -> None:
     torch.manual_seed(1)
@@ -183,8 +183,8 @@ def test_attention_in_pieces(
 
     found = captured(attend, q, k, v, *given)
     schedule = for_gpu(found)
-    pieces = [kernel for kernel in schedule.kernels if isinstance(kernel, AttendPieces)]
-    assert len(pieces) == 1 and pieces[0].inputs[1].shape[1] == shared
+    splits = [kernel for kernel in schedule.kernels if isinstance(kernel, AttendSplits)]
+    assert len(splits) == 1 and splits[0].inputs[1].shape[1] == shared
     same_as_unfused(found, schedule)
     same_under(interpreter, found, schedule)
 

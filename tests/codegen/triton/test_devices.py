@@ -118,12 +118,12 @@ def test_no_form_that_a_search_tries_asks_for_more_than_there_is(gpu: Gpu) -> No
     )
 
 
-def test_a_wider_chip_gets_more_pieces() -> None:
-    def pieces(gpu: Gpu) -> int:
+def test_a_wider_chip_gets_more_splits() -> None:
+    def splits(gpu: Gpu) -> int:
         schedule = replace(schedule_of(product_of(64, 256, 8192)), gpu=gpu)
         return len(choose_backends(schedule).kernels)
 
-    assert pieces(H200) == 2 and pieces(replace(H200, multiprocessors=4)) == 1
+    assert splits(H200) == 2 and splits(replace(H200, multiprocessors=4)) == 1
 
 
 def test_a_chip_with_rows_enough_for_its_multiprocessors_cuts_none() -> None:

@@ -12,7 +12,7 @@ from burnish.generation.cache import allocate, model_shape
 from burnish.generation.programs import Words, decode_step, prefill_step
 from burnish.generation.selection import Selection
 from burnish.generation.state import State
-from burnish.schedule.kernels import AttendPieces, ExternKernel
+from burnish.schedule.kernels import AttendSplits, ExternKernel
 from tests.codegen.triton.interpreter import Interpreter
 from tests.codegen.triton.test_decode import captured, for_gpu, same_under
 from tests.generation.tiny import FAMILIES, family, left_padded, prompt
@@ -85,6 +85,6 @@ def test_a_step(name: str, rows: int, interpreter: Interpreter) -> None:
     schedule = for_gpu(found)
     left = {k.op.name for k in schedule.kernels if isinstance(k, ExternKernel)}
     assert left <= (LIBRARY if rows > 1 or name == "gpt2" else set()), left
-    pieces = [k for k in schedule.kernels if isinstance(k, AttendPieces)]
-    assert len(pieces) == family(name).config.num_hidden_layers, "whether attention is a call of torch's or written out"
+    splits = [k for k in schedule.kernels if isinstance(k, AttendSplits)]
+    assert len(splits) == family(name).config.num_hidden_layers, "whether attention is a call of torch's or written out"
     same_under(interpreter, found, schedule)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from burnish.codegen.triton.module import generate
-from burnish.schedule.kernels import AttendPieces, ContractGroup, ContractKernel, ExternKernel, LoopGroup, LoopKernel
+from burnish.schedule.kernels import AttendSplits, ContractGroup, ContractKernel, ExternKernel, LoopGroup, LoopKernel
 from tests.codegen.triton.compiler import Compiler
 from tests.codegen.triton.interpreter import Interpreter
 from tests.codegen.triton.test_decode import captured, for_gpu, rotated, same_as_unfused, same_under
@@ -66,7 +66,7 @@ def test_a_block_reads_its_matrices_in_four_kernels(step: Capture) -> None:
     assert isinstance(gated, ContractKernel) and len(gated.products) == 2, "gate and up meet in registers"
     assert all(isinstance(k, ContractKernel) and len(k.a.shape) == 2 for k in (out, down)), "no sum is split"
     assert not any(isinstance(k, ExternKernel) for k in kernels)
-    before = kernels[: next(n for n, k in enumerate(kernels) if isinstance(k, AttendPieces))]
+    before = kernels[: next(n for n, k in enumerate(kernels) if isinstance(k, AttendSplits))]
     heads = before[before.index(projections) + 1 :]
     (written,) = (k for k in heads if isinstance(k, LoopGroup) and any(p.loop.reduction for p in k.parts))
     assert len(written.parts) >= 3, "queries and keys are normed and rotated, and both caches written, in one launch"
@@ -87,11 +87,11 @@ def test_a_block_compiles_for_every_target(step: Capture, compiler: Compiler, ca
 
 
 def test_keys_and_values_are_under_way_while_others_are_worked_on(compiler: Compiler) -> None:
-    """Where a piece of the keys has more than one block of them."""
+    """Where a split of the keys has more than one block of them."""
     q, k, v = (torch.randn(8, 16, keys, HEAD).bfloat16() for keys in (1, 1024, 1024))
     mask = torch.arange(1024)[None, None, None] < 700
     schedule = for_gpu(captured(lambda *t: F.scaled_dot_product_attention(*t[:3], attn_mask=t[3]), q, k, v, mask))
-    number = next(n for n, k in enumerate(schedule.kernels) if isinstance(k, AttendPieces))
+    number = next(n for n, k in enumerate(schedule.kernels) if isinstance(k, AttendSplits))
     assembly = compiler.compile(generate(schedule), number, 90)
     assert assembly.count("cp.async.cg") > 2 * 8, "keys and values of more than one block are asked for"
     assert assembly.index("cp.async.wait_group") < assembly.index("mma.sync")

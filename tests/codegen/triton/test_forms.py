@@ -248,7 +248,7 @@ def test_a_row_is_asked_for_before_the_first_reduction(interpreter: Interpreter)
 @pytest.mark.parametrize("width", [128, 200])
 def test_rows_one_after_the_other_with_sums_of_columns(interpreter: Interpreter, width: int) -> None:
     loop = row_and_column_sums(3, 6, width, DType.bf16)
-    assert form(loop) == "sweep"
+    assert form(loop) == "mixed"
     buffers = {"x": rand(18, width, dtype=DType.bf16), "w": rand(width), "y": zeros(18 * width, DType.bf16)}
     interpreter.check(loop, {**buffers, "sums": zeros(3 * width) + 7, "squares": zeros(3 * width)}, tolerance=1e-5)
 
@@ -260,13 +260,13 @@ def test_several_rows_in_one_program(interpreter: Interpreter) -> None:
     interpreter.check(loop, softmax_buffers(150, 10), {"s0": 150})
 
 
-def test_long_rows_are_swept_in_chunks(interpreter: Interpreter) -> None:
+def test_long_rows_are_read_in_chunks(interpreter: Interpreter) -> None:
     loop = softmax(2, 20000)
-    assert form(loop) == "long" and print_loop(loop).text.count("for start") == 2  # the sum takes no sweep of its own
+    assert form(loop) == "long" and print_loop(loop).text.count("for start") == 2  # the sum takes no pass of its own
     interpreter.check(loop, softmax_buffers(2, 20000), tolerance=1e-5)
 
 
-def test_sums_of_exponentials_know_infinities_as_two_sweeps_do(interpreter: Interpreter) -> None:
+def test_sums_of_exponentials_know_infinities_as_two_passes_do(interpreter: Interpreter) -> None:
     width, inf = 20001, float("inf")
     x = (rand(8, width) * 30).view(8, width)
     x[0, :9000] = x[1, 9000:] = x[2] = -inf  # before the first finite one, after the last, everywhere
@@ -357,7 +357,7 @@ KINDS = [
 
 @pytest.mark.parametrize("length", [20, 17000])
 def test_kinds(interpreter: Interpreter, length: int) -> None:
-    """All kinds in one kernel: whole rows, and rows swept in chunks."""
+    """All kinds in one kernel: whole rows, and rows read in chunks."""
     space, w = axes(2, length, reduce=(1,)), Writer()
     buffers: Buffers = {}
     for n, (kind, dtype, result) in enumerate(KINDS):

@@ -130,7 +130,7 @@ def test_graph_of_symbolic_sizes(interpreter: Interpreter, name: str) -> None:
     assert side_by_side(interpreter, fn, *inputs(), dynamic=True) > 0
 
 
-def test_reductions_cut_in_pieces(interpreter: Interpreter) -> None:
+def test_reductions_cut_in_splits(interpreter: Interpreter) -> None:
     assert side_by_side(interpreter, lambda x, b: F.gelu(x + b), randn(600, 48), randn(48), split=True) > 2
     assert side_by_side(interpreter, batch_norm, randn(16, 2, 20, 20), randn(2), randn(2), split=True) > 2
     assert side_by_side(interpreter, lambda x: (x.sum(), x.argmax()), randn(9001, grad=False), split=True) == 2

@@ -240,14 +240,14 @@ def test_overlapped_kernels_fetch_parameters_before_they_wait(compiler: Compiler
 
 
 @pytest.mark.parametrize("flipped", [False, True])
-def test_large_product_sweeps_its_tiles(interpreter: Interpreter, flipped: bool) -> None:
+def test_large_product_is_persistent(interpreter: Interpreter, flipped: bool) -> None:
     schedule = schedule_of(product_of(2048 + 40, 1032, 72, flipped=flipped))
     assert "make_tensor_descriptor" in generate(schedule).text
     compare(interpreter, schedule)
 
 
 @pytest.mark.parametrize("capability", [80, 90, 100])
-def test_sweeping_form_compiles(compiler: Compiler, capability: int) -> None:
+def test_persistent_form_compiles(compiler: Compiler, capability: int) -> None:
     found, *_ = on_cuda(lambda x, w, b: F.gelu(F.linear(x, w, b)) @ w, bf16(4096, 768), bf16(3072, 768), bf16(3072))
     assert kinds(found) == [ContractKernel, ExternKernel]
     assembly = compiler.compile(generate(found), 0, capability)

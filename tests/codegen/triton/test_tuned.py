@@ -66,12 +66,12 @@ def test_products(interpreter: Interpreter, name: str) -> None:
     schedule = products()[name]
     forms = launch_forms(schedule.kernels[0])
     assert len(forms) >= 6
-    for form in apart([f for f in forms if f.name != "sweep"], 2):
+    for form in apart([f for f in forms if f.name != "persistent"], 2):
         schedule.forms = {0: form}
         compare(interpreter, schedule)
 
 
-@pytest.mark.parametrize("who", ["library", "ours pieces=1", "ours pieces=3"])
+@pytest.mark.parametrize("who", ["library", "ours splits=1", "ours splits=3"])
 def test_convolutions(interpreter: Interpreter, who: str) -> None:
     conv = lambda x, k: torch.relu(F.conv2d(x, k, padding=1) + 1)  # noqa: E731
     last = torch.channels_last
@@ -108,7 +108,7 @@ def test_attention_by_the_library() -> None:
 def test_compiles(compiler: Compiler, number: int) -> None:
     schedule = products()["attention"] if number else schedule_of(product_of(512, 1024, 768))
     forms = launch_forms(schedule.kernels[0])
-    assert number or any(form.name == "sweep" for form in forms)
+    assert number or any(form.name == "persistent" for form in forms)
     for form in apart(forms, 1):
         schedule.forms = {0: form}
         assert ".target sm_90" in compiler.compile(generate(schedule, overlapped=True), 0, 90)

@@ -16,8 +16,8 @@ from burnish.runtime.cuda.launch import Kernel, Launch, Loading
 from burnish.runtime.cuda.program import CudaRun, CudaUnit, LoadedUnit, assemble, generate_cuda
 from burnish.runtime.program import Program, build_program
 from burnish.schedule.evaluate import ScheduleEvaluation
+from burnish.schedule.graph_partitions import cut
 from burnish.schedule.kernels import ExternKernel, Schedule
-from burnish.schedule.segments import cut
 from tests.programs import capture, schedules
 
 
@@ -103,13 +103,13 @@ def cuda_program(
     return assembled(schedule, entry.captured.symbols.sources, entry.inputs, static, refuse)
 
 
-def pieces_on_cpu(fn: Callable[..., Any], *inputs: torch.Tensor) -> list[CudaRun]:
+def partitions_on_cpu(fn: Callable[..., Any], *inputs: torch.Tensor) -> list[CudaRun]:
     """The function's one graph, cut around its ATen calls."""
     (entry,) = capture(fn, *inputs, device="cuda")
     _, schedule = schedules(entry.captured)
     sources = entry.captured.symbols.sources
-    pieces = cut(schedule, len(entry.inputs), lambda k: "ATen" if isinstance(k, ExternKernel) else "")
-    return [assembled(p.schedule, sources, [*entry.inputs, *p.carried_in]).run for p in pieces]
+    partitions = cut(schedule, len(entry.inputs), lambda k: "ATen" if isinstance(k, ExternKernel) else "")
+    return [assembled(p.schedule, sources, [*entry.inputs, *p.carried_in]).run for p in partitions]
 
 
 def assembled(

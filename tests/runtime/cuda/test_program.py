@@ -12,10 +12,10 @@ from burnish.errors import CompileError
 from burnish.observe.log import CompileLog
 from burnish.options import Options
 from burnish.runtime.cuda.graphs import GraphPool
-from burnish.runtime.cuda.piecewise import PiecedProgram
+from burnish.runtime.cuda.piecewise import PiecewiseProgram
 from burnish.runtime.host import addresses
 from burnish.runtime.host.extension import host_library
-from tests.runtime.cuda.on_cpu import cuda_program, pieces_on_cpu, unaligned
+from tests.runtime.cuda.on_cpu import cuda_program, partitions_on_cpu, unaligned
 
 
 def norm(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -165,8 +165,8 @@ def test_few_bytes_are_held_to_the_end() -> None:
     assert not cuda_program(f, torch.randn(4, 8)).run.consumes
 
 
-def test_a_program_in_pieces() -> None:
-    """Each piece is a program; what one leaves for another goes through its results and arguments."""
+def test_a_program_in_partitions() -> None:
+    """Each partition is a program; what one leaves for another goes through its results and arguments."""
 
     def f(cache: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         cache.add_(x)
@@ -174,25 +174,25 @@ def test_a_program_in_pieces() -> None:
         return torch.softmax(y, -1) + x, torch.sort(y * x).values.sum(-1)
 
     cache, x = torch.randn(6, 8), torch.randn(6, 8)
-    parts = pieces_on_cpu(f, cache, x)
+    parts = partitions_on_cpu(f, cache, x)
     assert len(parts) == 5  # two sorts, and what is around them
-    program = PiecedProgram(parts, GraphPool(torch.device("cpu"), 4))
+    program = PiecewiseProgram(parts, GraphPool(torch.device("cpu"), 4))
     for _ in range(3):
         ours, theirs, x = cache.clone(), cache.clone(), torch.randn(6, 8)
         torch.testing.assert_close(program([ours, x]), f(theirs, x))
         torch.testing.assert_close(ours, theirs)
 
 
-def test_results_over_one_memory_leave_pieces_so() -> None:
+def test_results_over_one_memory_leave_partitions_so() -> None:
     def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         y, order = torch.tanh(x), torch.sort(x * 2).values
         part = y.detach()
         z = order + y
         return y, y.float(), part, part.contiguous(), y[2:], z, z.detach()
 
-    parts = pieces_on_cpu(f, torch.randn(6, 8))
+    parts = partitions_on_cpu(f, torch.randn(6, 8))
     assert len(parts) == 3
-    program = PiecedProgram(parts, GraphPool(torch.device("cpu"), 4))
+    program = PiecewiseProgram(parts, GraphPool(torch.device("cpu"), 4))
     for _ in range(3):
         x = torch.randn(6, 8)
         found, expected = program([x]), f(x)
@@ -202,7 +202,7 @@ def test_results_over_one_memory_leave_pieces_so() -> None:
         torch.testing.assert_close(found, expected)
 
 
-def test_no_piece_runs_before_the_kernels_of_all_are_there() -> None:
+def test_no_partition_runs_before_the_kernels_of_all_are_there() -> None:
     def f(cache: torch.Tensor) -> torch.Tensor:
         cache.add_(1)
         return torch.sort(cache).values * 2
@@ -211,9 +211,9 @@ def test_no_piece_runs_before_the_kernels_of_all_are_there() -> None:
         raise CompileError("build", "on purpose")
 
     cache = torch.zeros(4, 8)
-    parts = pieces_on_cpu(f, cache.clone())
+    parts = partitions_on_cpu(f, cache.clone())
     parts[-1].ready = not_there
-    program = PiecedProgram(parts, GraphPool(torch.device("cpu"), 4))
+    program = PiecewiseProgram(parts, GraphPool(torch.device("cpu"), 4))
     with pytest.raises(CompileError, match="on purpose"):
         program([cache])
     assert torch.equal(cache, torch.zeros(4, 8))

@@ -1,4 +1,4 @@
-"""A schedule cut into pieces computes what the whole does, wherever it is cut."""
+"""A schedule cut into partitions computes what the whole does, wherever it is cut."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from burnish.schedule.evaluate import evaluate_schedule
+from burnish.schedule.graph_partitions import cut
 from burnish.schedule.kernels import ExternKernel, Kernel
-from burnish.schedule.segments import cut
 from tests.programs import capture, copies, schedules, sizes_of
 
 
@@ -38,7 +38,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] =
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("where", ["externs", "first", "last", "every second", "all", "none"])
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_pieces(name: str, where: str, dynamic: bool) -> None:
+def test_partitions(name: str, where: str, dynamic: bool) -> None:
     fn, make = FUNCTIONS[name]
     (entry,) = capture(fn, *make(), dynamic=dynamic)
     _, schedule = schedules(entry.captured)
@@ -51,14 +51,14 @@ def test_pieces(name: str, where: str, dynamic: bool) -> None:
         "all": lambda k: True,
         "none": lambda k: False,
     }
-    pieces = cut(schedule, len(entry.inputs), lambda k: "told to" if chosen[where](k) else "")
-    assert sum(len(p.schedule.kernels) for p in pieces) == len(schedule.kernels)
+    partitions = cut(schedule, len(entry.inputs), lambda k: "told to" if chosen[where](k) else "")
+    assert sum(len(p.schedule.kernels) for p in partitions) == len(schedule.kernels)
     sizes = sizes_of(entry.captured, entry.inputs)
     whole, parts = copies(entry.inputs), copies(entry.inputs)
     expected = evaluate_schedule(schedule, whole, sizes)
     carried: list[Any] = []
-    for piece in pieces:
-        assert len(carried) == len(piece.carried_in)
-        carried = evaluate_schedule(piece.schedule, [*parts, *carried], sizes)
+    for partition in partitions:
+        assert len(carried) == len(partition.carried_in)
+        carried = evaluate_schedule(partition.schedule, [*parts, *carried], sizes)
     torch.testing.assert_close(carried, expected)
     torch.testing.assert_close(parts, whole)

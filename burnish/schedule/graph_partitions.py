@@ -1,8 +1,8 @@
 """Cuts a schedule into schedules that run in sequence: a value that one passes to a later one becomes an argument of
 it.
 
-Every piece takes all arguments of the whole at their positions, followed by the carried values. So sizes are read where
-they were read before, and a buffer keeps its name.
+Every partition takes all arguments of the whole at their positions, followed by the carried values. So sizes are read
+where they were read before, and a buffer keeps its name.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from burnish.schedule.kernels import Buffer, ExternKernel, Kernel, Operand, Resu
 
 
 @dataclass(frozen=True)
-class Piece:
+class Partition:
     """`schedule` returns what it carries out, or, if it is the last one, the results of the whole."""
 
     schedule: Schedule
     carried_in: tuple[str, ...]
     carried_out: tuple[str, ...]
-    reason: str  # why it is separate; empty for the segments between
+    reason: str  # why it is separate; empty for those between
 
 
-def cut(schedule: Schedule, arguments: int, alone: Callable[[Kernel], str]) -> list[Piece]:
+def cut(schedule: Schedule, arguments: int, alone: Callable[[Kernel], str]) -> list[Partition]:
     """Kernels for which `alone` gives a reason are cut from those around them."""
     stretches = _stretches(schedule.kernels, alone)
     last_use = _last_uses(schedule, [kernels for kernels, _ in stretches])
-    pieces: list[Piece] = []
+    partitions: list[Partition] = []
     carried: list[str] = []
     first = 0  # number of the stretch's first kernel
     for n, (kernels, reason) in enumerate(stretches):
@@ -43,9 +43,9 @@ def cut(schedule: Schedule, arguments: int, alone: Callable[[Kernel], str]) -> l
             buffers, list(kernels), list(results), schedule.constants, gpu=schedule.gpu, forms=forms, objects=objects
         )
         first += len(kernels)
-        pieces.append(Piece(inner, tuple(carried), () if is_last else out, reason))
+        partitions.append(Partition(inner, tuple(carried), () if is_last else out, reason))
         carried = list(out)
-    return pieces
+    return partitions
 
 
 def _stretches(kernels: Sequence[Kernel], alone: Callable[[Kernel], str]) -> list[tuple[list[Kernel], str]]:

@@ -1,4 +1,4 @@
-"""Gradients are compared one by one and in pieces: never a second set of them, and nothing is overlooked for it."""
+"""Gradients are compared one by one and in chunks: never a second set of them, and nothing is overlooked for it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import burnish
 from burnish import pipeline
 from burnish.trust import backward, distance, eager_interpreter
 from burnish.trust.distance import Distance, Nearness
-from burnish.trust.eager_interpreter import PiecewiseGraph
+from burnish.trust.eager_interpreter import ChunkedGraph
 from tests.against_eager import fallback_warnings
 
 WORDS, WIDTH = 96, 8
@@ -40,10 +40,10 @@ class Tied(nn.Module):
 
 
 @pytest.fixture
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eager_interpreter, "_LARGE", 2048)
-    monkeypatch.setattr(eager_interpreter, "_PIECE", 1024)
-    monkeypatch.setattr(distance, "_PIECE", 64)
+    monkeypatch.setattr(eager_interpreter, "_CHUNK", 1024)
+    monkeypatch.setattr(distance, "_CHUNK", 64)
 
 
 def backward_of(model: nn.Module, ids: torch.Tensor) -> tuple[fx.GraphModule, Sequence[Any]]:
@@ -77,23 +77,23 @@ class Largest(TorchDispatchMode):
         return result
 
 
-def test_pieces_make_up_the_results_and_no_large_one_is_ever_whole(small_pieces: None) -> None:
+def test_chunks_make_up_the_results_and_no_large_one_is_ever_whole(small_chunks: None) -> None:
     graph, args = backward_of(Tied(), IDS)
     whole = graph(*args)
     handed: dict[int, list[torch.Tensor]] = {}
     with Largest() as seen:
-        PiecewiseGraph(graph).run(args, lambda k, piece, dim, *_: handed.setdefault(k, []).append((dim, piece)))
+        ChunkedGraph(graph).run(args, lambda k, chunk, dim, *_: handed.setdefault(k, []).append((dim, chunk)))
     assert set(handed) == set(range(len(whole)))
     for index, expected in enumerate(whole):
-        dims, pieces = zip(*handed[index], strict=True)
-        assert expected is None or torch.equal(torch.cat(pieces, dims[0]) if len(pieces) > 1 else pieces[0], expected)
+        dims, chunks = zip(*handed[index], strict=True)
+        assert expected is None or torch.equal(torch.cat(chunks, dims[0]) if len(chunks) > 1 else chunks[0], expected)
     assert max(map(len, handed.values())) >= 3
     assert seen.elements < WORDS * WIDTH == max(x.numel() for x in whole if x is not None)
 
 
 @pytest.mark.parametrize("half", [False, True])
 def test_a_wrong_large_gradient_is_caught_in_the_first_step(
-    half: bool, small_pieces: None, monkeypatch: pytest.MonkeyPatch
+    half: bool, small_chunks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One element in full precision; in half, what rounding cannot explain."""
     compile_graph = pipeline.compile_graph
@@ -127,7 +127,7 @@ def test_a_wrong_large_gradient_is_caught_in_the_first_step(
 
 @pytest.mark.parametrize("half", [False, True])
 def test_a_right_backward_is_never_run_whole_in_eager(
-    half: bool, small_pieces: None, monkeypatch: pytest.MonkeyPatch
+    half: bool, small_chunks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
     monkeypatch.setattr(backward, "judge", lambda *args, **named: asked.append("whole"))
@@ -159,7 +159,7 @@ def turned(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("change", ["all", "one", "nan"])
 @pytest.mark.parametrize("form", [torch.Tensor.contiguous, turned], ids=["plain", "turned"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_distance_does_not_depend_on_pieces(change: str, form: Any, dtype: torch.dtype, small_pieces: None) -> None:
+def test_a_distance_does_not_depend_on_chunks(change: str, form: Any, dtype: torch.dtype, small_chunks: None) -> None:
     torch.manual_seed(1)
     theirs = torch.randn(37, 11).to(dtype)
     ours = theirs.clone()

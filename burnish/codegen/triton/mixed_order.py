@@ -1,4 +1,5 @@
-"""One program processes many rows in sequence and accumulates the sum of each column.
+"""A reduction of each row and sums over all rows in one kernel (a mix-order reduction): one program processes many rows
+in sequence and accumulates the sum of each column.
 
 The next rows are prefetched while the current ones are processed, so memory accesses do not wait for a reduction.
 """
@@ -11,7 +12,7 @@ from burnish.ir.body import Const, Load, Store
 _AHEAD_BY = 3  # rows of which one is worked on and the others are under way
 
 
-class Sweep:
+class MixedOrder:
     def __init__(self, printer: BodyPrinter, ahead: str) -> None:
         self.p, self.ahead = printer, ahead
         self.totals = [n for n, i in enumerate(printer.body) if isinstance(i, Store) and i.mode == "total"]
