@@ -43,6 +43,7 @@ def compile(
     tuning: object = None,
     regions: Literal["auto"] | Sequence[type | str] | None = "auto",
     shapes: str | Mapping[str, object] | None = None,
+    cache: str | None = None,
 ) -> Model: ...
 
 
@@ -65,6 +66,7 @@ def compile(
     tuning: object = None,
     regions: Literal["auto"] | Sequence[type | str] | None = "auto",
     shapes: str | Mapping[str, object] | None = None,
+    cache: str | None = None,
 ) -> Callable[[Model], Model]: ...
 
 
@@ -86,6 +88,7 @@ def compile(
     tuning: object = None,
     regions: Literal["auto"] | Sequence[type | str] | None = "auto",
     shapes: str | Mapping[str, object] | None = None,
+    cache: str | None = None,
 ) -> Any:
     """Compile a module or a function; the arguments are those of `torch.compile`.
 
@@ -118,6 +121,9 @@ def compile(
     learns which sizes are worth a program. A call is padded only where that is proven not to change its results;
     `burnish.stats(compiled).shapes` says what was refused, and why. See docs/shapes.md.
 
+    `cache=` is the URL of a store that machines share (`s3://…`, a folder): what one of them has compiled, the others
+    load. It needs a key, because what is in it is code; see docs/operations.md.
+
     A module comes back as an object of its own class over the same parameters, buffers and hooks; `.eager` (and
     `.burnish.eager`, on functions too) is the original. Compiling a compiled object replaces its settings.
     """
@@ -137,6 +143,7 @@ def compile(
         tuning,
         regions,
         shapes,
+        cache,
     )
     settings.resolved()  # a mistake in the arguments is raised here, not at the first call
     _check_backend(backend)

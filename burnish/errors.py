@@ -86,6 +86,17 @@ class BadOptionValue(UsageError):
         super().__init__(f"{name}={value!r} is not valid: it must be {expected}.")
 
 
+class CacheUrl(UsageError):
+    """`cache=` names a store that cannot be used."""
+
+    def __init__(self, url: str, reason: str) -> None:
+        super().__init__(
+            f"cache={url!r} cannot be used: {reason}. It takes a URL that fsspec knows, and a key: cache_verify_key "
+            "(BURNISH_CACHE_VERIFY_KEY) is the file of a public key whose entries are used, cache_sign "
+            "(BURNISH_CACHE_SIGN) that of the private key which signs what is stored. See docs/operations.md."
+        )
+
+
 class BadShapes(UsageError):
     """`shapes=` of burnish.compile is not what it should be."""
 

@@ -22,6 +22,7 @@ from burnish.observe.registry import register
 from burnish.observe.sinks import sinks_for
 from burnish.options import Options
 from burnish.runtime.cache.deferred_writes import later
+from burnish.runtime.cache.store import open_cache
 from burnish.runtime.signals import is_handlers_own, signals_wait
 from burnish.shapes.record import ShapeStats
 from burnish.shapes.strategy import Strategy, parse
@@ -61,6 +62,7 @@ class Settings:
     tuning: object = None
     regions: object = "auto"
     shapes: object = None
+    cache: str | None = None
 
     @property
     def is_ours(self) -> bool:
@@ -74,6 +76,7 @@ class Settings:
             "background": self.background,
             "budget": self.budget,
             "tuning": self.tuning,
+            "cache": self.cache,
             "regions": "none" if self.regions is None else None if self.regions == "auto" else self.regions,
             "inductor": True if self.backend == "auto" else None,
         }
@@ -82,9 +85,12 @@ class Settings:
                 raise BadOptionValue(name, trust[name], f"left out with backend={self.backend!r}: it is burnish's own")
         self._check_shapes()
         if self.is_ours:
-            return Options.from_arguments(
+            options = Options.from_arguments(
                 mode=self.mode, options=self.options, fullgraph=self.fullgraph, dynamic=self.dynamic, trust=trust
             )
+            if options.cache is not None:
+                open_cache(options)  # a store that cannot be used is a mistake in the arguments
+            return options
         return Options.from_arguments(mode=self.mode, fullgraph=self.fullgraph, dynamic=self.dynamic, trust=trust)
 
     def _check_shapes(self) -> None:

@@ -38,6 +38,10 @@ def _env_path(variable: str) -> Path | None:
     return Path(text).expanduser() if text else None
 
 
+def _env_text(variable: str) -> str | None:
+    return os.environ.get(variable, "").strip() or None
+
+
 def _env_bool(variable: str) -> bool:
     return os.environ.get(variable, "").strip().lower() not in ("", "0", "false", "no", "off")
 
@@ -122,6 +126,10 @@ class Options:
     dump_dir: Path | None = field(default_factory=lambda: _env_path("BURNISH_DUMP"))  # BURNISH_DUMP
     fuel: int | None = field(default_factory=lambda: _env_count("BURNISH_FUEL"))  # BURNISH_FUEL
     threads: int | None = None  # None: as many as torch uses
+    cache: str | None = field(default_factory=lambda: _env_text("BURNISH_CACHE"))  # BURNISH_CACHE: a shared store's URL
+    # BURNISH_CACHE_SIGN, BURNISH_CACHE_VERIFY_KEY: ed25519 keys; a private one signs, entries of a public one are used
+    cache_sign: Path | None = field(default_factory=lambda: _env_path("BURNISH_CACHE_SIGN"))
+    cache_verify_key: Path | None = field(default_factory=lambda: _env_path("BURNISH_CACHE_VERIFY_KEY"))
     disable_cache: bool = field(default_factory=lambda: _env_bool("BURNISH_NO_CACHE"))  # BURNISH_NO_CACHE
     warm_start: bool = field(default_factory=lambda: _env_switch("BURNISH_WARM_START"))  # BURNISH_WARM_START
     cuda_graphs: bool | None = None  # None: in the modes reduce-overhead and max-autotune
@@ -189,6 +197,12 @@ class Options:
 def _as_path(value: object) -> Path:
     if isinstance(value, (str, os.PathLike)) and str(value):
         return Path(value).expanduser()
+    raise TypeError(value)
+
+
+def _as_text(value: object) -> str:
+    if isinstance(value, (str, os.PathLike)) and str(value):
+        return str(value)
     raise TypeError(value)
 
 
@@ -272,17 +286,14 @@ def _as_level(value: object) -> str:
     raise ValueError(value)
 
 
-def _as_command(value: object) -> str:
-    if isinstance(value, (str, os.PathLike)) and str(value):
-        return str(value)
-    raise TypeError(value)
-
-
 # name -> (reader, may be None, what to tell a user who got it wrong)
 _READERS: Mapping[str, tuple[Callable[[object], object], bool, str]] = {
     "cache_dir": (_as_path, False, "a directory"),
     "cache_limit_bytes": (_as_count, False, "a number of bytes such as 4096, '512M' or '2G'"),
-    "cc": (_as_command, True, "a C compiler's command, or None"),
+    "cache": (_as_text, True, "a URL that fsspec knows, such as s3://bucket/folder, or None"),
+    "cache_sign": (_as_path, True, "the file of a private key, or None"),
+    "cache_verify_key": (_as_path, True, "the file of a public key, or None"),
+    "cc": (_as_text, True, "a C compiler's command, or None"),
     "compiler_seconds": (_as_seconds, False, "a number of seconds above 0"),
     "dump_dir": (_as_path, True, "a directory, or None"),
     "fuel": (_as_count, True, "a whole number of rewrites, or None"),
@@ -334,6 +345,9 @@ _OTHERS = (
 
 # What each of ours does, in a few words.
 VARIABLES: Mapping[str, str] = {
+    "BURNISH_CACHE": "which store is shared with other machines",
+    "BURNISH_CACHE_SIGN": "the key that signs what goes to that store",
+    "BURNISH_CACHE_VERIFY_KEY": "the key whose entries are used from that store",
     "BURNISH_CACHE_DIR": "where the cache is",
     "BURNISH_CACHE_LIMIT": "how large the cache may grow",
     "BURNISH_CC": "which C compiler to run",

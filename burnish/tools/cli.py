@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from burnish.errors import BadOptionValue, BurnishError, in_one_line
 from burnish.tools.commands.bench import add_bench
+from burnish.tools.commands.cache import add_push_and_pull
 from burnish.tools.commands.doctor import add_doctor
 from burnish.tools.commands.explain import add_explain
 from burnish.tools.commands.generate import add_generate
@@ -168,7 +169,7 @@ def _add_demo(commands: Commands[_Parser]) -> None:
 
 def _add_cache(commands: Commands[_Parser]) -> None:
     parser = commands.add_parser(
-        "cache", help="look into the cache on disk, clear it, or ask why something was not in it"
+        "cache", help="look into the cache on disk, clear it, share it, or ask why something was not in it"
     )
     parser.set_defaults(run=_run_bare, parser=parser)
     actions = parser.add_subparsers(title="actions", metavar="ACTION")
@@ -185,6 +186,7 @@ def _add_cache(commands: Commands[_Parser]) -> None:
     )
     why.add_argument("target", metavar="TARGET", help=TARGET_HELP)
     why.set_defaults(run=_run_cache_why)
+    add_push_and_pull(actions)
 
 
 # -- the commands. What is heavy to import is imported here: `burnish --help` must be instant. --------------------
@@ -251,9 +253,12 @@ def _run_cache_clear(arguments: argparse.Namespace) -> int:
 
 def _run_cache_why(arguments: argparse.Namespace) -> int:
     import burnish
+    from burnish.options import Options
+    from burnish.runtime.cache.store import open_cache
     from burnish.tools.targets import load_target, running
 
     target = load_target(arguments.target)
+    open_cache(Options()).explains_from_shared = True
     compiled = burnish.compile(target.model)
     with target.grad_mode(), running(target.name, "calling it"):
         target.step(compiled)()

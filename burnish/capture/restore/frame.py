@@ -11,6 +11,7 @@ import contextvars
 import dataclasses
 import hashlib
 import itertools
+import os
 import types
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -207,8 +208,11 @@ def frame_key(frame: Any, options: Options, name: str) -> CacheKey:
 
 
 def _settings(module: Any) -> Iterator[str]:
-    """torch's own hash of these differs between processes."""
+    """torch's own hash of these differs between processes. Folders do not change what is compiled: torch's own place,
+    and one for reports in the working directory."""
     for name, value in sorted(module.get_config_copy().items()):
+        if isinstance(value, str) and os.path.isabs(value):
+            continue
         if isinstance(value, set | frozenset):
             value = sorted(map(str, value))
         if not callable(value) and " at 0x" not in (text := repr(value)):

@@ -7,6 +7,7 @@ records which compiler filled it (`find_maker`): stored libraries can be loaded,
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -55,12 +56,20 @@ class Compiler:
 
     @property
     def factors(self) -> tuple[tuple[str, str], ...]:
-        """As parts of a cache key."""
+        """As parts of a cache key, which names no folder: another machine may have the same compiler elsewhere."""
         return (
-            ("compiler", shlex.join(self.command)),
+            ("compiler", shlex.join(map(_without_folder, self.command))),
             ("compiler version", self.version),
-            ("compiler file", self.file),
+            ("compiler file", _without_folder(self.file)),
         )
+
+
+def _without_folder(word: str) -> str:
+    """`/usr/bin/cc` is `cc`. Of an argument that has a path in it (`--sysroot=/opt/root`), only a checksum is left: it
+    is not known what another machine has there."""
+    if word.startswith("/"):
+        return word.rpartition("/")[2]
+    return f"argument {hashlib.sha256(word.encode()).hexdigest()[:12]}" if "/" in word else word
 
 
 @dataclass(frozen=True)

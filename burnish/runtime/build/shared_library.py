@@ -82,6 +82,7 @@ class _Job:
     sources: tuple[CSource, ...]
     flags: tuple[str, ...]
     exported: bool  # later libraries may call into this one
+    include: tuple[Path, ...] = ()  # where headers are; the source says which they have to be
     headers: str = ""  # text the sources include, where the package's own hash does not stand for it
     needs: tuple[Path, ...] = ()  # files without which it cannot be built, but loaded all the same
 
@@ -134,11 +135,10 @@ def shared_bytes(
 
 
 def _shared_job(source: CSource, include: Sequence[Path], needs: Sequence[Path], parts: Sequence[str]) -> _Job:
-    flags = (*GENERATED_FLAGS, *(f"-I{path}" for path in include))
     sources = tuple(CSource(text, f"{n} {source.name}") for n, text in enumerate(parts, 1)) or (
         source,
     )  # names are cut
-    return _Job(source.name, sources, flags, exported=False, needs=tuple(needs))
+    return _Job(source.name, sources, GENERATED_FLAGS, exported=False, include=tuple(include), needs=tuple(needs))
 
 
 def native_library(options: Options, cache: Cache, log: CompileLog) -> ctypes.CDLL:
@@ -178,7 +178,7 @@ def _native_job(name: str, double: bool) -> _Job:
         raise NativeSourceMissing(NATIVE_DIR)
     sources = tuple(CSource(path.read_text(encoding="utf-8"), path.stem) for path in paths)
     headers = "".join(path.read_text(encoding="utf-8") for path in sorted(NATIVE_DIR.glob("*.h")))
-    return _Job(name, sources, _NATIVE_FLAGS, True, headers)
+    return _Job(name, sources, _NATIVE_FLAGS, exported=True, headers=headers)
 
 
 def prepare_native(options: Options, log: CompileLog) -> None:
@@ -324,7 +324,8 @@ def _compile(job: _Job, compiler: Compiler, flags: Sequence[str], directory: Pat
     def compile_one(source: CSource) -> Path:
         text = directory / f"{source.stem}.c"
         text.write_text(source.text, encoding="utf-8")
-        compile_object(compiler, [*flags, f"-I{NATIVE_DIR}"], text, text.with_suffix(".o"), deadline, seconds)
+        folders = [f"-I{path}" for path in (*job.include, NATIVE_DIR)]
+        compile_object(compiler, [*flags, *folders], text, text.with_suffix(".o"), deadline, seconds)
         return text.with_suffix(".o")
 
     with ThreadPoolExecutor(max_workers=COMPILERS) as pool:

@@ -68,6 +68,12 @@ def read_entry(kind: str, digest: str, shard: int) -> Entry:
         return _described(kind, digest, directory)
 
 
+def read_key(kind: str, digest: str, shard: int) -> CacheKey:
+    """The key of an entry as it was made: its texts are not safe to print. Raises as `read_entry`."""
+    with _opened(digest, shard) as directory:
+        return CacheKey(described(read_file("meta.json", directory, META_BYTES), kind, digest).factors)
+
+
 def read_data(kind: str, digest: str, shard: int, at_most: int, *, used: bool = True) -> bytes:
     """The bytes of an entry, read once and verified; optionally recorded as its last use. Raises Damaged, or OSError if
     there is none."""
@@ -101,8 +107,25 @@ def _opened(digest: str, shard: int) -> Iterator[int]:
 
 
 def _described(kind: str, digest: str, directory: int) -> Entry:
-    """Read meta.json as untrusted input: every type is checked, and the factors must hash to the directory's name."""
-    raw = read_file("meta.json", directory, META_BYTES)
+    found = described(read_file("meta.json", directory, META_BYTES), kind, digest)
+    clean = tuple((printable(factor), printable(value)) for factor, value in found.factors)
+    used = os.stat("meta.json", dir_fd=directory, follow_symlinks=False).st_mtime
+    return Entry(kind, digest, clean, found.size, found.sha256, found.created, used)
+
+
+@dataclass(frozen=True)
+class Description:
+    """What meta.json says of an entry. The texts are not safe to print."""
+
+    factors: tuple[tuple[str, str], ...]
+    size: int
+    sha256: str
+    created: float
+
+
+def described(raw: bytes, kind: str, digest: str) -> Description:
+    """Read meta.json as untrusted input: every type is checked, and the factors must hash to the entry's name. Raises
+    Damaged."""
     try:
         meta = json.loads(raw)
         size, created, sha256 = meta["size"], meta["created"], meta["sha256"]
@@ -120,9 +143,7 @@ def _described(kind: str, digest: str, directory: int) -> Entry:
         or not all(type(text) is str for factor in factors for text in factor)
     ):
         raise Damaged("its meta.json does not describe it")
-    clean = tuple((printable(factor), printable(value)) for factor, value in factors)
-    used = os.stat("meta.json", dir_fd=directory, follow_symlinks=False).st_mtime
-    return Entry(kind, digest, clean, size, sha256, float(created), used)
+    return Description(factors, size, sha256, float(created))
 
 
 def remove_entry(digest: str, shard: int, temporary: int) -> bool:

@@ -26,7 +26,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,11 +40,13 @@ from burnish.runtime.cache.entry import (
     printable,
     read_data,
     read_entry,
+    read_key,
     remove_entry,
     use_and_size,
 )
 from burnish.runtime.cache.ledger import Ledger
 from burnish.runtime.cache.private_files import Refused, names_in, open_below, open_own, open_private, write_file
+from burnish.runtime.cache.shared import SharedPlace, SharedStore, open_shared
 
 __all__ = ["Cache", "CacheKey", "CacheStats", "Difference", "Entry", "open_cache"]
 
@@ -54,6 +56,7 @@ _KIND = re.compile(r"(?!tmp$)[a-z][a-z0-9_]*")
 _SHARD = re.compile(r"[0-9a-f]{2}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _TEMPORARY = "tmp"
+_MOST_EXPLAINED = 256  # entries of a shared store that are looked at for one explanation
 _ABANDONED_SECONDS = 3600.0  # where there are no locks, a directory in tmp/ this old belongs to a process that died
 
 
@@ -81,12 +84,16 @@ class CacheStats:
 
 
 class Cache:
-    """`off`, where given, is the reason the cache is not to be used at all."""
+    """`off`, where given, is the reason the cache is not to be used at all. `shared` is a second level: what is not on
+    this disk is looked for there, and what is stored goes there, too."""
 
-    def __init__(self, root: Path, limit_bytes: int, off: str = "") -> None:
+    def __init__(self, root: Path, limit_bytes: int, off: str = "", shared: SharedStore | None = None) -> None:
         self.root = root
         self.limit_bytes = limit_bytes
+        self.shared = None if off else shared
+        self.explains_from_shared = False  # it takes a request for each entry: for those who ask why
         self._off = off
+        self._discarded: set[str] = set()  # digests
         self._real = str(root)  # where it really is, once that is known
         self._counts: Counter[str] = Counter()
         self._complaints: set[str] = set()
@@ -99,6 +106,10 @@ class Cache:
         """The stored bytes, checked against their checksum; None is a miss. They are read once: code is loaded from
         these bytes, not from the file."""
         data = self._verified(kind, key)
+        if data is None and self.shared is not None and key.digest not in self._discarded:
+            data = self.shared.get(kind, key)
+            if data is not None:
+                self.keep(kind, key, data)
         self._count("misses" if data is None else "hits")
         return data
 
@@ -167,6 +178,12 @@ class Cache:
         """Store the bytes and return their file; None, and one line in the log, when they cannot be stored.
 
         Of two writers of one key the first wins: both made their bytes from the same factors."""
+        if self.shared is not None:
+            self.shared.put(kind, key, data)
+        return self.keep(kind, key, data)
+
+    def keep(self, kind: str, key: CacheKey, data: bytes) -> Path | None:
+        """`put`, on this disk only: for what comes from elsewhere."""
         path = self._path(kind, key.digest)
         if self.unusable:
             return None
@@ -243,7 +260,9 @@ class Cache:
                     _remove_if_abandoned(name, parent)
 
     def discard(self, kind: str, key: CacheKey) -> None:
-        """Drop an entry that is unusable although its bytes are intact."""
+        """Drop an entry that is unusable although its bytes are intact. A shared one is replaced when it is stored."""
+        if self.shared is not None:
+            self._discarded.add(key.digest)
         if not self.unusable:
             with contextlib.suppress(OSError, Refused), self._opened(kind, key.digest[:2]) as shard:
                 self._remove(key.digest, shard)
@@ -307,7 +326,10 @@ class Cache:
             equal = sum(current.get(factor) == value for factor, value in entry.factors)
             return entry.name == current.get("name", ""), equal, entry.last_used
 
-        nearest = max(islice(self._entries(kind), at_most), key=nearness, default=None)
+        known: Iterator[Entry] = islice(self._entries(kind), at_most)
+        if self.shared is not None and self.explains_from_shared:
+            known = chain(known, self.shared.entries(kind, at_most or _MOST_EXPLAINED))
+        nearest = max(known, key=nearness, default=None)
         stored = dict(nearest.factors) if nearest else {}
         return [Difference(factor, stored.get(factor), current.get(factor)) for factor in {**current, **stored}]
 
@@ -339,6 +361,12 @@ class Cache:
         for entry in sorted(self._entries(kind), key=lambda entry: -entry.last_used):
             with contextlib.suppress(OSError, Refused, Damaged), self._opened(kind, entry.digest[:2]) as shard:
                 yield read_data(kind, entry.digest, shard, self.limit_bytes, used=False)
+
+    def kept(self, kind: str, digest: str) -> tuple[CacheKey, bytes] | None:
+        """An entry's key and bytes, by its name; None if it cannot be read."""
+        with contextlib.suppress(OSError, Refused, Damaged), self._opened(kind, digest[:2]) as shard:
+            return read_key(kind, digest, shard), read_data(kind, digest, shard, self.limit_bytes, used=False)
+        return None
 
     def clear(self) -> tuple[int, int]:
         """Remove every entry; returns how many there were, and their bytes. Never touches anything else."""
@@ -399,12 +427,16 @@ class Cache:
 def open_cache(options: Options) -> Cache:
     """The cache for these options: one object per directory in this process, so that it warns once."""
     off = "switched off by the options" if options.disable_cache else ""
-    return _open(options.cache_dir, options.cache_limit_bytes, off)
+    return _open(options.cache_dir, options.cache_limit_bytes, off, shared_place(options))
+
+
+def shared_place(options: Options) -> SharedPlace | None:
+    return SharedPlace(options.cache, options.cache_sign, options.cache_verify_key) if options.cache else None
 
 
 @functools.cache
-def _open(root: Path, limit_bytes: int, off: str) -> Cache:
-    return Cache(root, limit_bytes, off)
+def _open(root: Path, limit_bytes: int, off: str, place: SharedPlace | None) -> Cache:
+    return Cache(root, limit_bytes, off, open_shared(place) if place is not None and not off else None)
 
 
 def _brief(value: str | None) -> str:

@@ -34,9 +34,9 @@ from burnish.schedule.kernels import Buffer, ExternKernel, Kernel, LoopKernel, O
 KIND = "program"
 # Options on which a program does not depend; all others, future ones included, are part of the key.
 _IMMATERIAL = frozenset(
-    ("background", "budget", "cache_dir", "cache_limit_bytes", "cc", "compiler_seconds", "dump_dir", "dynamic",
-     "events", "fault", "fullgraph", "gate", "graph_limit", "latency", "log", "sample", "verify", "verify_ir",
-     "warm_start")
+    ("background", "budget", "cache", "cache_dir", "cache_limit_bytes", "cache_sign", "cache_verify_key", "cc",
+     "compiler_seconds", "dump_dir", "dynamic", "events", "fault", "fullgraph", "gate", "graph_limit", "latency", "log",
+     "sample", "verify", "verify_ir", "warm_start")
 )  # fmt: skip
 
 

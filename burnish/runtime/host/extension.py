@@ -113,7 +113,8 @@ def _built(options: Options, log: CompileLog) -> Host:
 
 def _source() -> CSource:
     text = (NATIVE_DIR / "host" / "host.c").read_text(encoding="utf-8")
-    return CSource(f"{text}\n/* for {sys.implementation.cache_tag} */\n", "host")
+    headers = sysconfig.get_config_var("SOABI") or sys.implementation.cache_tag  # of which Python
+    return CSource(f"{text}\n/* for {headers} */\n", "host")
 
 
 def _python_headers() -> Path:

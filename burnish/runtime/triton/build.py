@@ -32,6 +32,7 @@ from burnish.runtime.triton.workers import NoWorkers, WorkerPool, workers
 
 _KIND = "cubin"
 _THREADS = 8  # that build where there are no workers: LLVM and the assembler let others run
+_SAMPLES, _SAMPLE_BYTES = 256, 4096  # of a file that is too large to be read whole
 _LOOK_SECONDS = 0.05  # interval at which a waiting thread checks its deadline
 
 
@@ -216,9 +217,19 @@ def triton_identity() -> str:
         parts.append(importlib.metadata.version("triton"))
     for folder in spec.submodule_search_locations:
         for file in sorted(Path(folder, "_C").glob("libtriton*")):
-            status = file.stat()
-            parts.append(f"{file.name} {status.st_size} {status.st_mtime_ns}")
+            parts.append(f"{file.name} {file.stat().st_size} {_sampled(file)}")
     return ", ".join(parts)
+
+
+def _sampled(file: Path) -> str:
+    """A checksum of parts all over a file of hundreds of MiB: one that was built anew differs in many of them. (When it
+    was written differs from machine to machine.)"""
+    digest, size = hashlib.sha256(), file.stat().st_size
+    with file.open("rb") as opened:
+        for start in range(0, size, max(1, size // _SAMPLES)):
+            opened.seek(start)
+            digest.update(opened.read(_SAMPLE_BYTES))
+    return digest.hexdigest()[:16]
 
 
 # -- this process's -----------------------------------------------------------------------------------------------

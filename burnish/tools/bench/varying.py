@@ -18,9 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from burnish.errors import BadOptionValue, TrialFailed
 from burnish.shapes.strategy import axes_named
 from burnish.shapes.traffic import drawn, read_trace
+from burnish.tools.bench.machine import Machine, this_machine
 
 DEFAULT = ("eager", "torch-dynamic", "pad", "buckets", "dynamic", "auto")
 MEANINGS: Mapping[str, str] = {
@@ -56,7 +59,9 @@ class StrategyResult:
     waste: float = 0.0  # the share of padding in the elements
     peak_bytes: int = 0  # of the process
     notes: tuple[str, ...] = ()
-    failure: str = ""
+    first: tuple[float, ...] = ()  # of each request, in the first pass
+    later: tuple[float, ...] = ()  # and in the second
+    failure: str = ""  # it has no figures then
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,27 @@ class ShapesResult:
     traffic: str
     requests: int
     rows: tuple[StrategyResult, ...] = field(default_factory=tuple)
+    sizes: tuple[Mapping[str, int], ...] = ()  # of each request
+    machine: Machine | None = None
+
+    @property
+    def measured(self) -> tuple[StrategyResult, ...]:
+        return tuple(row for row in self.rows if not row.failure)
+
+    def against_eager(self, row: StrategyResult) -> float | None:
+        """Its requests per second, against eager's."""
+        eager = next((each for each in self.measured if each.name == "eager"), None)
+        if eager is None or eager is row or row.failure or not eager.requests_per_s:
+            return None
+        return row.requests_per_s / eager.requests_per_s
+
+    def write_html(self, path: str | Path) -> Path:
+        """One file that needs nothing else."""
+        from burnish.tools.report.varying import page
+
+        written = Path(path)
+        written.write_text(page(self), encoding="utf-8")
+        return written
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=1)
@@ -103,27 +129,41 @@ def bench_shapes(
         on_progress(f"{name}: {MEANINGS[name]}")
         job = {"target": target, "name": name, "traffic": traffic, "threads": threads, "device": device, "dtype": dtype}
         rows.append(_in_child(job))
-    return ShapesResult(target, shapes, len(traffic), tuple(rows))
+    if all(row.failure for row in rows):
+        raise TrialFailed(target, 1, "\n".join(f"{row.name}: {row.failure}" for row in rows))
+    machine = this_machine(threads or torch.get_num_threads(), _gpu(device))
+    return ShapesResult(target, shapes, len(traffic), tuple(rows), tuple(traffic), machine)
+
+
+def _gpu(device: str | None) -> str | None:
+    return torch.cuda.get_device_name() if device is not None and device.startswith("cuda") else None
 
 
 def _in_child(job: Mapping[str, Any]) -> StrategyResult:
+    """A candidate that fails is a row that says so: the others were measured all the same."""
     from burnish.tools.bench.children import empty_caches
 
     with empty_caches() as caches_for:
         environment = {**os.environ, **caches_for(job["name"])}
-        done = subprocess.run(
-            [sys.executable, "-c", _CHILD],
-            input=json.dumps(job),
-            capture_output=True,
-            text=True,
-            env=environment,
-            timeout=_LIMIT_SECONDS,
-        )
+        try:
+            done = subprocess.run(
+                [sys.executable, "-c", _CHILD],
+                input=json.dumps(job),
+                capture_output=True,
+                text=True,
+                env=environment,
+                timeout=_LIMIT_SECONDS,
+            )
+        except subprocess.TimeoutExpired:
+            return StrategyResult(job["name"], failure=f"not done within {_LIMIT_SECONDS:.0f} s")
     answer = next((line for line in reversed(done.stdout.splitlines()) if line.startswith(_MARK)), None)
     if answer is None:
-        raise TrialFailed(job["target"], done.returncode, (done.stderr or done.stdout)[-2000:])
-    plain = json.loads(answer.removeprefix(_MARK))
-    return StrategyResult(**{**plain, "notes": tuple(plain["notes"])})
+        last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), f"status {done.returncode}")
+        return StrategyResult(job["name"], failure=last[:300])
+    plain: dict[str, Any] = json.loads(answer.removeprefix(_MARK))
+    for name, value in plain.items():
+        plain[name] = tuple(value) if isinstance(value, list) else value
+    return StrategyResult(**plain)
 
 
 # -- in the child -------------------------------------------------------------------------------------------------
@@ -136,8 +176,6 @@ def child_main() -> None:
 
 
 def _measured(job: Mapping[str, Any]) -> StrategyResult:
-    import torch
-
     from burnish.tools.targets import load_target, placed, split_inputs
     from burnish.warmup import resized
 
@@ -185,6 +223,8 @@ def _timed(
         waste=waste(),
         peak_bytes=usage * (1 if sys.platform == "darwin" else 1024),
         notes=notes(),
+        first=tuple(first),
+        later=tuple(later),
     )
 
 
@@ -192,8 +232,6 @@ def _candidate(
     name: str, model: Callable[..., Any], example: Any, traffic: Sequence[Mapping[str, int]]
 ) -> tuple[Callable[..., Any], Callable[[], int], Callable[[], float], Callable[[], tuple[str, ...]]]:
     """What to call, and functions that tell its compiles, its padding and what there is to say."""
-    import torch
-
     import burnish
     from burnish.torch_private.dynamo import get_compilation_metrics
 
@@ -219,7 +257,7 @@ def _candidate(
         if shapes is None:
             return ()
         refused = [f"not padded ({count} calls): {why}" for why, count in shapes.refusals.items()]
-        return (*(f"buckets: {plan}" for plan in shapes.plans), *refused)
+        return (*(f"planned {plan}" for plan in shapes.plans), *refused)
 
     return made, lambda: burnish.stats(made).compiles, waste, said
 
@@ -238,8 +276,6 @@ def _shapes(name: str, traffic: Sequence[Mapping[str, int]]) -> Any:
 
 
 def _pass(run: Callable[..., Any], calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> list[float]:
-    import torch
-
     wait = torch.cuda.synchronize if torch.cuda.is_initialized() else lambda: None
     times = []
     for args, kwargs in calls:

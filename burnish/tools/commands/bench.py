@@ -147,6 +147,9 @@ def _run_shapes(arguments: argparse.Namespace) -> int:
     if arguments.json:
         arguments.json.write_text(result.to_json(), encoding="utf-8")
         console.print(f"Numbers: {arguments.json}")
+    if arguments.html:
+        result.write_html(arguments.html)
+        console.print(f"Report: {arguments.html}")
     return 0
 
 
@@ -171,8 +174,6 @@ def _check(arguments: argparse.Namespace) -> None:
         raise BadOptionValue("--threads", arguments.threads, "a whole number of at least 1")
     if arguments.requests < 1:
         raise BadOptionValue("--requests", arguments.requests, "a whole number of at least 1")
-    if arguments.shapes is not None and arguments.html:
-        raise BadOptionValue("--html", str(arguments.html), "left out with --shapes: --json has every number")
     if arguments.device is not None:
         from burnish.tools.targets import check_device
 

@@ -25,6 +25,7 @@ import torch
 from burnish import api
 from burnish.errors import in_one_line
 from burnish.stats import Stats
+from burnish.tools.bench.memory import give_back_freed_memory
 from burnish.tools.doctor.line import Status
 from burnish.tools.doctor.shapes import other_batches
 from burnish.tools.doctor.storage import size
@@ -273,9 +274,11 @@ def _memory(subject: _Subject) -> Found:
 
 
 def _memory_in_use(subject: _Subject) -> int | None:
+    """Without freed memory that malloc keeps: a leak would take that first, and not show."""
     if subject.on_cuda:
         torch.cuda.synchronize()
         return torch.cuda.memory_allocated()
+    give_back_freed_memory()
     with suppress(OSError, ValueError):
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return None

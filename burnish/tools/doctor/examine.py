@@ -25,7 +25,7 @@ from burnish.tools.doctor.software import (
     check_torch,
     check_triton,
 )
-from burnish.tools.doctor.storage import check_cache
+from burnish.tools.doctor.storage import check_cache, check_shared_cache
 
 SCHEMA = 1
 LIMIT_SECONDS = 2.5  # for all checks together, which run side by side and take a tenth of that
@@ -109,11 +109,17 @@ def examine(limit_seconds: float | None = None) -> Examination:
         "gpu": _Check("gpu", check_gpu),
         "cache": _Check("cache", lambda: check_cache(options)),
     }
+    if options.cache is not None:
+        checks["shared cache"] = _Check("shared cache", lambda: check_shared_cache(options))
     quick = [timed(check_python), timed(check_torch), timed(check_private_names), timed(check_cpu)]
     gpu = checks["gpu"].result(begin + max(limit_seconds, GPU_LIMIT_SECONDS), GpuFound)
     triton = timed(lambda: check_triton(gpu.usable))
     compiler = checks["compiler"].result(until, CompilerFound)
-    cache = checks["cache"].result(until, lambda line: line)
+    caches = [
+        dataclasses.replace(checks[name].result(until, lambda line: line), seconds=checks[name].seconds)
+        for name in ("cache", "shared cache")
+        if name in checks
+    ]
     lines = [
         *quick[:3],
         triton,
@@ -121,7 +127,7 @@ def examine(limit_seconds: float | None = None) -> Examination:
         quick[3],
         timed(check_openmp),
         dataclasses.replace(gpu.line, seconds=checks["gpu"].seconds),
-        dataclasses.replace(cache, seconds=checks["cache"].seconds),
+        *caches,
         *check_environment(),
         *mistakes,
     ]

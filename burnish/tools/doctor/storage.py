@@ -9,9 +9,11 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from burnish.errors import UsageError
 from burnish.options import Options
 from burnish.runtime.cache.private_files import Refused, open_private
-from burnish.runtime.cache.store import Cache
+from burnish.runtime.cache.shared import open_shared
+from burnish.runtime.cache.store import Cache, CacheKey, shared_place
 from burnish.tools.doctor.line import Line
 
 LITTLE_DISK = 1 << 30
@@ -46,6 +48,21 @@ def check_cache(options: Options) -> Line:
     if told.bytes > told.limit_bytes:
         return Line("cache", "warn", says, "over its limit: the next compile evicts what was unused for longest")
     return Line("cache", "ok", says)
+
+
+def check_shared_cache(options: Options) -> Line:
+    """Asks it for an entry that is not there."""
+    name, place = "shared cache", shared_place(options)
+    assert place is not None
+    try:
+        store = open_shared(place)
+    except UsageError as error:
+        return Line(name, "fail", str(error), "correct it", "unset BURNISH_CACHE")
+    store.get("doctor", CacheKey(()))
+    if store.problem:
+        return Line(name, "warn", f"{store.shown}: {store.problem}; compiles go on without it", "look at its access")
+    reads = "writes signed entries and reads its own" if place.sign is not None else "reads what its key's owner signed"
+    return Line(name, "ok", f"{store.shown}: {reads}")
 
 
 def _cannot_be_used(root: Path) -> tuple[str, ...]:

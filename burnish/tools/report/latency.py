@@ -12,7 +12,7 @@ from burnish.tools.report.plot import Ridge, Series, line_plot, ridge_plot, step
 _FIRST_CALLS = 40
 
 
-def _tick(seconds: float) -> str:
+def round_time(seconds: float) -> str:
     """A round time: 30 µs, 2.5 ms."""
     if seconds < 1e-3:
         return f"{seconds * 1e6:.3g} µs"
@@ -71,7 +71,11 @@ def distribution_card(result: Measured) -> Markup | None:
     colour = colours(result)
     ridges = [Ridge(row.title, colour[row.name], row.samples, _marks(row)) for row in shown]
     plot = ridge_plot(
-        ridges, title="Latency distribution of each candidate", x_format=duration, x_tick=_tick, x_label="time per call"
+        ridges,
+        title="Latency distribution of each candidate",
+        x_format=duration,
+        x_tick=round_time,
+        x_label="time per call",
     )
     hint = "Where the calls lie. Solid: p50, dashed: p95, dotted: p99; what lies beyond the slowest p99 is left out."
     return card("Latency distributions", plot, hint=hint)
@@ -96,7 +100,7 @@ def tail_card(result: Measured) -> Markup | None:
     plot = line_plot(
         series,
         title="Share of calls done within a time",
-        x_format=_tick,
+        x_format=round_time,
         y_format=lambda share: f"{share * 100:.0f} %",
         x_label="time per call",
         log_x=limit / lowest > 5,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import resources
 
+from burnish.tools.bench.machine import Machine
 from burnish.tools.bench.measured import Measured
 from burnish.tools.report.compiling import compile_card, memory_card, timeline_card
 from burnish.tools.report.findings import breaks_card, checklist_card, failures_card, method_card, noise_card
@@ -38,21 +40,26 @@ def page(result: Measured) -> str:
             method_card,
         )
     ]
+    return whole(result.target, result.machine, result.device == "cuda", verdict_card(result), cards)
+
+
+def whole(target: str, machine: Machine, on_gpu: bool, verdict: Markup, cards: Sequence[Markup | None]) -> str:
+    """A file with these cards."""
     body = tag(
         "div",
-        _header(result),
-        tag("main", verdict_card(result), tag("div", [card for card in cards if card], class_="cards")),
+        _header(target, machine, on_gpu),
+        tag("main", verdict, tag("div", [card for card in cards if card], class_="cards")),
         tag(
             "footer",
-            f"Written by burnish {result.machine.burnish}. This file needs nothing else: it loads no scripts, "
+            f"Written by burnish {machine.burnish}. This file needs nothing else: it loads no scripts, "
             "fonts or pictures.",
         ),
         class_="wrap",
     )
-    return "<!DOCTYPE html>\n" + tag("html", _head(result), tag("body", body), lang="en") + "\n"
+    return "<!DOCTYPE html>\n" + tag("html", _head(target), tag("body", body), lang="en") + "\n"
 
 
-def _head(result: Measured) -> Markup:
+def _head(target: str) -> Markup:
     style = resources.files("burnish.tools.report").joinpath("page.css").read_text(encoding="utf-8")
     # Nothing may be fetched, whatever a model's name or an error's text holds.
     policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -63,7 +70,7 @@ def _head(result: Measured) -> Markup:
         Markup(f'<meta http-equiv="Content-Security-Policy" content="{policy}">'),
         Markup('<meta name="color-scheme" content="light dark">'),
         Markup(f'<link rel="icon" href="{_ICON}">'),
-        tag("title", f"{result.target}: burnish bench"),
+        tag("title", f"{target}: burnish bench"),
         tag("style", Markup(style)),
     )
 
@@ -76,13 +83,12 @@ _ICON = (
 )
 
 
-def _header(result: Measured) -> Markup:
-    machine = result.machine
-    where = machine.gpu if result.device == "cuda" else f"{machine.cpu}, {machine.threads} threads"
+def _header(target: str, machine: Machine, on_gpu: bool) -> Markup:
+    where = machine.gpu if on_gpu else f"{machine.cpu}, {machine.threads} threads"
     day, _, moment = machine.measured.partition("T")
     return tag(
         "header",
         tag("span", "burnish bench", class_="brand"),
-        tag("h1", result.target),
+        tag("h1", target),
         tag("span", join(f"{where} · torch {machine.torch} · {day} {moment[:5]} UTC"), class_="where"),
     )

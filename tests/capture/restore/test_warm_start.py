@@ -115,6 +115,15 @@ def test_a_second_process_does_not_trace(tmp_path: Path, options: dict[str, obje
     assert again.kernels == first.kernels and again.graphs == first.graphs
 
 
+def test_another_working_directory_changes_nothing(tmp_path: Path, options: dict[str, object]) -> None:
+    """torch's settings name a folder in it, for reports."""
+    path = model_file(tmp_path)
+    with torch._dynamo.config.patch(debug_dir_root=str(tmp_path / "here" / "torch_compile_debug")):
+        called(block(imported(path)), options, X)
+    with torch._dynamo.config.patch(debug_dir_root=str(tmp_path / "there" / "torch_compile_debug")):
+        assert is_restored(called(block(imported(path)), options, X))
+
+
 LIBRARY = """
 def applied(module, x):
     return x * 2

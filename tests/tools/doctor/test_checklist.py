@@ -130,11 +130,14 @@ def test_memory_that_grows() -> None:
 
     @burnish.disable
     def leak(x: torch.Tensor) -> torch.Tensor:
-        kept.append(torch.ones(1 << 24))  # so large that no freed memory is taken for it
+        kept.append(torch.ones(1 << 20))
         return x
 
+    freed = [torch.ones(1 << 12) for _ in range(1 << 12)]  # 64 MiB that malloc keeps: each leak would fit in
+    last = torch.ones(1 << 12)
+    del freed
     lines = asked(lambda x: leak(x) + 1, torch.randn(3), only=("memory stable",), calls=3)
-    assert lines["memory stable"].verdict == "fail"
+    assert lines["memory stable"].verdict == "fail" and last.numel()
 
 
 def test_a_cache_that_is_off_means_no_warm_start(monkeypatch: pytest.MonkeyPatch) -> None:
