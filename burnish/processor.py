@@ -32,6 +32,30 @@ _MATRICES = (
 
 
 @dataclass(frozen=True)
+class Level:
+    """Processors that have at least these features; `name` is what -march takes."""
+
+    name: str
+    architecture: str
+    features: frozenset[str]
+
+
+_V2 = frozenset("cx16 lahf_lm popcnt ssse3 sse4_1 sse4_2".split())
+_V3 = _V2 | frozenset("abm avx avx2 bmi1 bmi2 f16c fma movbe xsave".split())
+_V4 = _V3 | frozenset("avx512f avx512bw avx512cd avx512dq avx512vl".split())
+# Of the x86-64 psABI, by the names that Linux gives to the features, and of Arm.
+LEVELS: Mapping[str, Level] = {
+    level.name: level
+    for level in (
+        Level("x86-64-v2", "x86_64", _V2),
+        Level("x86-64-v3", "x86_64", _V3),
+        Level("x86-64-v4", "x86_64", _V4),
+        Level("armv8-a", "aarch64", frozenset(("asimd", "fp"))),
+    )
+}
+
+
+@dataclass(frozen=True)
 class Cpu:
     """`told` is the system's description, `caches` are the bytes of each level of the data cache."""
 

@@ -27,13 +27,24 @@ from typing import Any
 from burnish.errors import PackDamaged
 
 MAGIC = b"burnish pack\0\0\0\x01"
+HOST, RUNTIME, RUNTIME_F64 = (f"libraries/{name}.so" for name in ("host", "native", "native-f64"))
 _LENGTH, _SHORT, _DIGEST = 8, 2, 32
 _FILE_BYTES, _MANIFEST_BYTES, _MEMBER_BYTES, _TOTAL_BYTES = 1 << 30, 1 << 22, 1 << 28, 1 << 30
 _MOST_MEMBERS, _SIGNATURE_BYTES = 4096, 64
 # Programs and guards deflate to a twentieth, and zlib's limit is a thousandth: a member beyond this is there to fill
 # memory.
 _MOST_DEFLATED, _SMALL = 200, 1 << 16
-_NAME = re.compile(r"variants/\d{1,4}\.json|programs/\d{1,4}\.json|libraries/(native|native-f64|host|\d{1,4})\.so")
+_NAME = re.compile(
+    r"variants/\d{1,4}\.json|programs/\d{1,4}\.json"
+    r"|libraries/([a-z0-9-]{1,32}/)?(native|native-f64|host|\d{1,4})\.so"
+)
+
+
+def library_for(level: str, name: str) -> str:
+    """The member that has a library's machine code for these processors; `name` is that for the one it was packed on,
+    whose level is ""."""
+    folder, _, file = name.partition("/")
+    return f"{folder}/{level}/{file}" if level else name
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from burnish.errors import BadOptionValue, FallbackWarning, Mismatch, NotCompila
 from burnish.handle import Handle, Settings
 from burnish.identity import module_behind
 from burnish.packs import container, factors, serving
-from burnish.packs.container import Content
+from burnish.packs.container import HOST, Content, library_for
 from burnish.packs.data import PackedVariant, decoded
 from burnish.packs.entrance import PackEntrance, UnpackedEntrance
 from burnish.packs.loaded_code import PackedCode
@@ -31,7 +31,6 @@ from burnish.runtime.cache.data import NotData
 from burnish.runtime.host.extension import host_from
 
 Model = TypeVar("Model", bound=Callable[..., Any])
-_HOST = "libraries/host.so"
 
 
 def load(
@@ -108,8 +107,8 @@ def _loaded(pack: _Pack, model: Any, settings: Settings, strict: bool) -> Any:
     def entrance(handle: Handle, target: Any) -> AnyEntrance:
         if target is not handle.eager:
             return UnpackedEntrance(target, handle.log)
-        if _HOST in pack.content.members:
-            host_from(lambda: pack.content.members[_HOST], handle.log)
+        if (host := pack.content.members.get(library_for(pack.target.level, HOST))) is not None:
+            host_from(lambda: host, handle.log)
         frame = frames(variants[0].identity.calls_target)
         codes = partial(_codes, pack, variants, frames, handle)
         return PackEntrance(target, frame, codes, handle.options, handle.log, strict)
@@ -160,6 +159,13 @@ class _Pack:
         if found := tuple(factors.differences(self._factors, self._here)):
             raise PackDiffers(self.path, found)
 
+    @property
+    def target(self) -> factors.Target:
+        """The machine code to use; `require_this_machine` has found that there is one."""
+        found = factors.target_here(self._factors, self._here)
+        assert found is not None
+        return found
+
     def variants(self) -> list[PackedVariant]:
         """Raises PackDamaged."""
         names = sorted(name for name in self.content.members if name.startswith("variants/"))
@@ -171,7 +177,8 @@ class _Pack:
             raise PackDamaged(self.path, "it has no variants")
         for each in found:
             self._require_sources(each)
-            for member in filter(None, (each.program, each.library)):
+            library = library_for(self.target.level, each.library) if each.library else ""
+            for member in filter(None, (each.program, library)):
                 if member not in self.content.members:
                     raise PackDamaged(self.path, f"it has no {member[:80]}")
         return found
@@ -199,10 +206,13 @@ class _Pack:
 
     def graph(self, variant: PackedVariant, handle: Handle) -> Callable[..., Any]:
         members: Mapping[str, bytes] = self.content.members
+        level = self.target.level
         same = factors.is_same_processor(self._factors, self._here)
+        verdict = None if level else variant.verdict  # other machine code than that which was judged
+        verdicts = serving.PackedVerdict(verdict, same)
         try:
-            serving.load_natives(members)
-            return serving.graph_function(variant, members, same, handle.options, handle.log)
+            serving.load_runtime(members, level)
+            return serving.graph_function(variant, members, level, verdicts, handle.options, handle.log)
         except CannotLoad as error:
             raise PackDiffers(self.path, [Mismatch("libraries", "built", f"cannot be loaded: {error}")]) from None
         except (NotData, NotWarm) as error:

@@ -7,8 +7,9 @@ import types
 import warnings
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from burnish.errors import CannotPack, FallbackWarning, warn
 from burnish.handle import Handle
 from burnish.packs import container, factors
 from burnish.packs.bytecode import CannotKeep, globals_read, kept_code
+from burnish.packs.container import HOST, RUNTIME, RUNTIME_F64
 from burnish.packs.data import CodeIdentity, PackedVariant, Results, codec
 from burnish.packs.entrance import PackEntrance
 from burnish.packs.guard_texts import CannotRead, guards_of
@@ -65,16 +67,27 @@ class _LeftOut(Exception):
     """Why a variant is not packed."""
 
 
-def pack(compiled: Any, path: str | os.PathLike[str], *, sign: KeyFile | None = None) -> Packed:
+def pack(
+    compiled: Any,
+    path: str | os.PathLike[str],
+    *,
+    sign: KeyFile | None = None,
+    targets: Sequence[str] = (factors.NATIVE,),
+) -> Packed:
     """Write what `compiled` (of `burnish.compile`) has compiled so far to one file, for `burnish.load` in another
     process: programs, guards, the gate's verdicts and machine code. Weights are not in it.
 
     Call the object with the inputs that it will get, then pack it. A variant that cannot be packed is left out with a
     warning; if none can, or if the object has graph breaks, CannotPack says why. Packs are for inference on a CPU.
 
+    `targets` are the processors that it is for: "native" is this one, "x86-64-v3" all with AVX2, "x86-64-v4" all with
+    AVX-512, and so on (burnish.processor.LEVELS). The best that fits is loaded. Code that was not made for this
+    processor is compared with eager, and raced, where it is first called.
+
     `sign` is the file of an ed25519 private key (PEM). Who loads the pack with the public key as `verify_key=` knows
     that it is the one that was signed."""
     handle = handle_of(compiled)
+    stated = factors.for_targets(targets)
     later.finish()
     frame, compiler = _compiled_frame(handle)
     members: dict[str, bytes] = {}
@@ -82,18 +95,18 @@ def pack(compiled: Any, path: str | os.PathLike[str], *, sign: KeyFile | None = 
     left_out: list[str] = []
     for entry in compiler.ready(frame.__code__):
         try:
-            variants.append(_Packing(handle, frame, compiler, members, len(variants)).variant(entry))
+            variants.append(_Packing(handle, frame, compiler, stated.targets, members, len(variants)).variant(entry))
         except (_LeftOut, CannotKeep, CannotRead, NotAPlace, NotWarm, NotData) as why:
             left_out.append(str(why))
     if not variants:
         raise CannotPack(handle.name, left_out or ["nothing is compiled: call it with the inputs it will get"])
     for reason in left_out:
         warn(f"burnish: a variant of {handle.name} is not packed: {reason}", FallbackWarning)
-    members |= _runtime(handle)
+    members |= _host(handle, stated.targets)
     manifest = {
         "format": 1,
         "name": handle.name,
-        "factors": factors.current().to_json(),
+        "factors": stated.to_json(),
         "variants": [_described(each) for each in variants],
     }
     body = container.packed(manifest, members)
@@ -130,10 +143,10 @@ def _described(variant: PackedVariant) -> dict[str, Any]:
     }
 
 
-def _runtime(handle: Handle) -> dict[str, bytes]:
-    """The libraries that all programs share."""
+def _host(handle: Handle, targets: Sequence[factors.Target]) -> dict[str, bytes]:
+    """The extension of the call path, without which calls are served in Python."""
     host_library(handle.options, handle.log)
-    found = {"libraries/host.so": host_bytes(handle.options)}
+    found = {container.library_for(each.level, HOST): host_bytes(handle.options, each.level) for each in targets}
     return {name: data for name, data in found.items() if data is not None}
 
 
@@ -145,12 +158,14 @@ class _Packing:
         handle: Handle,
         frame: types.FunctionType,
         compiler: FrameCompiler,
+        targets: Sequence[factors.Target],
         members: dict[str, bytes],
         number: int,
     ) -> None:
         self._handle = handle
         self._frame = frame
         self._compiler = compiler
+        self._levels = [each.level for each in targets]
         self._members = members
         self._number = number
         self._cache: Cache = open_cache(handle.options)
@@ -254,20 +269,22 @@ class _Packing:
         if unit.segments:
             library = f"libraries/{self._number}.so"
             source, parts = CSource(unit.text, "packed"), in_parts(unit.text, COMPILERS)
-            members[library] = self._library(
-                lambda: shared_bytes(source, options=options, cache=self._cache, parts=parts)
-            )
+            build = partial(shared_bytes, source, options=options, cache=self._cache, parts=parts)
+            members |= self._for_each_target(library, build)
         if unit.uses_library or unit.uses_double:
-            members["libraries/native.so"] = self._library(lambda: native_bytes(False, options, self._cache))
+            members |= self._for_each_target(RUNTIME, partial(native_bytes, False, options, self._cache))
         if unit.uses_double:
-            members["libraries/native-f64.so"] = self._library(lambda: native_bytes(True, options, self._cache))
+            members |= self._for_each_target(RUNTIME_F64, partial(native_bytes, True, options, self._cache))
         return program, library, unit.kernels, members
 
-    def _library(self, read: Callable[[], bytes | None]) -> bytes:
-        data = read()
-        if data is None:
-            raise _LeftOut("its machine code is not in the cache any more, and could not be built again")
-        return data
+    def _for_each_target(self, name: str, build: Callable[..., bytes | None]) -> dict[str, bytes]:
+        found: dict[str, bytes] = {}
+        for level in self._levels:
+            data = build(level=level)
+            if data is None:
+                raise _LeftOut(f"its machine code{f' for {level}' if level else ''} could not be built")
+            found[container.library_for(level, name)] = data
+        return found
 
     # -- the proof -------------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from burnish.capture.restore.graph_source import GraphText, runnable
 from burnish.capture.variants import new_variant
 from burnish.observe.log import CompileLog
 from burnish.options import Options
+from burnish.packs.container import RUNTIME, RUNTIME_F64, library_for
 from burnish.packs.data import PackedVariant
 from burnish.runtime.build.library_loading import load_library
 from burnish.runtime.cache import stored_program
@@ -29,14 +30,13 @@ from burnish.trust.record import GateStats
 from burnish.trust.stored_verdicts import ClassPart, Part, Verdicts
 from burnish.trust.variant import Compile
 
-_NATIVE = ("libraries/native.so", "libraries/native-f64.so")  # in the order in which they are loaded
 _loaded: dict[str, ctypes.CDLL] = {}  # by checksum: two packs' runtimes are one
 _guard = threading.Lock()
 
 
 class PackedVerdict(Verdicts):
-    """The gate's verdict where the variant was packed. A comparison holds on every machine, a race on one kind of
-    processor. Nothing is stored."""
+    """The gate's verdict where the variant was packed. A comparison holds wherever the same machine code runs, a race
+    on one kind of processor. Nothing is stored."""
 
     def __init__(self, found: GateStats | None, same_processor: bool) -> None:
         self._found = found
@@ -60,12 +60,13 @@ class PackedVerdict(Verdicts):
         self._found = None
 
 
-def load_natives(members: Mapping[str, bytes]) -> None:
+def load_runtime(members: Mapping[str, bytes], level: str) -> None:
     """The C runtime, which the programs' libraries call."""
-    for name in _NATIVE:
-        if name in members:
-            library = _library(members[name], name, exported=True)
-            if name == _NATIVE[0]:
+    for name in (RUNTIME, RUNTIME_F64):  # the second calls the first
+        data = members.get(library_for(level, name))
+        if data is not None:
+            library = _library(data, name, exported=True)
+            if name == RUNTIME:
                 connect(library)
 
 
@@ -79,11 +80,16 @@ def _library(data: bytes, name: str, *, exported: bool) -> ctypes.CDLL:
 
 
 def graph_function(
-    variant: PackedVariant, members: Mapping[str, bytes], same_processor: bool, options: Options, log: CompileLog
+    variant: PackedVariant,
+    members: Mapping[str, bytes],
+    level: str,
+    verdicts: Verdicts,
+    options: Options,
+    log: CompileLog,
 ) -> Callable[..., Any]:
-    """Raises NotData or CannotLoad."""
+    """`level` is that of the machine code to use. Raises NotData or CannotLoad."""
     start = time.perf_counter()
-    run = counting_versions(_program(variant, members, log), variant.written)
+    run = counting_versions(_program(variant, members, level, log), variant.written)
     made = new_variant(
         options,
         log,
@@ -92,16 +98,17 @@ def graph_function(
         {"burnish": unboxed(run)},
         direct=run,
         compile=Compile(seconds=time.perf_counter() - start),
-        verdicts=PackedVerdict(variant.verdict, same_processor),
+        verdicts=verdicts,
         loaded=True,
     )
     setattr(made.call, SOURCES, variant.sources)
     return made.call
 
 
-def _program(variant: PackedVariant, members: Mapping[str, bytes], log: CompileLog) -> Run:
+def _program(variant: PackedVariant, members: Mapping[str, bytes], level: str, log: CompileLog) -> Run:
     stored = stored_program.unpacked(members[variant.program], "cpu")
-    library = _library(members[variant.library], variant.library, exported=False) if variant.library else None
+    name = library_for(level, variant.library)
+    library = _library(members[name], name, exported=False) if variant.library else None
     with _as_data("program"):
         program = stored.program
         _require_table(program)

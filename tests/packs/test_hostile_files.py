@@ -354,13 +354,25 @@ def test_other_versions_are_listed_with_ours(of_tiny: Path, tmp_path: Path) -> N
 
 def test_a_processor_without_a_feature(of_tiny: Path, tmp_path: Path) -> None:
     def change(manifest: dict[str, Any], members: dict[str, bytes]) -> None:
-        manifest["factors"]["features"].append("avx9000")
+        manifest["factors"]["targets"][0]["features"].append("avx9000")
 
     with pytest.raises(PackDiffers, match="processor features: built with avx9000 in the pack"):
         burnish.load(again(tmp_path / "a.burnish", change, of_tiny), tiny(), missing="error")
 
 
-@pytest.mark.parametrize("factors", [None, [], {}, {"exact": 1, "features": [], "told": {}}])
+@pytest.mark.parametrize(
+    "factors",
+    [
+        None,
+        [],
+        {},
+        {"exact": 1, "targets": [], "told": {}},
+        {"exact": {}, "targets": [], "told": {}},
+        {"exact": {}, "targets": [{"name": "native"}], "told": {}},
+        {"exact": {}, "targets": [{"name": "z80", "features": []}], "told": {}},
+        {"exact": {}, "targets": ["native"], "told": {}},
+    ],
+)
 def test_factors_that_are_none(of_tiny: Path, tmp_path: Path, factors: Any) -> None:
     def change(manifest: dict[str, Any], members: dict[str, bytes]) -> None:
         manifest["factors"] = factors

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import functools
 import hashlib
 import re
@@ -83,8 +84,14 @@ class _Job:
     flags: tuple[str, ...]
     exported: bool  # later libraries may call into this one
     include: tuple[Path, ...] = ()  # where headers are; the source says which they have to be
+    level: str = ""  # the processors that it is for, of `processor.LEVELS`; "": this one
     headers: str = ""  # text the sources include, where the package's own hash does not stand for it
     needs: tuple[Path, ...] = ()  # files without which it cannot be built, but loaded all the same
+
+    @property
+    def all_flags(self) -> tuple[str, ...]:
+        machine = f"-march={self.level}" if self.level else "-march=native"
+        return tuple(machine if flag == "-march=native" else flag for flag in self.flags)
 
     def key(self, compiler: Compiler) -> CacheKey:
         """Everything the library depends on."""
@@ -96,8 +103,8 @@ class _Job:
                 ("burnish", source_hash() if not self.exported else ""),  # the runtime depends on its own text only
                 ("torch", str(torch.__version__)),
                 *compiler.factors,
-                ("flags", " ".join(self.flags)),
-                ("cpu", this_cpu().instructions),
+                ("flags", " ".join(self.all_flags)),
+                ("cpu", self.level or this_cpu().instructions),
             )
         )
 
@@ -127,11 +134,17 @@ def build_shared(
 
 
 def shared_bytes(
-    source: CSource, *, options: Options, cache: Cache, include: Sequence[Path] = (), parts: Sequence[str] = ()
+    source: CSource,
+    *,
+    options: Options,
+    cache: Cache,
+    include: Sequence[Path] = (),
+    parts: Sequence[str] = (),
+    level: str = "",
 ) -> bytes | None:
     """The library that `build_shared` makes of this, as a file's content; None if it is not stored and cannot be
-    built."""
-    return _content(_shared_job(source, include, (), parts), options, cache)
+    built. `level` names other processors than this one."""
+    return _content(dataclasses.replace(_shared_job(source, include, (), parts), level=level), options, cache)
 
 
 def _shared_job(source: CSource, include: Sequence[Path], needs: Sequence[Path], parts: Sequence[str]) -> _Job:
@@ -163,9 +176,10 @@ def load_native(double: bool, options: Options, cache: Cache, log: CompileLog) -
         native_library(options, cache, log)
 
 
-def native_bytes(double: bool, options: Options, cache: Cache) -> bytes | None:
+def native_bytes(double: bool, options: Options, cache: Cache, level: str = "") -> bytes | None:
     """The C runtime, or its double-precision part, as `shared_bytes`."""
-    return _content(_native_job("native f64" if double else "native", double), options, cache)
+    job = _native_job("native f64" if double else "native", double)
+    return _content(dataclasses.replace(job, level=level), options, cache)
 
 
 def _native_part(name: str, *, double: bool, options: Options, cache: Cache, log: CompileLog) -> ctypes.CDLL:
@@ -296,15 +310,17 @@ def _build(job: _Job, compiler: Compiler, key: CacheKey, cache: Cache, seconds: 
 def _build_in(directory: Path, job: _Job, compiler: Compiler, seconds: float) -> _Built:
     """Torch has an OpenMP runtime loaded, and linking none lets kernels share its threads. If that runtime does not
     work with this compiler, link the compiler's own; if there is none, build without OpenMP."""
-    serial = tuple(flag for flag in job.flags if flag != "-fopenmp")
-    plans: list[tuple[tuple[str, ...], tuple[str, ...]]] = [(job.flags, ()), (job.flags, ("-fopenmp",)), (serial, ())]
+    flags = job.all_flags
+    serial = tuple(flag for flag in flags if flag != "-fopenmp")
+    plans: list[tuple[tuple[str, ...], tuple[str, ...]]] = [(flags, ()), (flags, ("-fopenmp",)), (serial, ())]
     for plan in range(_openmp_plan.get(compiler, 0), len(plans)):
         compile_flags, link_flags = plans[plan]
         try:
             objects = _compile(job, compiler, compile_flags, directory, seconds)
             link_shared(compiler, link_flags, objects, directory / "library.so", current_deadline(), seconds)
             data = (directory / "library.so").read_bytes()
-            library = load_library(data, job.name, exported=job.exported)  # what cannot be loaded is not stored
+            # What cannot be loaded is not stored. Code for other processors is not called here, nor by other libraries.
+            library = load_library(data, job.name, exported=job.exported and not job.level)
             _openmp_plan[compiler] = plan
             return data, library
         except CannotLoad as failure:

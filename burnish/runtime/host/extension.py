@@ -55,9 +55,10 @@ def host_from(data: Callable[[], bytes], log: CompileLog) -> Host | None:
     return _known(log)
 
 
-def host_bytes(options: Options) -> bytes | None:
-    """The library, as a file's content; None if it is not in the cache."""
-    return shared_bytes(_source(), options=options, cache=open_cache(options), include=(_python_headers(),))
+def host_bytes(options: Options, level: str = "") -> bytes | None:
+    """The library, as a file's content; None if it cannot be built. `level` names other processors than this one."""
+    cache = open_cache(options)
+    return shared_bytes(_source(), options=options, cache=cache, include=(_python_headers(),), level=level)
 
 
 def _sought(make: Callable[[], Host], log: CompileLog) -> Host | None:

@@ -24,6 +24,13 @@ def add_pack(commands: Any, target_help: str) -> None:
     parser.add_argument("--dynamic", choices=("auto", "true", "false"), default="auto", help="as burnish.compile's")
     parser.add_argument("--no-gate", action="store_true", help="pack programs that lose the race against eager, too")
     parser.add_argument("--sign", type=Path, metavar="KEYFILE", help="sign it with this ed25519 private key (PEM)")
+    parser.add_argument(
+        "--targets",
+        default="native",
+        metavar="LIST",
+        help="processors that it is for, with commas between: native (this one, the default), x86-64-v2, x86-64-v3 "
+        "(AVX2), x86-64-v4 (AVX-512)",
+    )
     parser.set_defaults(run=run_pack)
 
 
@@ -37,8 +44,11 @@ def run_pack(arguments: argparse.Namespace) -> int:
     import torch
 
     import burnish
+    from burnish.packs.factors import for_targets
     from burnish.tools.targets import load_target, running
 
+    targets = [each.strip() for each in arguments.targets.split(",")]
+    for_targets(targets)  # a mistake is said before anything is compiled
     target = load_target(arguments.target)
     dynamic = {"auto": None, "true": True, "false": False}[arguments.dynamic]
     compiled = burnish.compile(target.model, name=target.name, dynamic=dynamic, gate=not arguments.no_gate)
@@ -46,5 +56,5 @@ def run_pack(arguments: argparse.Namespace) -> int:
         step = target.step(compiled)
         for _ in range(arguments.calls):
             step()
-    print(burnish.pack(compiled, arguments.file, sign=arguments.sign))
+    print(burnish.pack(compiled, arguments.file, sign=arguments.sign, targets=targets))
     return 0
