@@ -216,7 +216,7 @@ def triton_identity() -> str:
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # it may come under another name
         parts.append(importlib.metadata.version("triton"))
     for folder in spec.submodule_search_locations:
-        for file in sorted(Path(folder, "_C").glob("libtriton*")):
+        for file in sorted(filter(Path.is_file, Path(folder, "_C").glob("libtriton*"))):
             parts.append(f"{file.name} {file.stat().st_size} {_sampled(file)}")
     return ", ".join(parts)
 

@@ -84,14 +84,6 @@ class ShapesResult:
             return None
         return row.requests_per_s / eager.requests_per_s
 
-    def write_html(self, path: str | Path) -> Path:
-        """One file that needs nothing else."""
-        from burnish.tools.report.varying import page
-
-        written = Path(path)
-        written.write_text(page(self), encoding="utf-8")
-        return written
-
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=1)
 

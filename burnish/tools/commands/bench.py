@@ -148,7 +148,9 @@ def _run_shapes(arguments: argparse.Namespace) -> int:
         arguments.json.write_text(result.to_json(), encoding="utf-8")
         console.print(f"Numbers: {arguments.json}")
     if arguments.html:
-        result.write_html(arguments.html)
+        from burnish.tools.report.varying import page
+
+        arguments.html.write_text(page(result), encoding="utf-8")
         console.print(f"Report: {arguments.html}")
     return 0
 
