@@ -25,10 +25,11 @@ from burnish.packs.container import HOST, Content, library_for
 from burnish.packs.data import PackedVariant, decoded
 from burnish.packs.entrance import PackEntrance, UnpackedEntrance
 from burnish.packs.loaded_code import PackedCode
-from burnish.packs.signing import KeyFile, require_signature
+from burnish.packs.signing import require_signature
 from burnish.runtime.build.library_loading import CannotLoad
 from burnish.runtime.cache.data import NotData
 from burnish.runtime.host.extension import host_from
+from burnish.runtime.signatures import KeyFile
 
 Model = TypeVar("Model", bound=Callable[..., Any])
 

@@ -34,13 +34,14 @@ from burnish.packs.entrance import PackEntrance
 from burnish.packs.guard_texts import CannotRead, guards_of
 from burnish.packs.loaded_code import PackedCode
 from burnish.packs.places import GLOBAL, ROOT, NotAPlace, PlaceTable
-from burnish.packs.signing import KeyFile, signature_of
+from burnish.packs.signing import signature_of
 from burnish.runtime.build.shared_library import COMPILERS, CSource, native_bytes, shared_bytes
 from burnish.runtime.cache import stored_program
 from burnish.runtime.cache.data import NotData
 from burnish.runtime.cache.deferred_writes import later
 from burnish.runtime.cache.store import Cache, open_cache
 from burnish.runtime.host.extension import host_bytes, host_library
+from burnish.runtime.signatures import KeyFile
 from burnish.torch_private.without_dynamo import is_of_dynamo
 from burnish.trust.variant import Variant
 
