@@ -300,7 +300,7 @@ class PackUnsigned(PackError):
 class BadKey(UsageError):
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(
-            f"cannot use the key {path}: {reason}. Way out: openssl genpkey -algorithm ed25519 writes a private key, "
+            f"cannot use the key {path!r}: {reason}. Way out: openssl genpkey -algorithm ed25519 writes a private key, "
             "openssl pkey -pubout its public key."
         )
 

@@ -100,5 +100,5 @@ def test_what_is_signed_is_what_is_loaded(of_tiny: Path, tmp_path: Path, ours: t
 
 def test_an_empty_name_of_a_key_is_no_leave(of_tiny: Path) -> None:
     """It may come from a variable of the environment that is not set."""
-    with pytest.raises(IsADirectoryError):
+    with pytest.raises(BadKey):
         burnish.load(of_tiny, tiny(), verify_key="")
