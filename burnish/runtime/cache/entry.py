@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -121,6 +122,18 @@ class Description:
     size: int
     sha256: str
     created: float
+
+
+def description_of(kind: str, key: CacheKey, data: bytes) -> bytes:
+    """An entry's meta.json, as `described` reads it."""
+    meta = {
+        "kind": kind,
+        "factors": key.factors,
+        "sha256": checksum(kind, key.digest, data),
+        "size": len(data),
+        "created": time.time(),
+    }
+    return json.dumps(meta).encode()
 
 
 def described(raw: bytes, kind: str, digest: str) -> Description:

@@ -10,10 +10,7 @@ trust an entry before it looks at more than its beginning.
 
 from __future__ import annotations
 
-import json
-import time
-
-from burnish.runtime.cache.entry import META_BYTES, CacheKey, Damaged, Description, checksum, described
+from burnish.runtime.cache.entry import META_BYTES, CacheKey, Damaged, Description, checksum, described, description_of
 from burnish.runtime.signatures import SIGNATURE_BYTES, Signer, Verifier
 
 _MAGIC = b"burnish entry 1\n"
@@ -22,14 +19,7 @@ HEAD_BYTES = 1 << 14  # within which most descriptions end
 
 
 def parcel_of(kind: str, key: CacheKey, data: bytes, signer: Signer) -> bytes:
-    meta = {
-        "kind": kind,
-        "factors": key.factors,
-        "sha256": checksum(kind, key.digest, data),
-        "size": len(data),
-        "created": time.time(),
-    }
-    description = json.dumps(meta).encode()
+    description = description_of(kind, key, data)
     if len(description) > META_BYTES:
         raise ValueError(f"a key of {len(description)} bytes")
     signed = _MAGIC + len(description).to_bytes(_LENGTH_BYTES, "big") + description

@@ -16,7 +16,6 @@ import contextlib
 import errno
 import fcntl
 import functools
-import json
 import logging
 import os
 import re
@@ -36,7 +35,7 @@ from burnish.runtime.cache.entry import (
     CacheKey,
     Damaged,
     Entry,
-    checksum,
+    description_of,
     printable,
     read_data,
     read_entry,
@@ -187,14 +186,7 @@ class Cache:
         path = self._path(kind, key.digest)
         if self.unusable:
             return None
-        meta = {
-            "kind": kind,
-            "factors": key.factors,
-            "sha256": checksum(kind, key.digest, data),
-            "size": len(data),
-            "created": time.time(),
-        }
-        described = json.dumps(meta).encode()
+        described = description_of(kind, key, data)
         size = len(data) + len(described)
         if size > self.limit_bytes or len(described) > META_BYTES:
             self._complain(f"not stored: {size} bytes are more than the cache's limit of {self.limit_bytes}")
